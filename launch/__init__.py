@@ -1,0 +1,1 @@
+"""Starts and supervises the processes: workers, router, or both."""

@@ -1,0 +1,140 @@
+"""Every setting of a worker, written once. The command line and the docs are derived from here.
+
+Names follow SGLang's flags where it has one. `parse` only checks what can be checked without
+looking at the machine; what depends on it (free memory, the model's limits) is decided by the
+part that knows, and printed when it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
+
+
+def _flag(default: Any, help: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message names the flag and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    # model
+    model_path: str = _flag(
+        "", "Hugging Face folder of the model; empty: the small model that the package ships"
+    )
+    served_model_name: str = _flag("", "name in /v1/models; empty: the folder's name")
+    context_length: int = _flag(0, "longest prompt + output in tokens; 0: the model's own limit")
+    dtype: str = _flag(
+        "auto",
+        "type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    # address
+    host: str = _flag("127.0.0.1", "address to listen on")
+    port: int = _flag(31000, "port to listen on", low=0, high=65535)
+    worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")
+    api_key: str = _flag("", "key that clients must send as `Authorization: Bearer`; empty: none")
+    # device
+    device: str = _flag("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
+    tp_size: int = _flag(1, "GPUs that share one copy of the model", low=1)
+    attention_backend: str = _flag("torch", "attention kernels", choices=("torch",))
+    # memory
+    mem_fraction_static: float = _flag(
+        0.85, "share of GPU memory for weights and KV cache together", low=0.05, high=0.98
+    )
+    max_total_tokens: int = _flag(
+        0, "KV cache size in tokens; 0: by --mem-fraction-static, or 65536 on a CPU", low=0
+    )
+    page_size: int = _flag(16, "tokens a page of KV cache", choices=(1, 16, 32, 64))
+    # scheduling
+    max_running_requests: int = _flag(128, "requests in one batch", low=1, high=4096)
+    max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
+    chunked_prefill_size: int = _flag(
+        2048, "prompt tokens computed in one step; longer prompts take several", low=1
+    )
+    disable_radix_cache: bool = _flag(False, "never reuse the KV cache of an earlier request")
+    disable_overlap_schedule: bool = _flag(
+        False, "finish each step before planning the next (to see what overlap brings)"
+    )
+    random_seed: int = _flag(0, "seed of requests that bring none; 0: a fresh one each", low=0)
+    # operation
+    cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
+    watchdog_timeout: float = _flag(
+        30.0, "seconds without a scheduler heartbeat until /health says 503", low=1.0
+    )
+    max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
+    log_level: str = _flag(
+        "info", "least severe log lines to print", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value, meta = getattr(self, spec.name), spec.metadata
+            flag = "--" + spec.name.replace("_", "-")
+            if "choices" in meta and value not in meta["choices"]:
+                raise ConfigError(f"{flag} {value}: choose one of {meta['choices']}")
+            if "low" in meta and value < meta["low"]:
+                raise ConfigError(f"{flag} {value}: at least {meta['low']}")
+            if "high" in meta and value > meta["high"]:
+                raise ConfigError(f"{flag} {value}: at most {meta['high']}")
+        if self.tp_size != 1:
+            raise ConfigError(f"--tp-size {self.tp_size}: only 1 works yet; use --dp-size instead")
+        if not (self.folder / "config.json").is_file():
+            raise ConfigError(f"--model-path {self.folder}: no config.json in this folder")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.model_path) if self.model_path else SMALL_MODEL
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or ("mla-small" if not self.model_path else self.folder.name)
+
+    @property
+    def name(self) -> str:
+        return self.worker_id or f"{self.host}:{self.port}"
+
+    def to_argv(self) -> list[str]:
+        """The flags that make this config, so that a child process shows in `ps` what it runs."""
+        argv = []
+        for spec in dataclasses.fields(self):
+            value, flag = getattr(self, spec.name), "--" + spec.name.replace("_", "-")
+            if value != spec.default:
+                argv += [flag] if value is True else [f"{flag}={value}"]
+        return argv
+
+
+def add_flags(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
+    """Add a flag for every field of `WorkerConfig` but those in `leave_out`."""
+    hints = get_type_hints(WorkerConfig)
+    for spec in dataclasses.fields(WorkerConfig):
+        if spec.name in leave_out:
+            continue
+        flag = "--" + spec.name.replace("_", "-")
+        if hints[spec.name] is bool:
+            parser.add_argument(flag, action="store_true", help=spec.metadata["help"])
+        else:
+            parser.add_argument(
+                flag,
+                type=hints[spec.name],
+                default=spec.default,
+                choices=spec.metadata.get("choices"),
+                metavar=None if "choices" in spec.metadata else hints[spec.name].__name__.upper(),
+                help=f"{spec.metadata['help']} (default: {spec.default!r})",
+            )
+
+
+def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
+    """Build the config from parsed flags; `fixed` overrides. Raises ConfigError."""
+    names = {spec.name for spec in dataclasses.fields(WorkerConfig)}
+    values = {name: value for name, value in vars(namespace).items() if name in names}
+    return WorkerConfig(**{**values, **fixed})

@@ -1,0 +1,1 @@
+"""One forward step on the device: buffers, page tables, sampling."""

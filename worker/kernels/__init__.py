@@ -1,0 +1,1 @@
+"""One op per file: a launcher and a torch reference of the same signature."""

@@ -1,0 +1,116 @@
+"""What the server and the scheduler of one worker say to each other.
+
+msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds only these types.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Common layout: a tagged array, so that field names cost nothing on the wire."""
+
+
+# -- server to scheduler ------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True):
+    """Compute up to `max_tokens` tokens after `token_ids`."""
+
+    rid: str
+    token_ids: list[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_token_ids: list[int]
+    logprobs: bool
+    cache_salt: str  # requests share cached prefixes only within one salt
+
+
+class Abort(Message, frozen=True):
+    """End a request at once, in whatever state it is. Unknown ids are ignored: it may just have
+    finished."""
+
+    rid: str
+
+
+class GetStats(Message, frozen=True):
+    """Ask for exact accounting; answered by `Stats` with the same `query`."""
+
+    query: int
+
+
+class FlushCache(Message, frozen=True):
+    """Drop every cached prefix that no running request holds; answered by `Stats`."""
+
+    query: int
+
+
+class Shutdown(Message, frozen=True):
+    """Leave the step loop and exit."""
+
+
+# -- scheduler to server ------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True):
+    """Sent once: the weights are loaded and the first request may come."""
+
+    max_total_num_tokens: int
+    page_size: int
+    max_running_requests: int
+    context_length: int
+    vocab_size: int
+    device: str
+    dtype: str
+    attention_backend: str
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New output of one request.
+
+    The first delta of a request tells `cached_tokens`. `finish_reason` is a `FinishReason` value,
+    "error" with the reason in `error`, or empty while more will come.
+    """
+
+    rid: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    cached_tokens: int = 0
+    finish_reason: str = ""
+    error: str = ""
+
+
+class Deltas(Message, frozen=True):
+    """Everything that one step produced."""
+
+    items: list[Delta]
+
+
+class Stats(Message, frozen=True):
+    """Exact state of the scheduler. Pushed as a heartbeat with query 0, and on request.
+
+    Pages and slots always add up: free + cached + in use = total.
+    """
+
+    query: int
+    running: int
+    waiting: int
+    total_pages: int
+    free_pages: int
+    cached_pages: int  # held by the prefix cache and by no request: evictable
+    total_slots: int
+    free_slots: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+
+
+ToScheduler = Union[Generate, Abort, GetStats, FlushCache, Shutdown]  # noqa: UP007 (msgspec)
+ToServer = Union[Ready, Deltas, Stats]  # noqa: UP007 (msgspec)

@@ -1,0 +1,1 @@
+"""Which request computes what in which step, and where its KV cache lies."""

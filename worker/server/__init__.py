@@ -1,0 +1,1 @@
+"""What the router forwards to: HTTP in front of the scheduler."""
