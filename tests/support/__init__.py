@@ -1,0 +1,1 @@
+"""What several tests need: tiny models, processes under test."""
