@@ -1,0 +1,5 @@
+//! The `mla-router` command.
+
+#![forbid(unsafe_code)]
+
+fn main() {}
