@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 
 class FinishReason(str, Enum):
@@ -98,3 +99,33 @@ class Capacity:
     @property
     def pages_per_request(self) -> int:
         return -(-self.context_length // self.page_size)
+
+
+class PendingStep(Protocol):
+    """A step whose tokens are still being computed or copied to the host."""
+
+    def wait(self) -> StepResult:
+        """Block until the tokens are on the host."""
+        ...
+
+
+class LaunchedForward(Protocol):
+    """The logits of a launched step, on the device; only the engine that made it can read it."""
+
+    @property
+    def plan(self) -> StepPlan: ...
+
+
+class StepEngine(Protocol):
+    """What the scheduler needs of the device: launch the two halves of a step.
+
+    Sampling is apart from the forward pass so that everything the host learns from the step before
+    can be settled in between, while the device is busy. Neither call waits for the device.
+    """
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def forward(self, plan: StepPlan) -> LaunchedForward: ...
+
+    def sample(self, launched: LaunchedForward) -> PendingStep: ...

@@ -1,0 +1,93 @@
+"""An engine without a model: it keeps real pages and samples a hash of what it reads from them.
+
+A token that is written to the wrong page, read through a stale page table or lost changes every
+later token, so equal outputs mean equal caches. Like a device it runs what it was given later: a
+step is computed only when its result is waited for, or when the next one is launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult
+
+VOCAB = 50
+
+
+def next_token(history: list[int], seed: int) -> int:
+    """The model: the next token of a text is a hash of all of it."""
+    state = seed + 17
+    for token in history:
+        state = (state * 1103515245 + token + 12345) % (1 << 31)
+    return (state >> 8) % VOCAB
+
+
+@dataclass
+class FakeStep:
+    engine: FakeEngine
+    plan: StepPlan
+    inputs: list[tuple[int, int, int]] = field(default_factory=list)  # slot, position, token
+    result: StepResult | None = None
+
+    def wait(self) -> StepResult:
+        self.engine.run_until(self)
+        assert self.result is not None
+        return self.result
+
+
+class FakeEngine:
+    """Implements `StepEngine`; every cache location remembers the token written to it."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.page_table = [[0] * capacity.pages_per_request for _ in range(capacity.num_slots)]
+        self.cache: dict[int, int] = {}
+        self.last_token = [0] * capacity.num_slots
+        self.seeds = [0] * capacity.num_slots
+        self.launched: list[FakeStep] = []
+        self.sampled = 0
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        assert plan.num_tokens > 0
+        assert len(set(plan.sampled_slots)) == len(plan.sampled_slots), "a slot is sampled twice"
+        step = FakeStep(self, plan)
+        self.launched.append(step)
+        return step
+
+    def sample(self, step: FakeStep) -> FakeStep:
+        self.sampled += 1
+        return step
+
+    def run_until(self, last: FakeStep) -> None:
+        while last.result is None:
+            self._run(self.launched.pop(0))
+
+    def _run(self, step: FakeStep) -> None:
+        plan = step.plan
+        for slot, index, page in plan.page_writes:
+            assert 1 <= page <= self.capacity.num_pages
+            self.page_table[slot][index] = page
+        for slot, sampling in plan.admitted:
+            assert isinstance(sampling, SamplingParams)
+            self.seeds[slot] = sampling.seed
+        lengths = {}
+        for slot, length in zip(plan.decode_slots, plan.decode_lengths, strict=True):
+            self._write(slot, length - 1, self.last_token[slot])
+            lengths[slot] = length
+        for chunk in plan.chunks:
+            for i, token in enumerate(chunk.tokens):
+                self._write(chunk.slot, chunk.start + i, token)
+            lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+        tokens = []
+        for slot in plan.sampled_slots:
+            history = [self.cache[self._location(slot, i)] for i in range(lengths[slot])]
+            tokens.append(next_token(history, self.seeds[slot]))
+            self.last_token[slot] = tokens[-1]
+        step.result = StepResult(tokens, [-float(token) for token in tokens])
+
+    def _location(self, slot: int, position: int) -> int:
+        size = self.capacity.page_size
+        return self.page_table[slot][position // size] * size + position % size
+
+    def _write(self, slot: int, position: int, token: int) -> None:
+        self.cache[self._location(slot, position)] = token

@@ -1,0 +1,111 @@
+"""A scheduler whose server is a script: what it is told at which step, and what it says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import (
+    Abort,
+    Delta,
+    Deltas,
+    Generate,
+    Shutdown,
+    ToScheduler,
+    ToServer,
+)
+from mla_router.worker.scheduler.scheduler import Scheduler
+from support.fake_engine import VOCAB, FakeEngine
+
+
+def generate(rid: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> Generate:
+    values: dict[str, object] = {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "seed": 0,
+        "stop_token_ids": [],
+        "logprobs": False,
+        "cache_salt": "",
+    }
+    return Generate(rid=rid, token_ids=prompt, max_tokens=max_tokens, **{**values, **fields})  # type: ignore[arg-type]
+
+
+@dataclass
+class ScriptedChannel:
+    """Delivers `script[i]` at the i-th receive, then stops the scheduler once it is idle."""
+
+    script: dict[int, list[ToScheduler]]
+    said: list[ToServer] = field(default_factory=list)
+    after_receive: object = None
+    now: int = 0
+
+    def receive(self, timeout_s: float) -> list[ToScheduler]:
+        messages = self.script.pop(self.now, [])
+        self.now += 1
+        if timeout_s > 0 and not messages:  # idle: nothing would happen until the next message
+            if not self.script:
+                return [Shutdown()]
+            self.now = min(self.script)
+            return self.receive(timeout_s)
+        return messages
+
+    def send(self, message: ToServer) -> None:
+        self.said.append(message)
+
+    def deltas(self) -> dict[str, list[Delta]]:
+        by_rid: dict[str, list[Delta]] = defaultdict(list)
+        for message in self.said:
+            if isinstance(message, Deltas):
+                for delta in message.items:
+                    by_rid[delta.rid].append(delta)
+        return by_rid
+
+    def tokens(self, rid: str) -> list[int]:
+        return [token for delta in self.deltas()[rid] for token in delta.token_ids]
+
+    def reason(self, rid: str) -> str:
+        reasons = [delta.finish_reason for delta in self.deltas()[rid] if delta.finish_reason]
+        assert len(reasons) == 1, f"{rid} ended {len(reasons)} times"
+        return reasons[0]
+
+
+@dataclass
+class Run:
+    scheduler: Scheduler
+    channel: ScriptedChannel
+    engine: FakeEngine
+
+
+def run(
+    script: dict[int, list[ToScheduler]],
+    *,
+    overlap: bool = True,
+    capacity: Capacity | None = None,
+    chunk_size: int = 64,
+    use_prefix_cache: bool = True,
+) -> Run:
+    """Run a scheduler over a script until it is idle, checking its books at every step."""
+    capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
+    engine = FakeEngine(capacity)
+    channel = ScriptedChannel(dict(script))
+    scheduler = Scheduler(
+        engine,
+        channel,
+        chunk_size=chunk_size,
+        use_prefix_cache=use_prefix_cache,
+        vocab_size=VOCAB,
+    )
+    postprocess = scheduler.postprocess
+
+    def checked(last: object) -> None:
+        postprocess(last)  # type: ignore[arg-type]
+        scheduler.memory.check(list(scheduler.requests.values()))
+
+    scheduler.postprocess = checked  # type: ignore[method-assign]
+    (scheduler.overlap_loop if overlap else scheduler.normal_loop)()
+    return Run(scheduler, channel, engine)
+
+
+__all__ = ["Abort", "Run", "generate", "run"]

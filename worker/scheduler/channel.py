@@ -1,0 +1,62 @@
+"""The scheduler's end of the wire to its server process: msgpack over ipc sockets."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from mla_router.worker.messages import ToScheduler, ToServer
+
+logger = logging.getLogger(__name__)
+
+
+class Channel(Protocol):
+    """What the scheduler says and hears; tests script one without sockets."""
+
+    def receive(self, timeout_s: float) -> list[ToScheduler]: ...
+
+    def send(self, message: ToServer) -> None: ...
+
+
+class ZmqChannel:
+    """PULL what the server sends, PUSH what it waits for. `folder` must be private to the user."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._outbox = self._context.socket(zmq.PUSH)
+        for socket in (self._inbox, self._outbox):
+            socket.setsockopt(zmq.LINGER, 1000)  # the last message must still get out
+            socket.setsockopt(zmq.SNDHWM, 0)  # never block or drop: the server bounds what it asks
+            socket.setsockopt(zmq.RCVHWM, 0)
+        self._inbox.bind(f"ipc://{folder}/to_scheduler")
+        self._outbox.connect(f"ipc://{folder}/to_server")
+        self._decoder = msgspec.msgpack.Decoder(ToScheduler)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, timeout_s: float) -> list[ToScheduler]:
+        """Everything that has arrived; waits up to `timeout_s` for the first message."""
+        messages: list[ToScheduler] = []
+        if timeout_s > 0 and not self._inbox.poll(int(timeout_s * 1000)):
+            return messages
+        while True:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(self._decoder.decode(frame))
+            except msgspec.DecodeError as error:
+                logger.error("dropped a message that is none of ours: %s", error)
+
+    def send(self, message: ToServer) -> None:
+        self._outbox.send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._outbox.close()
+        self._context.term()

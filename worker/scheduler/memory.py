@@ -1,0 +1,132 @@
+"""Who holds which page and slot: requests, the prefix cache, or nobody.
+
+A request is admitted only when all the pages it may ever need are free, evictable or its own, so a
+running request never fails for memory. Pages are still taken one at a time, when a step needs them.
+"""
+
+from __future__ import annotations
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.scheduler.page_allocator import PageAllocator
+from mla_router.worker.scheduler.radix_cache import Node, RadixCache
+from mla_router.worker.scheduler.request import Request, State
+
+
+class Memory:
+    """Pages and slots of one worker. Everything adds up at any time: see `check`."""
+
+    def __init__(self, capacity: Capacity, *, use_prefix_cache: bool) -> None:
+        self.capacity = capacity
+        self.page_size = capacity.page_size
+        self.allocator = PageAllocator(capacity.num_pages)
+        self.cache = RadixCache(capacity.page_size)
+        self.use_prefix_cache = use_prefix_cache
+        self.free_slots = list(range(capacity.num_slots - 1, -1, -1))
+        self._promised = 0  # pages that admitted requests may still ask for
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def can_ever_fit(self, prompt_tokens: int, max_tokens: int) -> bool:
+        length = prompt_tokens + max_tokens
+        return (
+            length <= self.capacity.context_length
+            and self.pages_for(length - 1) <= self.capacity.num_pages
+        )
+
+    def find_prefix(self, request: Request) -> tuple[Node, list[int]]:
+        """The longest cached prefix of the prompt: where it ends in the tree, and its pages."""
+        if not self.use_prefix_cache:
+            return self.cache.root(request.cache_salt), []
+        # The last prompt token is always computed: its logits give the first output token.
+        return self.cache.match(request.cache_salt, request.prompt[:-1])
+
+    def admit(self, request: Request, node: Node, pages: list[int]) -> bool:
+        """Give the request a slot and its cached prefix, if all it may need is there."""
+        if not self.free_slots:
+            return False
+        self.cache.lock(node)
+        needed = self.pages_for(request.max_length) - len(pages)
+        if needed > self.allocator.num_free + self.cache.num_evictable - self._promised:
+            self.cache.unlock(node)
+            return False
+        self._promised += needed
+        request.pages_promised = needed
+        request.node, request.pages, request.tree_pages = node, pages, len(pages)
+        request.num_cached = len(pages) * self.page_size
+        request.launched_prompt = request.settled_length = request.num_cached
+        request.slot = self.free_slots.pop()
+        request.move_to(State.PREFILL)
+        return True
+
+    def grow(self, request: Request, length: int) -> list[tuple[int, int, int]]:
+        """Give the request pages for `length` tokens; returns the page table writes."""
+        first = len(request.pages)
+        count = self.pages_for(length) - first
+        if count <= 0:
+            return []
+        if count > self.allocator.num_free:
+            self.allocator.free(self.cache.evict(count - self.allocator.num_free))
+        request.pages += self.allocator.allocate(count)
+        request.pages_promised -= count
+        self._promised -= count
+        assert request.pages_promised >= 0, f"{request!r} outgrew its reservation"
+        return [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
+
+    def share(self, request: Request) -> None:
+        """Put the request's full pages into the prefix cache while it runs, so that others with
+        the same prefix need not wait for its end.
+
+        If somebody else has put the same tokens there first, the request keeps its own copies:
+        exchanging pages under a launched step is not worth the few that it would save.
+        """
+        known = min(request.settled_length, len(request.prompt)) // self.page_size
+        if not self.use_prefix_cache or known <= request.tree_pages:
+            return
+        assert request.node is not None
+        first = request.tree_pages
+        tokens = request.prompt[first * self.page_size : known * self.page_size]
+        if tuple(tokens[: self.page_size]) in request.node.children:
+            return
+        node, _ = self.cache.insert(request.node, tokens, request.pages[first:known])
+        self.cache.lock(node)
+        self.cache.unlock(request.node)
+        request.node, request.tree_pages = node, known
+
+    def release(self, request: Request) -> None:
+        """Take back slot and pages; what was computed stays in the prefix cache."""
+        assert request.steps_in_flight == 0, f"{request!r} is in {request.steps_in_flight} steps"
+        request.move_to(State.RELEASED)
+        if request.node is None:
+            return  # it was never admitted
+        kept = request.tree_pages
+        if self.use_prefix_cache:
+            tokens = request.prompt + request.output[:-1]
+            known = min(request.settled_length, len(tokens)) // self.page_size
+            first = request.tree_pages
+            new_pages = request.pages[first:known]
+            _, existing = self.cache.insert(
+                request.node, tokens[first * self.page_size : known * self.page_size], new_pages
+            )
+            self.allocator.free(new_pages[:existing])
+            kept = max(first, known)
+        self.allocator.free(request.pages[kept:])
+        self.cache.unlock(request.node)
+        self._promised -= request.pages_promised
+        self.free_slots.append(request.slot)
+        request.pages, request.node, request.slot, request.pages_promised = [], None, -1, 0
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no request holds."""
+        self.allocator.free(self.cache.evict(self.cache.num_evictable))
+
+    def check(self, live: list[Request]) -> None:
+        """Assert that every page and slot has exactly one owner."""
+        owned = [page for request in live for page in request.pages[request.tree_pages :]]
+        cached = [page for node in self.cache for page in node.pages]
+        pages = sorted([*self.allocator.free_pages, *owned, *cached])
+        assert pages == list(range(1, self.capacity.num_pages + 1)), "a page is lost or shared"
+        assert len(cached) == self.cache.num_pages
+        slots = sorted(self.free_slots + [r.slot for r in live if r.slot >= 0])
+        assert slots == list(range(self.capacity.num_slots)), "a slot is lost or shared"
+        assert self._promised == sum(request.pages_promised for request in live)

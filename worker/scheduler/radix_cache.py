@@ -1,0 +1,177 @@
+"""The prefix cache: a radix tree over pages of tokens (RadixAttention, SGLang, arXiv 2312.07104).
+
+An edge holds whole pages, so a prefix is shared in steps of `page_size` tokens. A node that a
+request reads is locked, and with it every node above; what is not locked can be evicted, least
+recently used leaf first. Trees of different cache salts never meet.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An edge of the tree and what hangs below it. `tokens` are those of `pages`, in order."""
+
+    parent: Node | None
+    tokens: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)  # by their first page
+    locks: int = 0  # requests that read this node or one below it
+    last_used: int = 0
+    queued: bool = False  # has an entry in the eviction queue
+
+
+class RadixCache:
+    """Owns the pages it was given by `insert` until `evict` hands them back."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.num_pages = 0
+        self.num_evictable = 0  # pages in nodes without a lock
+        self._roots: dict[str, Node] = {}
+        self._roots_limit = 16
+        self._clock = 0
+        self._order = 0  # tells apart queue entries of one clock tick
+        self._queue: list[tuple[int, int, Node]] = []
+
+    def root(self, salt: str) -> Node:
+        if salt not in self._roots:
+            if len(self._roots) >= self._roots_limit:  # salts come from clients: keep them bounded
+                self._roots = {k: v for k, v in self._roots.items() if v.children or v.locks}
+                self._roots_limit = 2 * len(self._roots) + 16
+            self._roots[salt] = Node(parent=None)
+        return self._roots[salt]
+
+    def match(self, salt: str, tokens: list[int]) -> tuple[Node, list[int]]:
+        """Find the longest cached prefix of `tokens`: the node where it ends, and its pages."""
+        self._clock += 1
+        node, pages, done = self.root(salt), list[int](), 0
+        while child := node.children.get(tuple(tokens[done : done + self.page_size])):
+            common = self._common_pages(child, tokens, done)
+            if common < len(child.pages):
+                child = self._split(child, common)
+            child.last_used = self._clock
+            pages += child.pages
+            done += common * self.page_size
+            node = child
+        return node, pages
+
+    def insert(self, start: Node, tokens: list[int], pages: list[int]) -> tuple[Node, int]:
+        """Add what follows `start`: `tokens`, whole pages of them, whose KV cache is in `pages`.
+
+        Returns the node where `tokens` end and how many leading pages were cached before. The
+        cache takes the other pages; those that it had already stay the caller's.
+        """
+        assert len(tokens) == len(pages) * self.page_size, f"{len(tokens)=} {len(pages)=}"
+        self._clock += 1
+        node, done = start, 0
+        while child := node.children.get(tuple(tokens[done : done + self.page_size])):
+            common = self._common_pages(child, tokens, done)
+            if common < len(child.pages):
+                child = self._split(child, common)
+            child.last_used = self._clock
+            done += common * self.page_size
+            node = child
+        existing = done // self.page_size
+        if existing < len(pages):
+            leaf = Node(node, tokens[done:], pages[existing:], last_used=self._clock)
+            node.children[tuple(leaf.tokens[: self.page_size])] = leaf
+            self.num_pages += len(leaf.pages)
+            self.num_evictable += len(leaf.pages)
+            node = leaf
+        self._enqueue(node)
+        return node, existing
+
+    def lock(self, node: Node) -> None:
+        """Keep the path to `node` from being evicted; each lock wants one `unlock`."""
+        at: Node | None = node
+        while at is not None:
+            if at.locks == 0:
+                self.num_evictable -= len(at.pages)
+            at.locks += 1
+            at = at.parent
+
+    def unlock(self, node: Node) -> None:
+        at: Node | None = node
+        while at is not None:
+            assert at.locks > 0, "unlock without lock"
+            at.locks -= 1
+            if at.locks == 0:
+                self.num_evictable += len(at.pages)
+            at = at.parent
+        self._enqueue(node)
+
+    def evict(self, count: int) -> list[int]:
+        """Give back up to `count` pages, from the tails of the leaves unused for longest."""
+        freed: list[int] = []
+        while len(freed) < count and self._queue:
+            used, _, node = heapq.heappop(self._queue)
+            node.queued = False
+            if not self._is_evictable_leaf(node):
+                continue  # locked or grown since; queued again when it becomes a free leaf
+            if node.last_used != used:
+                self._enqueue(node)
+                continue
+            keep = max(0, len(node.pages) - (count - len(freed)))
+            freed += node.pages[keep:]
+            self.num_pages -= len(node.pages) - keep
+            self.num_evictable -= len(node.pages) - keep
+            if keep:
+                del node.pages[keep:], node.tokens[keep * self.page_size :]
+                self._enqueue(node)
+            else:
+                self._remove(node)
+        return freed
+
+    def __iter__(self) -> Iterator[Node]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _common_pages(self, node: Node, tokens: list[int], at: int) -> int:
+        """Leading pages of `node` that `tokens[at:]` has too; the first is known to match."""
+        edge, size = node.tokens, self.page_size
+        if edge == tokens[at : at + len(edge)]:  # one comparison in C covers the usual case
+            return len(node.pages)
+        pages = 1
+        while (
+            edge[pages * size : (pages + 1) * size]
+            == (tokens[at + pages * size : at + (pages + 1) * size])
+        ):
+            pages += 1
+        return pages
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Put a new node above `node` that takes its first pages; requests that hold `node` hold
+        the same prefix as before."""
+        cut = pages * self.page_size
+        assert node.parent is not None
+        upper = Node(
+            node.parent, node.tokens[:cut], node.pages[:pages], {}, node.locks, node.last_used
+        )
+        node.parent.children[tuple(upper.tokens[: self.page_size])] = upper
+        node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[pages:]
+        upper.children[tuple(node.tokens[: self.page_size])] = node
+        return upper
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[tuple(node.tokens[: self.page_size])]
+        node.parent = None
+        self._enqueue(parent)
+
+    def _is_evictable_leaf(self, node: Node) -> bool:
+        return node.parent is not None and not node.children and node.locks == 0
+
+    def _enqueue(self, node: Node) -> None:
+        if self._is_evictable_leaf(node) and not node.queued:
+            node.queued = True
+            self._order += 1
+            heapq.heappush(self._queue, (node.last_used, self._order, node))

@@ -1,0 +1,129 @@
+"""One request inside the scheduler: its state, its tokens and what it holds.
+
+    WAITING --admit--> PREFILL --last chunk launched--> DECODE
+        \\                 |                              |
+         `----------------+------- finish ---------------+--> FINISHED --released--> RELEASED
+
+A finish (EOS, length, abort) is legal in every live state. It takes effect at once for the client,
+but slot and pages are given back only when no launched step names the request any more
+(`steps_in_flight`): the overlap loop has always launched one step ahead.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from mla_router.worker.core import FinishReason, PrefillChunk, SamplingParams
+from mla_router.worker.scheduler.radix_cache import Node
+
+
+class State(Enum):
+    WAITING = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    FINISHED = auto()
+    RELEASED = auto()
+
+
+_NEXT = {
+    State.WAITING: {State.PREFILL, State.FINISHED},
+    State.PREFILL: {State.DECODE, State.FINISHED},
+    State.DECODE: {State.FINISHED},
+    State.FINISHED: {State.RELEASED},
+    State.RELEASED: set[State](),
+}
+
+
+class Request:
+    """Counters come in pairs: what has been launched, and what is known to have happened."""
+
+    __slots__ = (
+        "cache_salt",
+        "finish_reason",
+        "launched_outputs",
+        "launched_prompt",
+        "node",
+        "num_cached",
+        "output",
+        "pages",
+        "pages_promised",
+        "prompt",
+        "rid",
+        "sampling",
+        "settled_length",
+        "slot",
+        "state",
+        "steps_in_flight",
+        "tree_pages",
+    )
+
+    def __init__(
+        self, rid: str, prompt: list[int], sampling: SamplingParams, cache_salt: str = ""
+    ) -> None:
+        self.rid = rid
+        self.prompt = prompt
+        self.sampling = sampling
+        self.cache_salt = cache_salt
+        self.state = State.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.output: list[int] = []
+
+        self.launched_prompt = 0  # prompt tokens whose KV is cached or being computed
+        self.launched_outputs = 0  # output tokens that launched steps sample
+        self.settled_length = 0  # tokens whose KV is known to be in the pages
+        self.steps_in_flight = 0
+
+        self.slot = -1
+        self.pages: list[int] = []
+        self.pages_promised = 0  # pages it may still ask for; admission keeps them available
+        self.tree_pages = 0  # leading pages that belong to the prefix cache
+        self.node: Node | None = None  # locked by this request: where its tree pages end
+        self.num_cached = 0  # prompt tokens that needed no computation
+
+    def __repr__(self) -> str:
+        return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
+
+    def move_to(self, state: State) -> None:
+        assert state in _NEXT[self.state], f"{self!r} cannot become {state.name}"
+        self.state = state
+
+    def finish(self, reason: FinishReason) -> None:
+        self.move_to(State.FINISHED)
+        self.finish_reason = reason
+
+    @property
+    def is_live(self) -> bool:
+        return self.finish_reason is None
+
+    @property
+    def is_prompt_settled(self) -> bool:
+        """Nothing more will come of its prompt: all of it is computed, or it has ended."""
+        return self.settled_length >= len(self.prompt) or not self.is_live
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that can ever be in its KV cache: the last sampled one never gets there."""
+        return len(self.prompt) + self.sampling.max_tokens - 1
+
+    @property
+    def wants_decode(self) -> bool:
+        """A finish by length is known before its token is: no step is launched past it."""
+        return self.state is State.DECODE and self.launched_outputs < self.sampling.max_tokens
+
+    def take_chunk(self, budget: int) -> PrefillChunk:
+        """The next run of the prompt, at most `budget` tokens; counts it as launched."""
+        start = self.launched_prompt
+        end = min(len(self.prompt), start + budget)
+        assert start < end, f"{self!r} has nothing to prefill with {budget=}"
+        self.launched_prompt = end
+        is_last = end == len(self.prompt)
+        if is_last:
+            self.move_to(State.DECODE)
+            self.launched_outputs = 1
+        return PrefillChunk(self.slot, start, tuple(self.prompt[start:end]), is_last)
+
+    def take_decode(self) -> int:
+        """Count one decode step as launched; returns the cache length it brings."""
+        length = len(self.prompt) + self.launched_outputs
+        self.launched_outputs += 1
+        return length
