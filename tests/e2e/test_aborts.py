@@ -1,0 +1,157 @@
+"""A thousand requests left at random moments, and not a page or a slot is lost.
+
+Clients go away while their request waits, while its prompt is computed and while it decodes; they
+stream or not, come through the router or not, hang up or say `/abort_request`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from support import client, processes
+from support.reference import Reference
+from support.tiny_model import CONFIGS, write_tiny_model
+
+ABORTS = 1_000
+CONCURRENCY = 48  # more than the workers' places together, so that some requests wait
+ENDLESS = 1_500  # tokens: no request may end by itself before it is left
+WORKER: dict[str, processes.Flag] = {
+    "max_running_requests": 8,
+    "chunked_prefill_size": 64,
+    "max_total_tokens": 32_768,
+}
+
+
+class Storm:
+    """Sends requests and leaves each one at a moment drawn from `rng`."""
+
+    def __init__(self, router: str, workers: list[str], rng: random.Random) -> None:
+        self.urls = [router, *workers]
+        self.workers = workers
+        self.rng = rng
+        self.left: collections.Counter[str] = collections.Counter()
+        self.shared = [rng.randrange(256) for _ in range(600)]
+
+    def prompt(self) -> list[int]:
+        """Half of a prompt is often shared, so that the cache is in the game too."""
+        start = self.shared[: self.rng.choice((0, 0, 40, 600))]
+        return start + [self.rng.randrange(256) for _ in range(self.rng.randint(1, 300))]
+
+    async def run(self, http: aiohttp.ClientSession, count: int) -> None:
+        todo = iter(range(count))
+
+        async def leave_many() -> None:
+            for number in todo:
+                kind = self.rng.choice((self.hang_up, self.leave_stream, self.ask_for_abort))
+                await kind(http, f"storm-{number}")
+
+        await asyncio.gather(*(leave_many() for _ in range(CONCURRENCY)))
+
+    async def hang_up(self, http: aiohttp.ClientSession, rid: str) -> None:
+        """A client of a non-streamed request closes its connection at a random time."""
+        url, body = self.rng.choice(self.urls), client.request_body(self.prompt(), ENDLESS)
+
+        async def ask() -> None:
+            async with http.post(url + "/generate", json=body | {"rid": rid}) as response:
+                raise AssertionError(f"not left in time: {response.status} {await response.text()}")
+
+        try:
+            await asyncio.wait_for(ask(), self.rng.choice((0.002, 0.02, 0.1, 0.3)))
+        except asyncio.TimeoutError:
+            self.left["hung up"] += 1
+
+    async def leave_stream(self, http: aiohttp.ClientSession, rid: str) -> None:
+        """A client of a stream closes it after a random number of events."""
+        url, body = self.rng.choice(self.urls), client.request_body(self.prompt(), ENDLESS)
+        events, wanted = 0, self.rng.choice((0, 1, 2, 10, 30))
+        body |= {"rid": rid, "stream": True}
+        async with http.post(url + "/generate", json=body) as response:
+            assert response.status == 200, await response.text()
+            if wanted:
+                async for event in client.sse_events(response):
+                    assert event != "[DONE]", "not left in time"
+                    events += bool(event)
+                    if events == wanted:
+                        break
+            response.close()
+        self.left["left a stream"] += 1
+
+    async def ask_for_abort(self, http: aiohttp.ClientSession, rid: str) -> None:
+        """A client asks the worker to abort; the answer says so and brings what there is."""
+        url = self.rng.choice(self.workers)
+        asked = asyncio.create_task(
+            client.generate(http, url, self.prompt(), ENDLESS, rid=rid, stream=False)
+        )
+        await asyncio.wait((asked,), timeout=self.rng.choice((0.002, 0.02, 0.1, 0.3)))
+        while not asked.done():  # an abort that overtakes its request is not an error, but too soon
+            async with http.post(url + "/abort_request", json={"rid": rid}) as response:
+                assert response.status == 200, await response.text()
+            await asyncio.wait((asked,), timeout=0.5)
+        answer = asked.result()
+        assert (answer.status, answer.finish_reason) == (200, "abort"), answer.body
+        self.left["asked for abort"] += 1
+
+
+def scheduler_state(url: str) -> dict[str, Any]:
+    state: dict[str, Any] = processes.get_json(url + "/get_server_info")["scheduler"]
+    return state
+
+
+def wait_until_idle(url: str) -> dict[str, Any]:
+    """A client that hangs up gets no answer, so nobody tells when its abort has been carried out."""
+
+    def idle() -> dict[str, Any] | None:
+        state = scheduler_state(url)
+        return state if state["running"] + state["waiting"] == 0 else None
+
+    return processes.wait_until(idle, 20.0, f"{url} has nothing left to do")
+
+
+def test_a_thousand_aborts_leak_nothing(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"{seed=}")
+    rng = random.Random(seed)
+    folder = write_tiny_model(tmp_path / "model", next(iter(CONFIGS)))
+    reference = Reference(folder)
+    prompts = [[rng.randrange(256) for _ in range(length)] for length in (5, 64, 700)]
+    expected = [reference.greedy(prompt, 16).tokens for prompt in prompts]
+
+    with processes.server(dp_size=2, model_path=folder, **WORKER) as server:
+        workers = [entry["url"] for entry in processes.workers(server.url)]
+
+        async def answers() -> list[list[list[int]]]:
+            async with client.session() as http:
+                return [
+                    [(await client.generate(http, url, prompt, 16)).tokens for prompt in prompts]
+                    for url in (server.url, *workers)
+                ]
+
+        async def storm() -> collections.Counter[str]:
+            async with client.session() as http:
+                storm = Storm(server.url, workers, rng)
+                await storm.run(http, ABORTS)
+                return storm.left
+
+        assert asyncio.run(answers()) == [expected] * 3
+        left = asyncio.run(storm())
+        print(left)
+        assert left.total() == ABORTS
+
+        for url in workers:
+            state = wait_until_idle(url)
+            assert state["free_slots"] == state["total_slots"], state
+            assert state["free_pages"] + state["cached_pages"] == state["total_pages"], state
+
+            processes.post_json(url + "/flush_cache", {})
+            state = scheduler_state(url)
+            assert state["cached_pages"] == 0, state
+            assert state["free_pages"] == state["total_pages"], state
+
+        for entry in processes.workers(server.url):
+            assert entry["requests"] == 0, f"the router still counts requests: {entry}"
+        assert asyncio.run(answers()) == [expected] * 3

@@ -1,0 +1,177 @@
+"""Workers are killed and servers stopped under load, and clients notice as little as can be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import pytest
+
+from support import client, processes
+from support.client import Answer
+from support.procfs import descendants, listener
+
+CLIENTS = 12
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[processes.Running]:
+    with processes.server(dp_size=2) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def load(url: str) -> AsyncIterator[list[Answer]]:
+    """Non-streamed requests, `CLIENTS` at a time, for as long as the block runs; its answers."""
+    answers: list[Answer] = []
+    stopping = asyncio.Event()
+    rng = random.Random(1)
+
+    async def ask(http: aiohttp.ClientSession) -> None:
+        while not stopping.is_set():
+            prompt = [rng.randrange(200) for _ in range(rng.randint(10, 80))]
+            answers.append(await client.generate(http, url, prompt, 32))
+
+    async with client.session() as http, asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(ask(http))
+        try:
+            yield answers
+        finally:
+            stopping.set()
+
+
+async def until_served_by(worker: str, answers: list[Answer], count: int) -> None:
+    """`count` further requests have landed on this worker."""
+    start = len(answers)
+
+    def landed() -> bool:
+        return sum(answer.worker == worker for answer in answers[start:]) >= count
+
+    await asyncio.to_thread(processes.wait_until, landed, 90.0, f"{count} requests on {worker}")
+
+
+@pytest.mark.parametrize("victim", ["server process", "scheduler process"])
+def test_kill_9_of_a_worker_loses_no_request_and_it_comes_back(
+    server: processes.Running, victim: str
+) -> None:
+    url = processes.workers(server.url)[0]["url"]
+    port = int(url.rpartition(":")[2])
+    before = processes.get_json(url + "/get_server_info")
+    http_process = listener(port)
+    (scheduler_process,) = [p.number for p in descendants(http_process) if "scheduler" in p.command]
+    pid = http_process if victim == "server process" else scheduler_process
+
+    def busy() -> bool:
+        entries = processes.workers(server.url)
+        return any(entry["url"] == url and entry["requests"] > 0 for entry in entries)
+
+    async def kill_under_load() -> list[Answer]:
+        async with load(server.url) as answers:
+            await until_served_by(before["worker_id"], answers, 10)
+            await asyncio.to_thread(processes.wait_until, busy, 10.0, "requests on the victim")
+            os.kill(pid, signal.SIGKILL)
+
+            def restarted() -> bool:
+                with contextlib.suppress(OSError):
+                    return bool(
+                        processes.get_json(url + "/get_server_info")["boot_id"] != before["boot_id"]
+                    )
+                return False
+
+            await asyncio.to_thread(processes.wait_until, restarted, 90.0, f"{url} restarts")
+            await until_served_by(before["worker_id"], answers, 10)
+            return answers
+
+    answers = asyncio.run(kill_under_load())
+    failed = [answer for answer in answers if answer.status != 200]
+    assert not failed, f"{len(failed)} of {len(answers)} failed, first: {failed[0]}"
+    assert all(len(answer.tokens) == 32 for answer in answers)
+    assert len(processes.healthy_workers(server.url)) == 2
+    assert server.process.poll() is None
+
+
+class Streams:
+    """Streamed completions through the router, each of `tokens` tokens."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        self.url, self.tokens = url, tokens
+        self.began = [asyncio.Event() for _ in range(CLIENTS)]
+
+    async def read(self, http: aiohttp.ClientSession, number: int) -> int:
+        """Tokens received until `[DONE]`."""
+        body = {
+            "model": "mla-small",
+            "prompt": f"Stream number {number} says",
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        received, finished = 0, False
+        async with http.post(self.url + "/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for event in client.sse_events(response):
+                self.began[number].set()
+                if event == "[DONE]":
+                    finished = True
+                elif event:
+                    usage = json.loads(event).get("usage")
+                    received = usage["completion_tokens"] if usage else received
+        assert finished, f"stream {number} broke off"
+        return received
+
+    async def all_began(self) -> None:
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in self.began)), 60.0)
+
+
+def test_ctrl_c_under_load_leaves_nothing_within_5_seconds() -> None:
+    with processes.server(dp_size=2) as server:
+
+        async def interrupt() -> None:
+            streams = Streams(server.url, 1_500)
+            async with client.session() as http:
+                tasks = [asyncio.create_task(streams.read(http, i)) for i in range(CLIENTS)]
+                await streams.all_began()
+                server.tree()
+                os.killpg(server.pid, signal.SIGINT)  # a terminal signals the whole group
+                await asyncio.to_thread(server.process.wait, 5.0)
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(interrupt())
+        assert len(server.seen) >= 4  # two servers and two schedulers were there
+        assert server.survivors() == []
+        assert "Traceback" not in server.output()
+
+
+def test_sigterm_lets_running_streams_finish() -> None:
+    with processes.server(dp_size=2) as server:
+
+        async def terminate() -> list[int]:
+            streams = Streams(server.url, 400)
+            async with client.session() as http:
+                tasks = [asyncio.create_task(streams.read(http, i)) for i in range(CLIENTS)]
+                await streams.all_began()
+                server.tree()
+                server.process.send_signal(signal.SIGTERM)
+
+                def refuses() -> bool:
+                    return processes.status_of(server.url + "/readiness") != 200
+
+                await asyncio.to_thread(processes.wait_until, refuses, 5.0, "readiness is gone")
+                assert not any(task.done() for task in tasks), "too short to see a drain"
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    late = await client.generate(http, server.url, [1, 2, 3], 4)
+                    assert late.status == 503, late
+                return await asyncio.gather(*tasks)
+
+        assert asyncio.run(terminate()) == [400] * CLIENTS
+        assert server.process.wait(10.0) == 0
+        assert server.survivors() == []
+        assert "Traceback" not in server.output()

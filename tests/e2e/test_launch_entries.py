@@ -1,0 +1,99 @@
+"""The ways in that are promised to users: three commands and one Python class."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from support import client, processes
+from support.client import Answer
+from support.processes import Running
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[list[Running]]:
+    """Each from `python -m mla_router.launch_worker`."""
+    with processes.together(processes.worker(), processes.worker()) as workers:
+        yield workers
+
+
+def generate_many(url: str, count: int) -> list[Answer]:
+    """Requests that have no prefix in common, so that load alone decides where they go."""
+
+    async def run() -> list[Answer]:
+        async with client.session() as http:
+            prompts = [[i, *range(20)] for i in range(count)]
+            return await asyncio.gather(
+                *(client.generate(http, url, prompt, 8) for prompt in prompts)
+            )
+
+    return asyncio.run(run())
+
+
+def curl_lines(output: str) -> list[list[str]]:
+    """Commands as a user would paste them: what a line says from `curl` on."""
+    joined = output.replace("\\\n", " ")
+    return [
+        shlex.split(line[line.index("curl ") :]) for line in joined.splitlines() if "curl " in line
+    ]
+
+
+def test_the_printed_curl_lines_work(small_server: Running) -> None:
+    commands = curl_lines(small_server.output())
+    assert len(commands) >= 2, small_server.output()
+    answers = [
+        subprocess.run(
+            [*command, "--fail-with-body", "-sS"], check=False, capture_output=True, text=True
+        )
+        for command in commands
+    ]
+    for command, answer in zip(commands, answers, strict=True):
+        assert answer.returncode == 0, (command, answer)
+    streamed = [answer.stdout.rstrip().endswith("data: [DONE]") for answer in answers]
+    assert any(streamed)
+    assert not all(streamed)
+    whole = answers[streamed.index(False)].stdout
+    assert '"choices"' in whole
+
+
+def test_launch_router_in_front_of_two_launch_workers(two_workers: list[Running]) -> None:
+    with processes.router([worker.url for worker in two_workers]) as router:
+        processes.wait_until(
+            lambda: len(processes.healthy_workers(router.url)) == 2, 20.0, "both in rotation"
+        )
+        answers = generate_many(router.url, 16)
+        assert {answer.status for answer in answers} == {200}
+        assert len({answer.worker for answer in answers}) == 2
+
+
+def test_router_from_python(two_workers: list[Running]) -> None:
+    from mla_router import Router, RouterConfig
+
+    first, second = (worker.url for worker in two_workers)
+    (port,) = processes.free_ports(1)
+    router = Router(RouterConfig(port=port, worker_urls=[first]))
+    router.start()
+    try:
+        assert router.url == f"http://127.0.0.1:{port}"
+
+        def in_rotation() -> set[str]:
+            return {entry["url"] for entry in router.workers() if entry["healthy"]}
+
+        processes.wait_until(lambda: in_rotation() == {first}, 10.0, "the first worker")
+        (name,) = {answer.worker for answer in generate_many(router.url, 8)}
+
+        router.add_worker(second)
+        processes.wait_until(lambda: in_rotation() == {first, second}, 10.0, "the second worker")
+        assert len({answer.worker for answer in generate_many(router.url, 16)}) == 2
+
+        router.remove_worker(first)
+        assert [entry["url"] for entry in router.workers()] == [second]
+        (other,) = {answer.worker for answer in generate_many(router.url, 8)}
+        assert other != name
+    finally:
+        router.stop()
+    assert processes.status_of(f"http://127.0.0.1:{port}/health") == 0

@@ -1,0 +1,84 @@
+"""Over HTTP the worker says what `transformers` says: same greedy tokens, same logprobs.
+
+Each configuration meets every way in which a prompt can get into the cache (whole, in chunks, from
+an earlier request), both page sizes and both loops, with prompts of all lengths in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from support import client, processes
+from support.reference import Continuation, Reference
+from support.tiny_model import CONFIGS, write_tiny_model
+
+LENGTHS = (1, 15, 16, 17, 100, 333)
+NEW_TOKENS = 24
+TOLERANCE = 1e-4  # of a logprob
+
+# Two workers that differ in all that may not change a token.
+WHOLE: dict[str, int] = {"page_size": 16}
+CHUNKED: dict[str, int] = {
+    "page_size": 1,
+    "chunked_prefill_size": 16,
+    "disable_overlap_schedule": True,
+}
+
+
+async def generate_all(url: str, prompts: list[list[int]]) -> list[client.Answer]:
+    async with client.session() as http:
+        return await asyncio.gather(
+            *(client.generate(http, url, p, NEW_TOKENS, return_logprob=True) for p in prompts)
+        )
+
+
+def check(
+    case: str,
+    url: str,
+    prompts: list[list[int]],
+    expected: list[Continuation],
+    cached: list[int] | None = None,
+) -> None:
+    """All prompts at once; `cached` is how many tokens of each the cache must have had."""
+    answers = asyncio.run(generate_all(url, prompts))
+    for i, (answer, reference) in enumerate(zip(answers, expected, strict=True)):
+        where = f"{case}, prompt of {len(prompts[i])} (margin {reference.margin:.1e})"
+        assert answer.status == 200, f"{where}: {answer.body}"
+        assert answer.prompt_tokens == len(prompts[i]), where
+        assert answer.tokens == reference.tokens, where
+        pairs = zip(answer.logprobs, reference.logprobs, strict=True)
+        worst = max(abs(ours - theirs) for ours, theirs in pairs)
+        assert worst <= TOLERANCE, f"{where}: logprob off by {worst:.2e}"
+        if cached is not None:
+            assert answer.cached_tokens == cached[i], where
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", name)
+    reference = Reference(folder)
+    rng = random.Random(name)
+
+    def random_tokens(length: int) -> list[int]:
+        return [rng.randrange(reference.vocab_size) for _ in range(length)]
+
+    prompts = [random_tokens(length) for length in LENGTHS]
+    expected = [reference.greedy(prompt, NEW_TOKENS) for prompt in prompts]
+    # A second turn goes on from the first answer, so it reads what decode steps wrote.
+    turns = [p + e.tokens + random_tokens(7) for p, e in zip(prompts, expected, strict=True)]
+    expected_turns = [reference.greedy(turn, NEW_TOKENS) for turn in turns]
+
+    whole, chunked = processes.worker(folder, **WHOLE), processes.worker(folder, **CHUNKED)
+    with processes.together(whole, chunked) as workers:
+        for worker, flags in zip(workers, (WHOLE, CHUNKED), strict=True):
+            case, page = f"{name} {flags}", flags["page_size"]
+            check(f"{case} cold", worker.url, prompts, expected)
+            # The last token of a prompt is always computed: its logits give the first new token.
+            warm = [(len(p) - 1) // page * page for p in prompts]
+            check(f"{case} warm", worker.url, prompts, expected, warm)
+            # The last token of an answer was sampled and never computed, so it is in no cache.
+            held = [(len(p) + NEW_TOKENS - 1) // page * page for p in prompts]
+            check(f"{case} second turn", worker.url, turns, expected_turns, held)

@@ -1,0 +1,68 @@
+"""A plain client of `/generate`: what the tests need to know of an answer, and nothing clever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    worker: str
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    body: str
+
+
+def session(timeout: float = 120.0) -> aiohttp.ClientSession:
+    """No limit on connections: a test decides itself how many requests are open."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=timeout)
+    )
+
+
+def request_body(tokens: list[int], max_new_tokens: int, **extra: Any) -> dict[str, Any]:
+    """Greedy, and exactly `max_new_tokens` long."""
+    sampling = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True}
+    return {"input_ids": tokens, "sampling_params": sampling} | extra
+
+
+async def generate(
+    http: aiohttp.ClientSession, url: str, tokens: list[int], max_new_tokens: int, **extra: Any
+) -> Answer:
+    body = request_body(tokens, max_new_tokens, **extra)
+    async with http.post(url + "/generate", json=body) as response:
+        text = await response.text()
+        return parse_answer(response.status, response.headers.get("x-mla-worker", ""), text)
+
+
+def parse_answer(status: int, worker: str, text: str) -> Answer:
+    if status != 200:
+        return Answer(status, worker, [], [], "", 0, 0, text)
+    answer = json.loads(text)
+    meta = answer["meta_info"]
+    return Answer(
+        status=status,
+        worker=worker,
+        tokens=answer["output_ids"],
+        logprobs=[entry[0] for entry in meta.get("output_token_logprobs") or []],
+        finish_reason=meta["finish_reason"]["type"],
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta["cached_tokens"],
+        body=text,
+    )
+
+
+async def sse_events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """The data of each server-sent event, `[DONE]` included."""
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            yield line.removeprefix(b"data:").strip().decode()

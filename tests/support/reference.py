@@ -1,0 +1,45 @@
+"""Greedy decoding with the model of `transformers`: the reference that shares no code with ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    tokens: list[int]
+    logprobs: list[float]
+    margin: float  # smallest lead of a chosen token over the next best, in logits
+
+
+class Reference:
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(  # comes in eval mode
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._model.config.vocab_size)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], max_new_tokens: int) -> Continuation:
+        """One step a token, each from the logits of the whole cache before it."""
+        step, cache = torch.tensor([prompt]), None
+        tokens, logprobs, margin = [], [], float("inf")
+        for _ in range(max_new_tokens):
+            output = self._model(step, past_key_values=cache, use_cache=True)
+            cache, logits = output.past_key_values, output.logits[0, -1].float()
+            best, second = logits.topk(2).values.tolist()
+            token = int(logits.argmax())
+            tokens.append(token)
+            logprobs.append(float(logits.log_softmax(-1)[token]))
+            margin = min(margin, best - second)
+            step = torch.tensor([[token]])
+        return Continuation(tokens, logprobs, margin)
