@@ -1,0 +1,182 @@
+"""The command line of `launch_server`: a worker's flags, the router's flags, and how many workers.
+
+Nothing is defined twice. The workers' flags come from `worker.config`; the router's come from its
+own command line, each with the prefix `--router-`, as in SGLang. Only what neither can know is
+added here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from mla_router import __version__
+from mla_router.worker import config as worker_config
+from mla_router.worker.config import ConfigError, WorkerConfig
+
+# What the launcher decides for each worker, so that it is no flag.
+PER_WORKER = frozenset({"host", "port", "worker_id"})
+# Workers are reached through the router alone.
+WORKER_HOST = "127.0.0.1"
+# What the launcher decides for the router; host and port come without the prefix.
+NOT_FORWARDED = frozenset({"host", "port", "worker-urls"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """A parsed and checked command line."""
+
+    host: str
+    port: int
+    dp_size: int
+    worker_base_port: int
+    router_flags: Mapping[str, str | bool]  # as the router names them: {"policy": "round_robin"}
+    every_worker: WorkerConfig  # what all workers have in common
+
+    def worker(self, index: int, port: int) -> WorkerConfig:
+        """Settings of one worker: its port, its devices, its part of the cores."""
+        common = self.every_worker
+        cores = len(os.sched_getaffinity(0))
+        return dataclasses.replace(
+            common,
+            port=port,
+            worker_id=f"worker-{index}",
+            base_gpu_id=common.base_gpu_id + index * common.tp_size,
+            cpu_threads=common.cpu_threads or max(1, cores // self.dp_size),
+        )
+
+    def router_argv(self, worker_urls: Sequence[str]) -> list[str]:
+        argv = [f"--host={self.host}", f"--port={self.port}"]
+        for name, value in self.router_flags.items():
+            argv.append(f"--{name}" if value is True else f"--{name}={value}")
+        return [*argv, "--worker-urls", *worker_urls]
+
+
+def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Options:
+    """Parse and check; on a mistake, one line to stderr and exit status 2.
+
+    `router_flags` is what `mla_router._router.router_flags()` says.
+    """
+    parser = _Parser(
+        prog="python -m mla_router.launch_server",
+        description="Start data-parallel workers and the router in front of them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    _add_launch_flags(parser.add_argument_group("launch"))
+    workers = parser.add_argument_group("every worker")
+    worker_config.add_flags(workers, leave_out=PER_WORKER)
+    _add_alias(workers, "--model", "--model-path")
+    _add_alias(workers, "--tp", "--tp-size", type=int)
+    forwarded = [flag for flag in router_flags if flag["name"] not in NOT_FORWARDED]
+    _add_router_flags(parser.add_argument_group("router"), forwarded)
+
+    namespace = parser.parse_args(argv)
+    try:
+        every_worker: WorkerConfig = worker_config.from_namespace(
+            namespace, host=WORKER_HOST, port=namespace.router_dp_worker_base_port
+        )
+    except ConfigError as error:
+        parser.error(str(error))
+    given = {flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in forwarded}
+    return Options(
+        host=namespace.host,
+        port=namespace.port,
+        dp_size=namespace.dp_size,
+        worker_base_port=namespace.router_dp_worker_base_port,
+        router_flags={name: value for name, value in given.items() if value not in (None, False)},
+        every_worker=every_worker,
+    )
+
+
+def router_error(message: str) -> str:
+    """A message of the router's command line, in the words of this one."""
+    forwarded = r"--(?!host\b|port\b|worker-urls\b)(?=[a-z])"
+    return re.sub(forwarded, "--router-", message)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help shows every flag)\n")
+
+
+def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address of the router (default: %(default)s)"
+    )
+    group.add_argument(
+        "--port",
+        type=_port,
+        default=30000,
+        metavar="INT",
+        help="port of the router; 0: any free one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--dp-size",
+        "--dp",
+        type=_at_least_one,
+        default=1,
+        metavar="INT",
+        help="workers, each with a copy of the model (default: %(default)s)",
+    )
+    group.add_argument(
+        "--router-dp-worker-base-port",
+        type=_port,
+        default=31000,
+        metavar="INT",
+        help="port of the first worker; a port that is taken is passed over (default: %(default)s)",
+    )
+
+
+def _add_alias(
+    group: argparse._ArgumentGroup, alias: str, flag: str, type: type[int | str] = str
+) -> None:
+    # SGLang's short name. No default of its own: that would overwrite the long one's.
+    group.add_argument(
+        alias,
+        dest=flag.removeprefix("--").replace("-", "_"),
+        type=type,
+        default=argparse.SUPPRESS,
+        metavar=type.__name__.upper(),
+        help=f"the same as {flag}",
+    )
+
+
+def _add_router_flags(group: argparse._ArgumentGroup, flags: Sequence[Mapping[str, Any]]) -> None:
+    for flag in flags:
+        # argparse reads % as the start of a format.
+        text = str(flag["help"]).replace("%", "%%")
+        name = f"--router-{flag['name']}"
+        if flag["value_name"] is None:
+            group.add_argument(name, dest=_dest(flag["name"]), action="store_true", help=text)
+            continue
+        if flag["default"]:
+            text += f" (default: {flag['default']})".replace("%", "%%")
+        group.add_argument(
+            name,
+            dest=_dest(flag["name"]),
+            choices=flag["choices"] or None,
+            metavar=None if flag["choices"] else flag["value_name"],
+            help=text,
+        )
+
+
+def _dest(router_flag: str) -> str:
+    return "router_" + router_flag.replace("-", "_")
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
+def _at_least_one(text: str) -> int:
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 on")
+    return int(text)

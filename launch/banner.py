@@ -1,0 +1,51 @@
+"""The lines that end a successful start: what runs where, and a request to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from mla_router.worker.config import WorkerConfig
+
+ANY_ADDRESS = ("0.0.0.0", "[::]")
+QUESTION = "What is 17 + 25?"
+
+
+def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
+    model = workers[0].model_name
+    path = workers[0].model_path or "the small model that the package ships"
+    base = url
+    for address in ANY_ADDRESS:  # listens everywhere; from here it is reached as
+        base = base.replace(f"//{address}:", "//127.0.0.1:")
+    return "\n".join(
+        [
+            "",
+            f"Ready: {url}",
+            f"  model    {model} ({path})",
+            f"  policy   {policy}",
+            *(f"  worker {index} http://{w.host}:{w.port}" for index, w in enumerate(workers)),
+            "",
+            "Ask it:",
+            _curl(base, model, workers[0].api_key, stream=False),
+            "",
+            "The same, streaming:",
+            _curl(base, model, workers[0].api_key, stream=True),
+            "",
+            "Ctrl-C stops everything.",
+        ]
+    )
+
+
+def _curl(base: str, model: str, api_key: str, stream: bool) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 32,
+    } | ({"stream": True} if stream else {})
+    words = ["curl"] + (["-N"] if stream else []) + [f"{base}/v1/chat/completions"]
+    words += ["-H", shlex.quote("Content-Type: application/json")]
+    if api_key:  # the key itself is not for the log
+        words += ["-H", '"Authorization: Bearer $API_KEY"']
+    words += ["-d", shlex.quote(json.dumps(body))]
+    return "  " + " ".join(words)

@@ -1,0 +1,26 @@
+"""Asks a worker's /health. http.client, because it minds no proxy settings: workers are local."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+
+TIMEOUT_S = 1.0
+POLL_S = 0.2
+
+
+async def until_healthy(host: str, port: int) -> None:
+    """Return when /health answers 200; it is asked again and again, for as long as it takes."""
+    while not await asyncio.to_thread(_is_healthy, host, port):
+        await asyncio.sleep(POLL_S)
+
+
+def _is_healthy(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,35 @@
+"""What the launcher and its workers print: whole lines, each with the name of who said it."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+COLOURS = (36, 35, 33, 32, 34, 31)  # ANSI: one for each worker, then from the front again
+
+
+class Output:
+    """Lines on one stream; in colour where that is a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._coloured = stream.isatty()
+
+    def line(self, label: str, text: str, colour: int | None = None) -> None:
+        if self._coloured and colour is not None:
+            label = f"\033[{COLOURS[colour % len(COLOURS)]}m{label}\033[0m"
+        self.plain(f"{label} {text}")
+
+    def worker(self, index: int, text: str) -> None:
+        self.line(f"[worker {index}]", text, colour=index)
+
+    def launch(self, text: str) -> None:
+        self.line("[launch]", text)
+
+    def plain(self, text: str) -> None:
+        try:
+            print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            # Whoever read our output has left (`| head`). Serving goes on, unheard; the stream
+            # is pointed elsewhere so that the interpreter does not complain again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

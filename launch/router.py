@@ -1,0 +1,17 @@
+"""`python -m mla_router.launch_router`: the router alone, in front of workers that run already.
+
+All of it is Rust, its command line included; this is only the way in.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mla_router.launch.extension import require_extension
+
+
+def main() -> int:
+    require_extension()
+    from mla_router._router import run_cli
+
+    return run_cli(sys.argv[1:])

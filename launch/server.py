@@ -1,0 +1,138 @@
+"""`python -m mla_router.launch_server`: workers as child processes, and the router in this one.
+
+The router comes first: its port is taken or refused before any model is loaded. It knows the
+workers' addresses from the start, and its own health checks bring them into rotation, at the start
+as after a restart; the supervisor only keeps the processes alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mla_router.launch.arguments import WORKER_HOST, Options, parse, router_error
+from mla_router.launch.banner import ready_text
+from mla_router.launch.extension import require_extension
+from mla_router.launch.output import Output
+from mla_router.launch.ports import NoPortError, choose_ports
+from mla_router.launch.signals import KILLED_BY_CTRL_C, StopSignals
+from mla_router.launch.supervisor import (
+    USAGE_ERROR,
+    GaveUpError,
+    RestartPolicy,
+    Supervisor,
+    WorkerCommand,
+)
+from mla_router.worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from mla_router import Router
+
+# Ctrl-C has five seconds for everything: the workers' own way to stop, then their end by force.
+WORKER_GRACE_S = 3.0
+ROUTER_GRACE_S = 1.0
+DRAIN_POLL_S = 0.2  # how late a Ctrl-C during a drain may be noticed
+ROTATION_POLL_S = 0.1
+
+
+class BadRouterFlagError(ValueError):
+    """The router's own command line refuses a value."""
+
+
+def main() -> int:
+    return run(sys.argv[1:])
+
+
+def worker_command(config: WorkerConfig) -> list[str]:
+    # -u: its lines come when it writes them, not when a buffer is full.
+    return [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
+
+
+def run(
+    argv: Sequence[str],
+    command: WorkerCommand = worker_command,
+    policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
+) -> int:
+    """The whole command; its exit status. Tests bring workers of their own by `command`."""
+    require_extension()
+    from mla_router._router import RouterError, router_flags
+
+    options = parse(argv, router_flags())
+    try:
+        return asyncio.run(_serve(options, command, policy))
+    except KeyboardInterrupt:  # before or after our own handling of signals
+        return KILLED_BY_CTRL_C
+    except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
+
+
+async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy) -> int:
+    from mla_router import Router, RouterConfig
+
+    output = Output(sys.stdout)
+    workers = _place_workers(options, output)
+    urls = [f"http://{worker.host}:{worker.port}" for worker in workers]
+    try:
+        config = RouterConfig.from_argv(options.router_argv(urls))
+    except ValueError as error:
+        raise BadRouterFlagError(router_error(str(error))) from None
+    settings = config.to_dict()
+    router = Router(config)
+    router.start()
+    output.launch(f"router listens on {router.url}, policy {settings['policy']}")
+
+    supervisor = Supervisor(workers, command, output, policy)
+    signals = StopSignals(kill=supervisor.kill)
+    supervisor.start()
+
+    async def announce() -> None:
+        await supervisor.all_ready()
+        await _in_rotation(router, urls)
+        output.plain(ready_text(router.url, str(settings["policy"]), workers))
+
+    announcing = asyncio.create_task(announce())
+    asked_to_stop = asyncio.create_task(signals.any())
+    lost = asyncio.create_task(supervisor.lost())
+    try:
+        await asyncio.wait([asked_to_stop, lost], return_when=asyncio.FIRST_COMPLETED)
+        announcing.cancel()
+        if lost.done():
+            await lost  # raises why
+        if not signals.interrupt.is_set():
+            output.launch("draining: no new requests, those that run are finished")
+            await _drain(router, float(settings["shutdown_grace_period_secs"]), signals)
+        output.launch("stopping")
+        return 0
+    finally:
+        await asyncio.gather(
+            supervisor.stop(WORKER_GRACE_S), asyncio.to_thread(router.stop, ROUTER_GRACE_S)
+        )
+        output.launch("stopped")
+
+
+def _place_workers(options: Options, output: Output) -> list[WorkerConfig]:
+    base = options.worker_base_port
+    ports = choose_ports(WORKER_HOST, base, options.dp_size, keep_off=frozenset({options.port}))
+    for index, port in enumerate(ports):
+        if port != base + index:
+            output.launch(f"worker {index} gets port {port}: {base + index} is taken")
+    return [options.worker(index, port) for index, port in enumerate(ports)]
+
+
+async def _in_rotation(router: Router, urls: Sequence[str]) -> None:
+    """Return when the router sends requests to all of `urls`."""
+    while not {w["url"] for w in router.workers() if w["healthy"]} >= set(urls):
+        await asyncio.sleep(ROTATION_POLL_S)
+
+
+async def _drain(router: Router, grace_s: float, signals: StopSignals) -> None:
+    """Until the last request is answered, time is up, or Ctrl-C says that enough is enough."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + grace_s
+    while clock() < deadline and not signals.interrupt.is_set():
+        # In short turns, because a thread that waits inside Rust cannot be cancelled.
+        if await asyncio.to_thread(router.drain, DRAIN_POLL_S):
+            return

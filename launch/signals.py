@@ -1,0 +1,38 @@
+"""What the user asks for by a signal.
+
+SIGTERM: finish what runs, then stop. Ctrl-C: stop. Ctrl-C again: end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+KILLED_BY_CTRL_C = 128 + signal.SIGINT
+
+
+class StopSignals:
+    def __init__(self, kill: Callable[[], None]) -> None:
+        """Take over both signals; `kill` ends everything that outlives this process."""
+        self.drain = asyncio.Event()
+        self.interrupt = asyncio.Event()
+        self._kill = kill
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.drain.set)
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+
+    async def any(self) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (self.drain, self.interrupt)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    def _on_interrupt(self) -> None:
+        if self.interrupt.is_set():
+            self._kill()
+            os._exit(KILLED_BY_CTRL_C)  # no clean-up that could wait for something
+        self.interrupt.set()

@@ -1,0 +1,154 @@
+"""Keeps the workers running: starts them, sees them become ready, starts them again when they end.
+
+A worker that has once been ready is restarted for ever, with a delay that doubles from failure to
+failure, until it has stayed up for a while. One that never becomes ready has a cause that no
+restart mends (a broken model, too little memory): after a few attempts the supervisor gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from mla_router.launch.health import until_healthy
+from mla_router.launch.output import Output
+from mla_router.launch.process import Process, describe_exit
+from mla_router.worker.config import WorkerConfig
+
+WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
+
+# Exit status of a worker that found its own settings wrong, as argparse has it.
+USAGE_ERROR = 2
+
+
+class GaveUpError(RuntimeError):
+    """A worker does not start, and trying again will not help."""
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    proven_s: float = 60.0  # healthy for so long: the next delay is the first one again
+    attempts: int = 3  # starts without ever being ready, until the supervisor gives up
+
+    def delay_s(self, failures: int) -> float:
+        """How long to wait after this many failures in a row."""
+        return min(self.first_delay_s * 2.0 ** (failures - 1), self.max_delay_s)
+
+
+class Supervisor:
+    """The workers of one launcher. `start`, then `stop` or `kill`."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerConfig],
+        command: WorkerCommand,
+        output: Output,
+        policy: RestartPolicy,
+    ) -> None:
+        self._members = [
+            _Member(index, config, command(config), output, policy)
+            for index, config in enumerate(workers)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(member.keep_running()) for member in self._members]
+
+    async def all_ready(self) -> None:
+        """Return when every worker has been ready once."""
+        for member in self._members:
+            await member.ready.wait()
+
+    async def lost(self) -> NoReturn:
+        """Raise when a worker is given up: GaveUpError, or what kept it from being spawned."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        error = done.pop().exception()
+        assert error is not None, "keep_running ends in no other way"
+        raise error
+
+    async def stop(self, grace_s: float) -> None:
+        """End all workers and restart none; SIGKILL for who takes longer than `grace_s`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.stop(grace_s) for member in self._members))
+
+    def kill(self) -> None:
+        for member in self._members:
+            member.kill()
+
+
+class _Member:
+    """One worker through all its restarts."""
+
+    def __init__(
+        self,
+        index: int,
+        config: WorkerConfig,
+        command: Sequence[str],
+        output: Output,
+        policy: RestartPolicy,
+    ) -> None:
+        self.ready = asyncio.Event()  # has been, once
+        self._index = index
+        self._config = config
+        self._command = command
+        self._output = output
+        self._policy = policy
+        self._process: Process | None = None
+
+    async def keep_running(self) -> None:
+        failures = 0
+        while True:
+            status, healthy_s = await self._run_once()
+            self._process = None
+            failures = 1 if healthy_s >= self._policy.proven_s else failures + 1
+            self._check_hope(status, failures)
+            delay = self._policy.delay_s(failures)
+            self._say(f"{describe_exit(status)}; starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+
+    async def stop(self, grace_s: float) -> None:
+        if self._process is not None:
+            await self._process.stop(grace_s)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    async def _run_once(self) -> tuple[int, float]:
+        """Its exit status and for how long it was healthy before."""
+        started = time.monotonic()
+        self._process = await Process.start(
+            self._command, lambda line: self._output.worker(self._index, line)
+        )
+        health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
+        ended = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait([health, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result(), 0.0
+            ready = time.monotonic()
+            self.ready.set()
+            self._say(f"ready after {ready - started:.1f} s, process {self._process.pid}")
+            return await ended, time.monotonic() - ready
+        finally:
+            health.cancel()
+            ended.cancel()
+
+    def _check_hope(self, status: int, failures: int) -> None:
+        if self.ready.is_set():
+            return
+        reason = f"worker {self._index} {describe_exit(status)} before it was ready"
+        if status == USAGE_ERROR:
+            raise GaveUpError(f"{reason}; its own lines above say why")
+        if failures >= self._policy.attempts:
+            raise GaveUpError(f"{reason}, {failures} times; its own lines above say why")
+
+    def _say(self, text: str) -> None:
+        self._output.launch(f"worker {self._index} {text}")
