@@ -113,7 +113,11 @@ class WorkerConfig:
         return argv
 
 
-def add_flags(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    *,
+    leave_out: frozenset[str] = frozenset(),
+) -> None:
     """Add a flag for every field of `WorkerConfig` but those in `leave_out`."""
     hints = get_type_hints(WorkerConfig)
     for spec in dataclasses.fields(WorkerConfig):
