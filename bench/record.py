@@ -1,0 +1,67 @@
+"""The end of every bench: one JSON line that says what was measured, where and of which code.
+
+Kept lines go to `bench/results/<bench>.jsonl`; see `bench/results/README.md`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("mla-router", "torch", "triton", "transformers")
+
+
+def _commit() -> str:
+    """Short hash, with `+` if the tree differs from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+        return done.stdout.strip()
+
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (
+        "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    )
+
+
+def _machine() -> dict[str, Any]:
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "os": platform.platform()}
+
+
+def _versions() -> dict[str, str]:
+    installed = {item.name: item.version for item in metadata.distributions()}
+    python = {"python": platform.python_version()}
+    return python | {name: installed.get(name, "not installed") for name in PACKAGES}
+
+
+def record(bench: str, result: dict[str, Any], out: Path | None) -> None:
+    """Print the line, as the last of the output, and append it to `out`."""
+    line = json.dumps(
+        {
+            "bench": bench,
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "command": " ".join(["python", *sys.argv]),
+            "machine": _machine(),
+            "versions": _versions(),
+            **result,
+        }
+    )
+    print(line, flush=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a") as file:
+            file.write(line + "\n")

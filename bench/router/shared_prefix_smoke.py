@@ -1,0 +1,185 @@
+"""Do requests with a common prefix meet on the worker that has it in its cache?
+
+Groups of requests share a long prefix each and arrive shuffled. Both policies get the same requests
+in the same order, on servers started afresh. The workers' caches are small: one holds some of the
+prefixes but not all, two together hold all, as with real prompts and real memory. A router that
+knows this keeps each prefix on one worker; one that does not has every worker evict what it needs
+next.
+
+The ideal is that each prefix is computed once in all:
+(requests per group - 1) x prefix tokens, of every group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+POLICIES = ("cache_aware", "round_robin")
+START_TIMEOUT = 120.0
+VOCABULARY = 200  # every tokenizer has these ids
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--requests-per-group", type=int, default=16)
+    parser.add_argument("--prefix-tokens", type=int, default=1024)
+    parser.add_argument("--question-tokens", type=int, default=48)
+    parser.add_argument("--output-tokens", type=int, default=8)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--dp-size", type=int, default=2)
+    parser.add_argument("--max-total-tokens", type=int, default=7168, help="cache of one worker")
+    parser.add_argument("--model-path", default="", help="default: the model that is shipped")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    return parser.parse_args()
+
+
+def make_prompts(args: argparse.Namespace) -> list[list[int]]:
+    rng = random.Random(args.seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+    prefixes = [tokens(args.prefix_tokens) for _ in range(args.groups)]
+    prompts = [
+        prefix + tokens(args.question_tokens)
+        for prefix in prefixes
+        for _ in range(args.requests_per_group)
+    ]
+    rng.shuffle(prompts)
+    return prompts
+
+
+@contextlib.contextmanager
+def launched(args: argparse.Namespace, policy: str) -> Iterator[str]:
+    """URL of a fresh `launch_server` that routes by `policy`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = {
+        "--dp-size": args.dp_size,
+        "--port": port,
+        "--router-policy": policy,
+        "--max-total-tokens": args.max_total_tokens,
+        "--cpu-threads": 1,
+    }
+    if args.model_path:
+        flags["--model-path"] = args.model_path
+    words = [str(word) for pair in flags.items() for word in pair]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mla_router.launch_server", *words], stdout=log, stderr=log
+        )
+        try:
+            yield f"http://127.0.0.1:{port}"
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read())
+            raise
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+async def all_ready(http: aiohttp.ClientSession, url: str, count: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with http.get(url + "/workers") as response:
+                workers = (await response.json())["workers"]
+                if sum(worker["healthy"] for worker in workers) == count:
+                    return
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"{url}: no {count} workers within {START_TIMEOUT:g} s")
+
+
+@dataclass
+class Tally:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    requests: collections.Counter[str] = field(default_factory=collections.Counter)
+    seconds: float = 0.0
+
+
+async def measure(args: argparse.Namespace, url: str, prompts: list[list[int]]) -> Tally:
+    tally = Tally()
+    todo = iter(prompts)
+
+    async def client(http: aiohttp.ClientSession) -> None:
+        for prompt in todo:
+            body = {"prompt": prompt, "max_tokens": args.output_tokens, "temperature": 0.0}
+            async with http.post(url + "/v1/completions", json=body) as response:
+                answer = await response.json()
+                if response.status != 200:
+                    raise RuntimeError(f"{response.status}: {answer}")
+                tally.requests[response.headers["x-mla-worker"]] += 1
+            usage = answer["usage"]
+            tally.prompt_tokens += usage["prompt_tokens"]
+            tally.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
+
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        await all_ready(http, url, args.dp_size)
+        start = time.monotonic()
+        await asyncio.gather(*(client(http) for _ in range(args.concurrency)))
+        tally.seconds = time.monotonic() - start
+    return tally
+
+
+def main() -> None:
+    args = parse_args()
+    prompts = make_prompts(args)
+    ideal_tokens = args.groups * (args.requests_per_group - 1) * args.prefix_tokens
+    ideal_share = ideal_tokens / sum(map(len, prompts))
+    print(
+        f"{args.groups} groups x {args.requests_per_group} requests, prefix {args.prefix_tokens} + "
+        f"question {args.question_tokens} tokens, {args.dp_size} workers with room for "
+        f"{args.max_total_tokens} tokens each; ideal cached share {ideal_share:.1%}\n"
+    )
+    print(f"{'policy':<14}{'cached share':>14}{'of ideal':>10}{'seconds':>9}   requests per worker")
+    policies: dict[str, Any] = {}
+    for policy in POLICIES:
+        with launched(args, policy) as url:
+            tally = asyncio.run(measure(args, url, prompts))
+        share = tally.cached_tokens / tally.prompt_tokens
+        policies[policy] = {
+            "prompt_tokens": tally.prompt_tokens,
+            "cached_tokens": tally.cached_tokens,
+            "cached_share": round(share, 4),
+            "ratio_to_ideal": round(share / ideal_share, 4),
+            "requests_per_worker": dict(sorted(tally.requests.items())),
+            "seconds": round(tally.seconds, 2),
+        }
+        print(
+            f"{policy:<14}{share:>14.1%}{share / ideal_share:>10.1%}{tally.seconds:>9.1f}   "
+            + json.dumps(policies[policy]["requests_per_worker"])
+        )
+    print()
+    config = {name: value for name, value in vars(args).items() if name != "out"}
+    result = {"config": config, "ideal_share": round(ideal_share, 4), "policies": policies}
+    record("shared_prefix_smoke", result, args.out)
+
+
+if __name__ == "__main__":
+    main()
