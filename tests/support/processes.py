@@ -139,36 +139,35 @@ class Running:
 @contextlib.contextmanager
 def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Running]:
     """Start `python <argv>` and wait for a 200 from `ready_path`."""
-    folder = Path(tempfile.mkdtemp(prefix="mla-test-"))
     # One thread each: several torch processes share the few cores of a CI machine.
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "python"),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
-    log = folder / "output.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,  # a signal to its group reaches it, as from a terminal, not us
-        )
-    started = Running(process, url, log)
-    try:
-        if ready_path is not None:
-            started.wait_ready(ready_path)
-        yield started
-    except BaseException:
-        print(
-            f"\n--- {' '.join(argv)} ---\n{started.output()[-20_000:]}\n--- end of its output ---"
-        )
-        raise
-    finally:
-        started.stop()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mla-test-")))
+        log = folder / "output.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=folder,
+                # A group of its own: signals to it reach all that a terminal's would, and not us.
+                start_new_session=True,
+            )
+        started = Running(process, url, log)
+        stack.callback(started.stop)
+        try:
+            if ready_path is not None:
+                started.wait_ready(ready_path)
+            yield started
+        except BaseException:
+            print(f"\n--- {' '.join(argv)} ---\n{started.output()[-20_000:]}\n--- its end ---")
+            raise
 
 
 @contextlib.contextmanager
