@@ -1,0 +1,251 @@
+//! A borrowed scan of JSON: no tree of values, no copies, no recursion.
+//!
+//! The data path needs four or five fields of a body of up to hundreds of megabytes, in an order
+//! that is not the body's. So values are skipped at the speed of `memchr`, remembered as spans and
+//! walked later, where they matter. The scan is lenient: what is not JSON yields an error or a key
+//! that nobody shares, never a panic. The worker is the one that validates.
+
+use memchr::{memchr, memchr3};
+
+use super::KeyError;
+
+/// A string literal as it stands between its quotes, escapes and all.
+#[derive(Clone, Copy)]
+pub(super) struct Text<'a>(&'a [u8]);
+
+impl<'a> Text<'a> {
+    /// Feeds the decoded bytes to `sink`, in as few pieces as the escapes allow.
+    pub(super) fn decode(self, mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
+        let mut rest = self.0;
+        while !rest.is_empty() {
+            // Escapes come in runs when a client writes all but ASCII as \uXXXX.
+            let plain = if rest[0] == b'\\' {
+                0
+            } else {
+                memchr(b'\\', rest).unwrap_or(rest.len())
+            };
+            if plain > 0 {
+                sink(&rest[..plain]);
+                rest = &rest[plain..];
+            } else {
+                rest = unescape(rest, &mut sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the decoded text is `name`.
+    pub(super) fn is(self, name: &str) -> bool {
+        if memchr(b'\\', self.0).is_none() {
+            return self.0 == name.as_bytes();
+        }
+        let mut wanted = Some(name.as_bytes());
+        let decoded = self.decode(|piece| wanted = wanted.and_then(|w| w.strip_prefix(piece)));
+        decoded.is_ok() && wanted.is_some_and(<[u8]>::is_empty)
+    }
+}
+
+/// Decodes the one escape that `text` begins with and returns what follows.
+fn unescape<'a>(text: &'a [u8], sink: &mut impl FnMut(&[u8])) -> Result<&'a [u8], KeyError> {
+    let byte = match text.get(1).ok_or(KeyError::Escape)? {
+        byte @ (b'"' | b'\\' | b'/') => *byte,
+        b'b' => 0x08,
+        b'f' => 0x0c,
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'u' => {
+            let (unit, rest) = hex4(&text[2..])?;
+            let (code, rest) = match unit {
+                0xd800..=0xdbff => {
+                    let low = rest.strip_prefix(b"\\u").ok_or(KeyError::Escape)?;
+                    let (low, rest) = hex4(low)?;
+                    let low = low.checked_sub(0xdc00).filter(|low| *low < 0x400);
+                    (
+                        0x10000 + ((unit - 0xd800) << 10) + low.ok_or(KeyError::Escape)?,
+                        rest,
+                    )
+                }
+                _ => (unit, rest),
+            };
+            let character = char::from_u32(code).ok_or(KeyError::Escape)?;
+            sink(character.encode_utf8(&mut [0; 4]).as_bytes());
+            return Ok(rest);
+        }
+        _ => return Err(KeyError::Escape),
+    };
+    sink(&[byte]);
+    Ok(&text[2..])
+}
+
+fn hex4(text: &[u8]) -> Result<(u32, &[u8]), KeyError> {
+    let (digits, rest) = text.split_at_checked(4).ok_or(KeyError::Escape)?;
+    let mut unit = 0;
+    for &digit in digits {
+        unit = unit << 4 | char::from(digit).to_digit(16).ok_or(KeyError::Escape)?;
+    }
+    Ok((unit, rest))
+}
+
+/// A place in a body.
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    fn malformed(&self) -> KeyError {
+        KeyError::Malformed { at: self.at }
+    }
+
+    /// The next byte that is not white space, which stays unread.
+    pub(super) fn peek(&mut self) -> Option<u8> {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.bytes.get(self.at) {
+            self.at += 1;
+        }
+        self.bytes.get(self.at).copied()
+    }
+
+    /// Reads `byte` if it comes next.
+    fn take(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), KeyError> {
+        if self.take(byte) {
+            Ok(())
+        } else {
+            Err(self.malformed())
+        }
+    }
+
+    pub(super) fn string(&mut self) -> Result<Text<'a>, KeyError> {
+        self.expect(b'"')?;
+        let start = self.at;
+        loop {
+            let quote = memchr(b'"', &self.bytes[self.at..]).ok_or_else(|| self.malformed())?;
+            self.at += quote + 1;
+            // A quote is escaped by an odd number of backslashes. Looking back for them, instead of
+            // ahead for every escape, lets text with many line breaks pass at full speed.
+            let text = &self.bytes[start..self.at - 1];
+            if text.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0 {
+                return Ok(Text(text));
+            }
+        }
+    }
+
+    /// A number, `true`, `false` or `null`, unchecked.
+    pub(super) fn scalar(&mut self) -> Result<&'a [u8], KeyError> {
+        self.peek();
+        let rest = &self.bytes[self.at..];
+        let end = rest.iter().position(
+            |b| !matches!(b, b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'+' | b'-' | b'.'),
+        );
+        match end.unwrap_or(rest.len()) {
+            0 => Err(self.malformed()),
+            length => {
+                self.at += length;
+                Ok(&rest[..length])
+            }
+        }
+    }
+
+    /// Any value, as it stands.
+    pub(super) fn value(&mut self) -> Result<&'a [u8], KeyError> {
+        let first = self.peek();
+        let start = self.at;
+        match first {
+            Some(b'"') => drop(self.string()?),
+            Some(b'{') => self.skip_nested(b'{', b'}')?,
+            Some(b'[') => self.skip_nested(b'[', b']')?,
+            _ => drop(self.scalar()?),
+        }
+        Ok(&self.bytes[start..self.at])
+    }
+
+    /// Outside of strings only the brackets of the outermost kind decide where a value ends, so
+    /// three needles are enough and depth is a count, whatever the nesting.
+    fn skip_nested(&mut self, open: u8, close: u8) -> Result<(), KeyError> {
+        let mut depth = 0_usize;
+        loop {
+            let rest = &self.bytes[self.at..];
+            self.at += memchr3(b'"', open, close, rest).ok_or_else(|| self.malformed())?;
+            match self.bytes[self.at] {
+                b'"' => drop(self.string()?),
+                byte => {
+                    self.at += 1;
+                    if byte == open {
+                        depth += 1;
+                    } else {
+                        depth -= 1; // the first byte found is `open`: never below zero
+                        if depth == 0 {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Calls `field` with each name and value of an object.
+    pub(super) fn object(
+        &mut self,
+        mut field: impl FnMut(Text<'a>, &'a [u8]) -> Result<(), KeyError>,
+    ) -> Result<(), KeyError> {
+        self.expect(b'{')?;
+        if self.take(b'}') {
+            return Ok(());
+        }
+        loop {
+            let name = self.string()?;
+            self.expect(b':')?;
+            field(name, self.value()?)?;
+            if !self.take(b',') {
+                return self.expect(b'}');
+            }
+        }
+    }
+
+    /// Calls `item` with the cursor before each value of an array; `item` must read that value.
+    pub(super) fn array(
+        &mut self,
+        mut item: impl FnMut(&mut Self) -> Result<(), KeyError>,
+    ) -> Result<(), KeyError> {
+        self.expect(b'[')?;
+        if self.take(b']') {
+            return Ok(());
+        }
+        loop {
+            item(self)?;
+            if !self.take(b',') {
+                return self.expect(b']');
+            }
+        }
+    }
+}
+
+/// Feeds `sink` a form of `value` that white space and escapes do not change.
+pub(super) fn canonical(value: &[u8], mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
+    let mut cursor = Cursor::new(value);
+    while let Some(byte) = cursor.peek() {
+        match byte {
+            b'"' => {
+                sink(b"\"");
+                cursor.string()?.decode(&mut sink)?;
+                sink(b"\"");
+            }
+            b'{' | b'}' | b'[' | b']' | b',' | b':' => {
+                cursor.at += 1;
+                sink(&[byte]);
+            }
+            _ => sink(cursor.scalar()?),
+        }
+    }
+    Ok(())
+}

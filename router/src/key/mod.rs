@@ -1,0 +1,150 @@
+//! The routing key: a request's prompt in the order in which the engine will see it.
+//!
+//! Model, adapter and cache salt are the root; below it come the tools, then each message's role
+//! and content (or the bare prompt), cut in blocks of 64 bytes (token ids: of 16), each block
+//! hashed with all before it. Two requests share exactly the blocks of the prefix that they share.
+//! The body is read in place and forwarded as it came.
+
+mod blocks;
+mod json;
+mod prompt;
+
+use thiserror::Error;
+
+use blocks::{BLOCK_BYTES, Blocks};
+use json::Cursor;
+use prompt::Kind;
+
+/// Tokens of a block: exact for ids, the usual four bytes a token for text.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// What the endpoint says about where the prompt lies in the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    ChatCompletions,
+    Completions,
+    Generate,
+    Other,
+}
+
+/// The prompt as chained block hashes below a root.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteKey {
+    /// Hash of model, adapter and cache salt. The first block's hash covers it, too.
+    pub root: u64,
+    pub blocks: Vec<u64>,
+    pub block_tokens: u32,
+    /// What the body's `stream` says.
+    pub stream: bool,
+    /// Bytes of decoded text, or token ids; over all prompts of a batch.
+    pub prompt_len: usize,
+    /// The prompt's length in tokens, as near as a router without a tokenizer can tell.
+    pub prompt_tokens: u64,
+}
+
+/// Why a body has no key. The request is still forwarded: validation is the worker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum KeyError {
+    #[error("the body is not a JSON object (byte {at})")]
+    Malformed { at: usize },
+    #[error("the body has a string with an invalid escape")]
+    Escape,
+    #[error("the body has no `{0}`")]
+    Missing(&'static str),
+    #[error("`{0}` holds neither text nor token ids")]
+    Unreadable(&'static str),
+    #[error("this endpoint has no prompt")]
+    NoPrompt,
+}
+
+/// The fields that matter, as they stand in the body; `null` counts as absent.
+#[derive(Default)]
+struct Fields<'a> {
+    model: Option<&'a [u8]>,
+    adapter: Option<&'a [u8]>,
+    salt: Option<&'a [u8]>,
+    stream: Option<&'a [u8]>,
+    tools: Option<&'a [u8]>,
+    messages: Option<&'a [u8]>,
+    prompt: Option<&'a [u8]>,
+    text: Option<&'a [u8]>,
+    input_ids: Option<&'a [u8]>,
+}
+
+impl<'a> Fields<'a> {
+    fn scan(body: &'a [u8]) -> Result<Self, KeyError> {
+        let mut fields = Self::default();
+        Cursor::new(body).object(|name, value| {
+            let slot = match () {
+                () if name.is("model") => &mut fields.model,
+                () if name.is("lora_path") || name.is("lora") => &mut fields.adapter,
+                () if name.is("cache_salt") || name.is("extra_key") => &mut fields.salt,
+                () if name.is("stream") => &mut fields.stream,
+                () if name.is("tools") => &mut fields.tools,
+                () if name.is("messages") => &mut fields.messages,
+                () if name.is("prompt") => &mut fields.prompt,
+                () if name.is("text") => &mut fields.text,
+                () if name.is("input_ids") => &mut fields.input_ids,
+                () => return Ok(()),
+            };
+            // The last of several fields of one name wins, as in Python's parser.
+            *slot = Some(value).filter(|value| *value != b"null");
+            Ok(())
+        })?;
+        Ok(fields)
+    }
+
+    fn root(&self, kind: Kind) -> Result<u64, KeyError> {
+        prompt::root(kind, [self.model, self.adapter, self.salt])
+    }
+}
+
+impl RouteKey {
+    /// Reads the key of `body`, whose prompt lies where `route` says.
+    pub fn extract(route: Route, body: &[u8]) -> Result<Self, KeyError> {
+        let fields = Fields::scan(body)?;
+        let (value, name) = match route {
+            Route::ChatCompletions => return Self::of_chat(&fields),
+            Route::Completions => (fields.prompt, "prompt"),
+            Route::Generate if fields.input_ids.is_some() => (fields.input_ids, "input_ids"),
+            Route::Generate => (fields.text, "text"),
+            Route::Other => return Err(KeyError::NoPrompt),
+        };
+        let plain = prompt::plain(value.ok_or(KeyError::Missing(name))?, name)?;
+        let root = fields.root(plain.kind)?;
+        let mut blocks = Blocks::new(root, plain.first.len());
+        match plain.kind {
+            Kind::Text => prompt::text(plain.first, &mut blocks)?,
+            Kind::Ids => prompt::ids(plain.first, name, &mut blocks)?,
+        }
+        let (blocks, bytes) = blocks.finish();
+        let length = bytes / plain.kind.unit() + plain.others;
+        Ok(Self::new(&fields, plain.kind, root, blocks, length))
+    }
+
+    fn of_chat(fields: &Fields<'_>) -> Result<Self, KeyError> {
+        let messages = fields.messages.ok_or(KeyError::Missing("messages"))?;
+        let root = fields.root(Kind::Text)?;
+        let mut blocks = Blocks::new(root, messages.len());
+        prompt::chat(fields.tools, messages, &mut blocks)?;
+        let (blocks, length) = blocks.finish();
+        Ok(Self::new(fields, Kind::Text, root, blocks, length))
+    }
+
+    fn new(
+        fields: &Fields<'_>,
+        kind: Kind,
+        root: u64,
+        blocks: Vec<u64>,
+        prompt_len: usize,
+    ) -> Self {
+        Self {
+            root,
+            blocks,
+            block_tokens: BLOCK_TOKENS,
+            stream: fields.stream == Some(b"true"),
+            prompt_len,
+            prompt_tokens: (prompt_len * kind.unit() * BLOCK_TOKENS as usize / BLOCK_BYTES) as u64,
+        }
+    }
+}

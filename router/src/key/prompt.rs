@@ -1,0 +1,211 @@
+//! The prompt of a body in the order in which the engine will see it.
+//!
+//! What a chat template puts around the messages is not known here and need not be: two prompts
+//! share a prefix under any template if they share tools and leading messages. Marks stand where
+//! the template would write its own, so that text cannot move from one role to another unnoticed.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{
+    KeyError,
+    blocks::Blocks,
+    json::{Cursor, canonical},
+};
+
+const TOOLS: &[u8] = b"\x1d";
+const ROLE: &[u8] = b"\x1e";
+const CONTENT: &[u8] = b"\x1f";
+const CALLS: &[u8] = b"\x1c";
+const MEDIA: &[u8] = b"\x1b";
+
+/// Pushes tools and messages.
+pub(super) fn chat(
+    tools: Option<&[u8]>,
+    messages: &[u8],
+    blocks: &mut Blocks,
+) -> Result<(), KeyError> {
+    if let Some(tools) = tools {
+        blocks.push(TOOLS);
+        canonical(tools, |bytes| blocks.push(bytes))?;
+    }
+    Cursor::new(messages).array(|item| message(item, blocks))
+}
+
+fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
+    let (mut role, mut name, mut content, mut calls) = (None, None, None, None);
+    item.object(|field, value| {
+        let slot = match () {
+            () if field.is("role") => &mut role,
+            () if field.is("name") => &mut name,
+            () if field.is("content") => &mut content,
+            () if field.is("tool_calls") => &mut calls,
+            () => return Ok(()),
+        };
+        *slot = Some(value).filter(|value| *value != b"null");
+        Ok(())
+    })?;
+    for value in [role, name] {
+        blocks.push(ROLE);
+        if let Some(value) = value {
+            canonical(value, |bytes| blocks.push(bytes))?;
+        }
+    }
+    blocks.push(CONTENT);
+    if let Some(value) = content {
+        match Cursor::new(value).peek() {
+            Some(b'"') => Cursor::new(value)
+                .string()?
+                .decode(|bytes| blocks.push(bytes))?,
+            Some(b'[') => Cursor::new(value).array(|item| part(item.value()?, blocks))?,
+            _ => return Err(KeyError::Unreadable("messages")),
+        }
+    }
+    if let Some(value) = calls {
+        blocks.push(CALLS);
+        canonical(value, |bytes| blocks.push(bytes))?;
+    }
+    Ok(())
+}
+
+/// One part of a content list: text by its text, so that it equals the same content written as a
+/// string; anything else (image, video, audio) by the hash of its data.
+fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
+    if Cursor::new(value).peek() == Some(b'"') {
+        return Cursor::new(value)
+            .string()?
+            .decode(|bytes| blocks.push(bytes));
+    }
+    let (mut text, mut media) = (None, 0_u64);
+    Cursor::new(value).object(|field, value| {
+        if field.is("text") {
+            text = Some(value).filter(|value| *value != b"null");
+        } else if !field.is("type") && !field.is("cache_control") {
+            let mut hasher = Xxh3::new();
+            field.decode(|bytes| hasher.update(bytes))?;
+            canonical(value, |bytes| hasher.update(bytes))?;
+            // A sum: clients differ in the order in which they write a part's fields.
+            media = media.wrapping_add(hasher.digest());
+        }
+        Ok(())
+    })?;
+    match text {
+        Some(text) => Cursor::new(text)
+            .string()?
+            .decode(|bytes| blocks.push(bytes)),
+        None => {
+            blocks.push(MEDIA);
+            blocks.push(&media.to_le_bytes());
+            Ok(())
+        }
+    }
+}
+
+/// What a prompt consists of. Text and ids never share blocks, so it is part of the root.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Text,
+    Ids,
+}
+
+impl Kind {
+    /// Bytes that one unit of the prompt's length, a byte or an id, takes in a block.
+    pub(super) fn unit(self) -> usize {
+        match self {
+            Self::Text => 1,
+            Self::Ids => 4,
+        }
+    }
+}
+
+/// A prompt that is not a chat: text, token ids, or a batch of either.
+pub(super) struct Plain<'a> {
+    pub(super) kind: Kind,
+    /// Of a batch the first prompt: the batch goes to one worker as a whole, and what its prompts
+    /// have in common is what the first begins with.
+    pub(super) first: &'a [u8],
+    /// Bytes of text, or ids, that the prompts after the first add (text still with its escapes).
+    pub(super) others: usize,
+}
+
+/// Finds out what kind of prompt `value`, the value of `field`, is.
+pub(super) fn plain<'a>(value: &'a [u8], field: &'static str) -> Result<Plain<'a>, KeyError> {
+    let ids = |first| Plain {
+        kind: Kind::Ids,
+        first,
+        others: 0,
+    };
+    match Cursor::new(value).peek() {
+        Some(b'"') => {
+            return Ok(Plain {
+                kind: Kind::Text,
+                first: value,
+                others: 0,
+            });
+        }
+        Some(b'[') => {}
+        _ => return Err(KeyError::Unreadable(field)),
+    }
+    match Cursor::new(&value[1..]).peek() {
+        Some(b'0'..=b'9') => return Ok(ids(value)),
+        Some(b'"' | b'[') => {}
+        _ => return Err(KeyError::Unreadable(field)),
+    }
+    let mut prompt: Option<Plain<'a>> = None;
+    Cursor::new(value).array(|item| {
+        let is_text = item.peek() == Some(b'"');
+        let value = item.value()?;
+        match &mut prompt {
+            None if is_text => {
+                prompt = Some(Plain {
+                    kind: Kind::Text,
+                    first: value,
+                    others: 0,
+                })
+            }
+            None => prompt = Some(ids(value)),
+            Some(prompt) if is_text => prompt.others += value.len(),
+            Some(prompt) => prompt.others += memchr::memchr_iter(b',', value).count() + 1,
+        }
+        Ok(())
+    })?;
+    prompt.ok_or(KeyError::Unreadable(field))
+}
+
+/// Pushes the decoded text of a string.
+pub(super) fn text(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
+    Cursor::new(value)
+        .string()?
+        .decode(|bytes| blocks.push(bytes))
+}
+
+/// Pushes each token id as four bytes.
+pub(super) fn ids(value: &[u8], field: &'static str, blocks: &mut Blocks) -> Result<(), KeyError> {
+    Cursor::new(value).array(|item| {
+        let mut id = 0_u32;
+        for digit in item.scalar()? {
+            let digit = char::from(*digit).to_digit(10);
+            let longer = id
+                .checked_mul(10)
+                .zip(digit)
+                .and_then(|(id, digit)| id.checked_add(digit));
+            id = longer.ok_or(KeyError::Unreadable(field))?;
+        }
+        blocks.push(&id.to_le_bytes());
+        Ok(())
+    })
+}
+
+/// Hash of what must be equal, besides the prompt, for two requests to share a cached block.
+pub(super) fn root(kind: Kind, parts: [Option<&[u8]>; 3]) -> Result<u64, KeyError> {
+    let mut hasher = Xxh3::new();
+    hasher.update(match kind {
+        Kind::Ids => b"ids".as_slice(),
+        Kind::Text => b"text",
+    });
+    for part in parts {
+        let mut value = Xxh3::new();
+        canonical(part.unwrap_or_default(), |bytes| value.update(bytes))?;
+        hasher.update(&value.digest().to_le_bytes());
+    }
+    Ok(hasher.digest())
+}
