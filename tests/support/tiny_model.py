@@ -1,0 +1,182 @@
+"""Small random DeepSeek checkpoints, written by transformers' own classes, with a tokenizer.
+
+`CONFIGS` covers the family: V2 and V3 routing, with and without q_lora, YaRN on and off, one and
+several expert groups, tied embeddings, both layouts of the rotary pairs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+VOCAB_SIZE = 320
+BOS, EOS = "<bos>", "<eos>"
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOKENIZER_TEXT = [
+    "The quick brown fox jumps over the lazy dog, and then the other one.",
+    'user: what is 12 + 34? assistant: the answer is 46. {"name": "value", "number": 1}',
+]
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def yarn(**mscales: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 8.0,
+        "beta_slow": 1.0,
+        **mscales,
+    }
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "v2_lite": {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "topk_method": "greedy",
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "rope_parameters": yarn(mscale=0.707, mscale_all_dim=0.707),
+    },
+    "v2_grouped": {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": 24,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 4.0,
+        "first_k_dense_replace": 1,
+    },
+    "v2_tied": {
+        "model_type": "deepseek_v2",
+        "q_lora_rank": 24,
+        "topk_method": "greedy",
+        "first_k_dense_replace": 0,
+        "rope_parameters": yarn(mscale=1.0, mscale_all_dim=0.5),
+        "tie_word_embeddings": True,
+    },
+    "v3": {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 24,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0),
+    },
+    "v3_flat": {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "tie_word_embeddings": True,
+    },
+    "v3_halves": {
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 24,
+        "n_group": 2,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 2,
+        "rope_interleave": False,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": yarn(),
+    },
+}
+
+
+def write_tiny_model(
+    folder: Path, *, seed: int = 0, shard_size: str = "1GB", **config: Any
+) -> None:
+    """Write a random float32 checkpoint with a tokenizer to `folder`.
+
+    `config` overrides `COMMON` and holds at least `model_type`: `**CONFIGS["v3"]`.
+    """
+    model_type = config["model_type"]
+    values = COMMON | {name: value for name, value in config.items() if name != "model_type"}
+    torch.manual_seed(seed)
+    model: Any
+    if model_type == "deepseek_v2":
+        model = DeepseekV2ForCausalLM(DeepseekV2Config(**values))
+    else:
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**values))
+    _spread(model)
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+def _spread(model: torch.nn.Module) -> None:
+    """Draw every weight so that no part of the model is close to doing nothing."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.uniform_(0.5, 1.5)
+            elif name.endswith("embed_tokens.weight"):
+                weight.normal_(std=1.0)
+            else:
+                weight.normal_(std=0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every text has tokens, every token sequence has a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[BOS, EOS, "<|system|>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TOKENIZER_TEXT, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

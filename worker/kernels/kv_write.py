@@ -1,0 +1,19 @@
+"""Write the latent rows of new tokens into the paged cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def kv_write(cache: Tensor, locations: Tensor, rows: Tensor) -> None:
+    """cache.view(-1, W)[locations[i]] = rows[i], in place.
+
+    cache [pages, page_size, W] contiguous, locations [T] int64, rows [T, W] (converted to the
+    cache's dtype). Locations are distinct but for page 0, whose content nobody reads.
+    """
+    width = cache.shape[-1]
+    assert cache.is_contiguous() and rows.shape == (*locations.shape, width), (
+        f"cache {tuple(cache.shape)} contiguous {cache.is_contiguous()}, "
+        f"locations {tuple(locations.shape)}, rows {tuple(rows.shape)}"
+    )
+    cache.view(-1, width).index_copy_(0, locations, rows.to(cache.dtype))

@@ -1,0 +1,57 @@
+"""Causal multi-head attention of prefill chunks, each after a cached prefix of its own request.
+
+Many query tokens share the work of expanding the latents to per-head keys and values, and the
+expanded form needs about a quarter of the absorbed form's arithmetic (DeepSeek-V2,
+arXiv:2405.04434, section 2.1), so prefill is plain multi-head attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Bounds the score matrix [H, queries, keys] that is alive at a time.
+QUERY_BLOCK = 256
+
+
+def mla_prefill(
+    q: Tensor, k: Tensor, v: Tensor, extents: Sequence[tuple[int, int]], *, scale: float
+) -> Tensor:
+    """Attention within each chunk, ragged.
+
+    q [N, H, D], k [S, H, D], v [S, H, V]. The rows of chunk after chunk; `extents` holds for each
+    its (query rows n, key rows s), n <= s: its queries are the last n of the s positions, and
+    each sees the keys up to its own. The result is [N, H, V] in q's dtype; the arithmetic is
+    float32.
+    """
+    heads, width = q.shape[1:]
+    assert k.shape[1:] == (heads, width) and v.shape[:2] == k.shape[:2], (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    )
+    assert q.shape[0] == sum(n for n, _ in extents) and k.shape[0] == sum(s for _, s in extents), (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, extents {extents}"
+    )
+    out = q.new_empty(q.shape[0], heads, v.shape[-1])
+    first_query = first_key = 0
+    for queries, keys in extents:
+        chunk_q = q[first_query : first_query + queries].transpose(0, 1).float()
+        chunk_k = k[first_key : first_key + keys].permute(1, 2, 0).float()
+        chunk_v = v[first_key : first_key + keys].transpose(0, 1).float()
+        for begin in range(0, queries, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, queries)
+            seen = keys - queries + end  # keys that the block's last query sees
+            scores = torch.matmul(chunk_q[:, begin:end], chunk_k[:, :, :seen]) * scale
+            scores.masked_fill_(_future(end - begin, seen, q.device), float("-inf"))
+            block = torch.matmul(scores.softmax(dim=-1), chunk_v[:, :seen])
+            out[first_query + begin : first_query + end] = block.transpose(0, 1)
+        first_query += queries
+        first_key += keys
+    return out
+
+
+def _future(queries: int, keys: int, device: torch.device) -> Tensor:
+    """[queries, keys] bool: True where a key comes after the query; the last rows coincide."""
+    ones = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return ones.triu_(keys - queries + 1)

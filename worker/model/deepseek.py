@@ -1,0 +1,257 @@
+"""The DeepSeek family, top-down: V2, V2-Lite, Coder-V2, V2.5, V3, R1 and what shares their shape.
+
+Multi-head latent attention (MLA) and fine-grained mixtures of experts (DeepSeek-V2,
+arXiv:2405.04434; DeepSeek-V3, arXiv:2412.19437). The model sees a flat run of tokens: first one
+token of each decoding request, then chunks of prompts (`batch.py`). Which checkpoint, device,
+dtype or kernel it runs with is decided elsewhere.
+
+Attribute names are those of the checkpoints, so that `weights.py` needs few rules.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mla_router.worker.kernels.kv_read import kv_read
+from mla_router.worker.kernels.kv_write import kv_write
+from mla_router.worker.kernels.mla_decode import mla_decode
+from mla_router.worker.kernels.mla_prefill import mla_prefill
+from mla_router.worker.kernels.moe_experts import moe_experts
+from mla_router.worker.kernels.moe_routing import moe_routing
+from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.config import ModelConfig
+from mla_router.worker.model.layers import MLP, Embedding, Linear, RMSNorm, empty_parameter
+from mla_router.worker.model.rope import rotation_table, softmax_scale
+
+# The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
+# trained with the default of DeepSeek's RMSNorm there.
+LATENT_NORM_EPS = 1e-6
+
+
+class DeepseekForCausalLM(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DeepseekModel(config)
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """Logits [R, vocab_size] float32 of `batch.sampled_rows`.
+
+        cache [num_layers, pages, page_size, cache_width] gets the batch's new rows.
+        """
+        hidden = self.model(batch, cache)
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return functional.linear(hidden, head.weight).float()
+
+
+class DeepseekModel(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotations = nn.Buffer(rotation_table(config), persistent=False)
+
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        hidden = self.embed_tokens(batch.tokens)
+        rotations = self.rotations[batch.positions]
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            hidden = layer(hidden, rotations, batch, layer_cache)
+        out: Tensor = self.norm(hidden[batch.sampled_rows])
+        return out
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LatentAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = (
+            MLP(config.hidden_size, config.intermediate_size)
+            if index < config.num_dense_layers
+            else MixtureOfExperts(config)
+        )
+
+    def forward(
+        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class LatentAttention(nn.Module):
+    """MLA: the cache keeps one latent per token, from which keys and values of all heads follow."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qk_nope_head_dim = config.qk_nope_head_dim
+        self.qk_rope_head_dim = config.qk_rope_head_dim
+        self.v_head_dim = config.v_head_dim
+        self.q_lora_rank = config.q_lora_rank
+        self.kv_lora_rank = config.kv_lora_rank
+        self.scale = softmax_scale(config)
+        self.interleaved = config.rope_interleaved
+        queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
+
+        if config.q_lora_rank is None:
+            self.q_proj = Linear(hidden, queries)
+        else:
+            self.q_a_proj = Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
+            self.q_b_proj = Linear(config.q_lora_rank, queries)
+        self.kv_a_proj_with_mqa = Linear(hidden, config.cache_width, bias=config.attention_bias)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
+        self.kv_b_proj = Linear(
+            config.kv_lora_rank, config.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        )
+        self.o_proj = Linear(
+            config.num_heads * config.v_head_dim, hidden, bias=config.attention_bias
+        )
+
+    def forward(
+        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> Tensor:
+        # Queries [T, H, nope + rope], latents [T, kv_lora_rank] and rotary keys [T, rope]
+        q_nope, q_pe = torch.split(
+            self.queries(hidden), [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1
+        )
+        latent, k_pe = torch.split(
+            self.kv_a_proj_with_mqa(hidden), [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1
+        )
+        q_pe, k_pe = rotary(q_pe, k_pe, rotations, interleaved=self.interleaved)
+
+        # One row per token is all that later tokens will need
+        rows = torch.cat((self.kv_a_layernorm(latent), k_pe), dim=-1)
+        kv_write(cache, batch.cache_locations, rows)
+
+        decodes = batch.num_decodes
+        parts = []
+        if decodes:
+            parts.append(self.decode(q_nope[:decodes], q_pe[:decodes], batch, cache))
+        if batch.chunks:
+            parts.append(self.prefill(q_nope[decodes:], q_pe[decodes:], batch, cache))
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        q: Tensor = (
+            self.q_proj(hidden)
+            if self.q_lora_rank is None
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+        )
+        return q.view(len(hidden), self.num_heads, -1)
+
+    def decode(self, q_nope: Tensor, q_pe: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """[D, H, v_head_dim], absorbed: attends over the cached rows as they are."""
+        w_uk, w_uv = self.up_projections()
+        q_latent = torch.einsum("thn,hnc->thc", q_nope, w_uk)
+        latent = mla_decode(
+            torch.cat((q_latent, q_pe), dim=-1),
+            cache,
+            batch.page_table,
+            batch.decode_slots,
+            batch.decode_lengths,
+            max_length=batch.max_decode_length,
+            kv_lora_rank=self.kv_lora_rank,
+            scale=self.scale,
+        )
+        return torch.einsum("thc,hvc->thv", latent, w_uv)
+
+    def prefill(self, q_nope: Tensor, q_pe: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """[tokens of all chunks, H, v_head_dim], multi-head: expands prefixes and chunks."""
+        rows = kv_read(
+            cache, batch.page_table, [(c.slot, c.start + c.length) for c in batch.chunks]
+        ).to(q_nope.dtype)
+        latent, k_pe = torch.split(rows, [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        k_nope, v = torch.split(
+            self.kv_b_proj(latent).view(len(rows), self.num_heads, -1),
+            [self.qk_nope_head_dim, self.v_head_dim],
+            dim=-1,
+        )
+        k_pe = k_pe[:, None].expand(-1, self.num_heads, -1)
+        return mla_prefill(
+            torch.cat((q_nope, q_pe), dim=-1),
+            torch.cat((k_nope, k_pe), dim=-1),
+            v,
+            [(c.length, c.start + c.length) for c in batch.chunks],
+            scale=self.scale,
+        )
+
+    def up_projections(self) -> tuple[Tensor, Tensor]:
+        """w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank]: views of kv_b_proj."""
+        both = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
+        w_uk, w_uv = torch.split(both, [self.qk_nope_head_dim, self.v_head_dim], dim=1)
+        return w_uk, w_uv
+
+
+class MixtureOfExperts(nn.Module):
+    """A few routed experts for each token, and shared ones for all."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = Experts(config)
+        self.shared_experts = (
+            MLP(config.hidden_size, config.num_shared_experts * config.moe_intermediate_size)
+            if config.num_shared_experts
+            else None
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weights, ids = self.gate(hidden)
+        out: Tensor = self.experts(hidden, weights, ids)
+        return out if self.shared_experts is None else out + self.shared_experts(hidden)
+
+
+class Router(nn.Module):
+    """Chooses experts, in float32 whatever the model's dtype: near ties must not flip."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = empty_parameter(config.num_experts, config.hidden_size, dtype=torch.float32)
+        self.e_score_correction_bias = (
+            empty_parameter(config.num_experts, dtype=torch.float32)
+            if config.selection_bias
+            else None
+        )
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return moe_routing(
+            functional.linear(hidden.float(), self.weight),
+            top_k=self.config.experts_per_token,
+            scoring=self.config.scoring,
+            bias=self.e_score_correction_bias,
+            num_groups=self.config.num_expert_groups,
+            top_groups=self.config.top_expert_groups,
+            normalize=self.config.normalize_expert_weights,
+            scale=self.config.routed_scaling_factor,
+        )
+
+
+class Experts(nn.Module):
+    """The routed experts' weights, stacked."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        experts, hidden, width = (
+            config.num_experts,
+            config.hidden_size,
+            config.moe_intermediate_size,
+        )
+        self.gate_up_proj = empty_parameter(experts, 2 * width, hidden)
+        self.down_proj = empty_parameter(experts, hidden, width)
+
+    def forward(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        return moe_experts(hidden, self.gate_up_proj, self.down_proj, weights, ids)
