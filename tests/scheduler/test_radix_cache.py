@@ -1,0 +1,142 @@
+"""The prefix cache against a model of it: a set of pages' prefixes, and a counter for each lock."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mla_router.worker.scheduler.radix_cache import Node, RadixCache
+
+Prefix = tuple[str, tuple[int, ...]]  # salt, and tokens from the root to the end of a page
+_tokens = st.lists(st.integers(0, 1), max_size=14)
+_salts = st.sampled_from(["", "a"])
+
+
+class RadixCacheMachine(RuleBasedStateMachine):
+    """Every cached page is named by the tokens that lead to it; nothing else identifies it."""
+
+    @initialize(page_size=st.sampled_from([1, 2, 3]))
+    def start(self, page_size: int) -> None:
+        self.size = page_size
+        self.cache = RadixCache(page_size)
+        self.model: dict[Prefix, int] = {}  # prefix -> its last page
+        self.locked: list[tuple[Node, Prefix]] = []
+        self.used: dict[Prefix, int] = {}
+        self.clock = 0
+        self.next_page = 1
+
+    def prefixes(self, salt: str, tokens: list[int]) -> list[Prefix]:
+        ends = range(self.size, len(tokens) + 1, self.size)
+        return [(salt, tuple(tokens[:end])) for end in ends]
+
+    def cached_prefixes(self, salt: str, tokens: list[int]) -> list[Prefix]:
+        found = []
+        for prefix in self.prefixes(salt, tokens):
+            if prefix not in self.model:
+                break
+            found.append(prefix)
+        return found
+
+    def touch(self, prefixes: list[Prefix]) -> None:
+        self.clock += 1
+        for prefix in prefixes:
+            self.used[prefix] = self.clock
+
+    def is_locked(self, prefix: Prefix) -> bool:
+        salt, tokens = prefix
+        return any(s == salt and t[: len(tokens)] == tokens for _, (s, t) in self.locked)
+
+    @rule(salt=_salts, tokens=_tokens)
+    def insert(self, salt: str, tokens: list[int]) -> None:
+        tokens = tokens[: len(tokens) // self.size * self.size]
+        prefixes = self.prefixes(salt, tokens)
+        pages = list(range(self.next_page, self.next_page + len(prefixes)))
+        self.next_page += len(pages)
+        _, existing = self.cache.insert(self.cache.root(salt), tokens, pages)
+        assert existing == len(self.cached_prefixes(salt, tokens))
+        for prefix, page in list(zip(prefixes, pages, strict=True))[existing:]:
+            self.model[prefix] = page
+        self.touch(prefixes)
+
+    @rule(salt=_salts, tokens=_tokens, lock=st.booleans())
+    def match(self, salt: str, tokens: list[int], lock: bool) -> None:
+        node, pages = self.cache.match(salt, tokens)
+        found = self.cached_prefixes(salt, tokens)
+        assert pages == [self.model[prefix] for prefix in found]
+        self.touch(found)
+        if lock:
+            self.cache.lock(node)
+            self.locked.append((node, found[-1] if found else (salt, ())))
+
+    @precondition(lambda self: self.locked)
+    @rule(data=st.data())
+    def extend_a_locked_prefix(self, data: st.DataObject) -> None:
+        node, (salt, start) = data.draw(st.sampled_from(self.locked))
+        tail = data.draw(st.lists(st.integers(0, 1), max_size=6))
+        tail = tail[: len(tail) // self.size * self.size]
+        prefixes = self.prefixes(salt, [*start, *tail])[len(start) // self.size :]
+        pages = list(range(self.next_page, self.next_page + len(prefixes)))
+        self.next_page += len(pages)
+        _, existing = self.cache.insert(node, tail, pages)
+        for prefix, page in list(zip(prefixes, pages, strict=True))[existing:]:
+            assert prefix not in self.model
+            self.model[prefix] = page
+        self.touch(prefixes)
+
+    @precondition(lambda self: self.locked)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.locked))
+        self.locked.remove(entry)
+        self.cache.unlock(entry[0])
+
+    @rule(count=st.integers(0, 12))
+    def evict(self, count: int) -> None:
+        evictable = [prefix for prefix in self.model if not self.is_locked(prefix)]
+        freed = self.cache.evict(count)
+        assert len(freed) == min(count, len(evictable))
+        by_page = {page: prefix for prefix, page in self.model.items()}
+        for page in freed:
+            prefix = by_page[page]
+            assert not self.is_locked(prefix)
+            del self.model[prefix]
+        # Nothing that is left hangs below something that went: tails go first.
+        for salt, tokens in self.model:
+            assert len(tokens) == self.size or (salt, tokens[: -self.size]) in self.model
+        # What went had been unused for at least as long as every unlocked tail that is left.
+        if freed:
+            tails = [
+                prefix
+                for prefix in self.model
+                if not self.is_locked(prefix)
+                and not any(s == prefix[0] and t[: -self.size] == prefix[1] for s, t in self.model)
+            ]
+            newest_gone = max(self.used[by_page[page]] for page in freed)
+            gone = {by_page[page] for page in freed}
+            for salt, tokens in tails:
+                had_child = any(s == salt and t[: -self.size] == tokens for s, t in gone)
+                assert had_child or self.used[salt, tokens] >= newest_gone
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        pages = [page for node in self.cache for page in node.pages]
+        assert sorted(pages) == sorted(self.model.values())
+        assert self.cache.num_pages == len(pages)
+        assert self.cache.num_evictable == sum(not self.is_locked(p) for p in self.model)
+
+
+RadixCacheMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)
+TestRadixCache = RadixCacheMachine.TestCase
+
+
+def test_many_salts_leave_nothing_behind() -> None:
+    cache = RadixCache(page_size=1)
+    for i in range(1000):
+        cache.insert(cache.root(f"salt {i}"), [1], [i])
+        assert cache.evict(1) == [i]
+    assert sum(1 for _ in cache) <= 32

@@ -1,0 +1,52 @@
+"""How many requests and tokens fit: decided once, after the weights are loaded, and logged."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.core import Capacity
+from mla_router.worker.model.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+_CPU_TOKENS = 65536
+_GIB = 1 << 30
+
+
+def plan_capacity(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Capacity:
+    """Size the KV cache and the batch. Raises ConfigError if not even one page fits."""
+    context_length = config.context_length or model.max_position_embeddings
+    if context_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"--context-length {context_length}: the model goes to {model.max_position_embeddings}"
+        )
+    token_bytes = model.num_layers * model.cache_width * dtype.itemsize
+    tokens = config.max_total_tokens or _CPU_TOKENS
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        room = int(free - total * (1 - config.mem_fraction_static))
+        fitting = max(0, room) // token_bytes
+        tokens = min(config.max_total_tokens or fitting, fitting)
+    num_pages = tokens // config.page_size
+    if num_pages < 1:
+        raise ConfigError(
+            f"no room for KV cache ({token_bytes} bytes a token): raise --mem-fraction-static or "
+            f"--max-total-tokens, or lower --page-size"
+        )
+    capacity = Capacity(num_pages, config.page_size, config.max_running_requests, context_length)
+    logger.info(
+        "KV cache: %d tokens in pages of %d, %d bytes a token, %.2f GiB; up to %d requests at once, "
+        "%d tokens each",
+        capacity.max_total_tokens,
+        capacity.page_size,
+        token_bytes,
+        (num_pages + 1) * config.page_size * token_bytes / _GIB,
+        capacity.num_slots,
+        min(context_length, capacity.max_total_tokens),
+    )
+    return capacity

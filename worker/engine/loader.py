@@ -1,0 +1,48 @@
+"""From settings to an engine that is ready for its first step."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.model.config import ModelConfig, read_config
+from mla_router.worker.model.loader import load_model
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine(config: WorkerConfig) -> Engine:
+    """Choose the device, load the weights, size the KV cache. Raises ConfigError, ModelError."""
+    device = choose_device(config)
+    if device.type == "cpu" and config.cpu_threads:
+        torch.set_num_threads(config.cpu_threads)
+    dtype = choose_dtype(config, read_config(config.folder), device)
+    model = load_model(config.folder, device=device, dtype=dtype)
+    capacity = plan_capacity(config, model.config, dtype, device)
+    return Engine(model, capacity, device=device, dtype=dtype)
+
+
+def choose_device(config: WorkerConfig) -> torch.device:
+    count = torch.cuda.device_count() if config.device != "cpu" else 0
+    if config.device == "cuda" and count == 0:
+        raise ConfigError("--device cuda: torch sees no GPU")
+    if count == 0:
+        return torch.device("cpu")
+    if config.base_gpu_id >= count:
+        raise ConfigError(f"--base-gpu-id {config.base_gpu_id}: this machine has {count} GPUs")
+    return torch.device("cuda", config.base_gpu_id)
+
+
+def choose_dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """float32 on a CPU unless asked otherwise: few CPUs are faster in anything shorter."""
+    if config.dtype != "auto":
+        name = config.dtype
+    else:
+        name = "float32" if device.type == "cpu" else model.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype

@@ -1,0 +1,49 @@
+"""What the device remembers of every request between steps, indexed by its slot.
+
+The token that a step samples stays here, and the next step reads it from here: this is what lets
+the host launch step N+1 before it knows what step N sampled.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.inputs import StepInputs
+
+
+class SlotState:
+    """Per-slot device state. Written only by launched work, in stream order."""
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        slots, pages = capacity.num_slots, capacity.pages_per_request
+        self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
+        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
+        self.top_p = torch.ones(slots, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def apply(self, inputs: StepInputs) -> None:
+        """Write what the step changes: new pages, and the settings of new requests."""
+        if inputs.page_writes.shape[1]:
+            slot, index, page = inputs.page_writes.unbind()
+            self.page_table[slot, index] = page.to(torch.int32)
+        if inputs.admitted.shape[1]:
+            slot, top_k, seed, temperature, top_p = inputs.admitted.unbind()
+            self.top_k[slot] = top_k
+            self.seed[slot] = seed
+            self.temperature[slot] = temperature.view(torch.float64).float()
+            self.top_p[slot] = top_p.view(torch.float64).float()
+
+    def input_tokens(self, inputs: StepInputs) -> Tensor:
+        """[T] int64: the last token of every decode row, then the tokens of the chunks."""
+        decode_slots = inputs.token_slots[: inputs.decode_lengths.shape[0]]
+        return torch.cat([self.last_token[decode_slots], inputs.prompt_tokens])
+
+    def cache_locations(self, inputs: StepInputs, page_size: int) -> Tensor:
+        """[T] int64: the row of the flattened KV cache that each token of the step writes."""
+        index = inputs.positions // page_size
+        page = self.page_table[inputs.token_slots, index].to(torch.int64)
+        return page * page_size + inputs.positions % page_size

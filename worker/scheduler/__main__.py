@@ -1,0 +1,79 @@
+"""The scheduler process: owns the device, hears only its server process.
+
+    python -m mla_router.worker.scheduler --ipc-dir DIR [flags of a worker]
+
+Started by `python -m mla_router.worker`; dies with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from setproctitle import setproctitle
+
+from mla_router.worker import config as worker_config
+from mla_router.worker.child import die_with_parent
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.messages import Ready
+from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.scheduler import Scheduler
+
+
+def main(argv: list[str] | None = None) -> int:
+    die_with_parent()
+    # A Ctrl-C reaches the whole foreground group: the server decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
+    parser.add_argument("--ipc-dir", type=Path, required=True)
+    worker_config.add_flags(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        config = worker_config.from_namespace(arguments)
+        logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
+        setproctitle(f"mla_router scheduler {config.name}")
+        run(config, arguments.ipc_dir)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(config: WorkerConfig, ipc_dir: Path) -> None:
+    # torch takes seconds to import: not before the flags are known to be good.
+    from mla_router.worker.engine.loader import load_engine
+    from mla_router.worker.model.config import ModelError
+
+    try:
+        engine = load_engine(config)
+    except ModelError as error:
+        raise ConfigError(f"--model-path {config.folder}: {error}") from error
+    channel = ZmqChannel(ipc_dir)
+    scheduler = Scheduler(
+        engine,
+        channel,
+        chunk_size=config.chunked_prefill_size,
+        use_prefix_cache=not config.disable_radix_cache,
+        vocab_size=engine.model.config.vocab_size,
+    )
+    channel.send(
+        Ready(
+            max_total_num_tokens=engine.capacity.max_total_tokens,
+            page_size=engine.capacity.page_size,
+            max_running_requests=engine.capacity.num_slots,
+            context_length=engine.capacity.context_length,
+            vocab_size=engine.model.config.vocab_size,
+            device=str(engine.device),
+            dtype=str(engine.cache.dtype).removeprefix("torch."),
+            attention_backend=config.attention_backend,
+        )
+    )
+    (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
+    channel.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
