@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from support import client, processes
 from support.reference import Continuation, Reference
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -58,8 +59,8 @@ def check(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "model", name)
-    reference = Reference(folder)
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    reference = Reference(tmp_path)
     rng = random.Random(name)
 
     def random_tokens(length: int) -> list[int]:
@@ -71,7 +72,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_pat
     turns = [p + e.tokens + random_tokens(7) for p, e in zip(prompts, expected, strict=True)]
     expected_turns = [reference.greedy(turn, NEW_TOKENS) for turn in turns]
 
-    whole, chunked = processes.worker(folder, **WHOLE), processes.worker(folder, **CHUNKED)
+    whole, chunked = processes.worker(tmp_path, **WHOLE), processes.worker(tmp_path, **CHUNKED)
     with processes.together(whole, chunked) as workers:
         for worker, flags in zip(workers, (WHOLE, CHUNKED), strict=True):
             case, page = f"{name} {flags}", flags["page_size"]
