@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+# A launched forward pass: the logits of a step on the device. Only its engine can read it.
+Launched = TypeVar("Launched")
 
 
 class FinishReason(str, Enum):
@@ -109,14 +112,7 @@ class PendingStep(Protocol):
         ...
 
 
-class LaunchedForward(Protocol):
-    """The logits of a launched step, on the device; only the engine that made it can read it."""
-
-    @property
-    def plan(self) -> StepPlan: ...
-
-
-class StepEngine(Protocol):
+class StepEngine(Protocol[Launched]):
     """What the scheduler needs of the device: launch the two halves of a step.
 
     Sampling is apart from the forward pass so that everything the host learns from the step before
@@ -126,6 +122,6 @@ class StepEngine(Protocol):
     @property
     def capacity(self) -> Capacity: ...
 
-    def forward(self, plan: StepPlan) -> LaunchedForward: ...
+    def forward(self, plan: StepPlan) -> Launched: ...
 
-    def sample(self, launched: LaunchedForward) -> PendingStep: ...
+    def sample(self, launched: Launched) -> PendingStep: ...

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, StepEngine
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -75,7 +76,6 @@ class ScriptedChannel:
 class Run:
     scheduler: Scheduler
     channel: ScriptedChannel
-    engine: FakeEngine
 
 
 def run(
@@ -85,17 +85,19 @@ def run(
     capacity: Capacity | None = None,
     chunk_size: int = 64,
     use_prefix_cache: bool = True,
+    engine: StepEngine[Any] | None = None,
+    vocab_size: int = VOCAB,
 ) -> Run:
     """Run a scheduler over a script until it is idle, checking its books at every step."""
     capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
-    engine = FakeEngine(capacity)
+    engine = engine or FakeEngine(capacity)
     channel = ScriptedChannel(dict(script))
     scheduler = Scheduler(
         engine,
         channel,
         chunk_size=chunk_size,
         use_prefix_cache=use_prefix_cache,
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
     )
     postprocess = scheduler.postprocess
 
@@ -105,7 +107,7 @@ def run(
 
     scheduler.postprocess = checked  # type: ignore[method-assign]
     (scheduler.overlap_loop if overlap else scheduler.normal_loop)()
-    return Run(scheduler, channel, engine)
+    return Run(scheduler, channel)
 
 
 __all__ = ["Abort", "Run", "generate", "run"]

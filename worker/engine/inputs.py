@@ -50,8 +50,12 @@ class InputPacker:
             np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T.ravel(),
             _admitted(plan).ravel(),
         )
-        views = self._copy(np.concatenate(parts)).split([part.size for part in parts])
-        return StepInputs(*views[:5], views[5].view(3, -1), views[6].view(5, -1))
+        slots, places, tokens, lengths, sampled, writes, admitted = torch.split(
+            self._copy(np.concatenate(parts)), [part.size for part in parts]
+        )
+        return StepInputs(
+            slots, places, tokens, lengths, sampled, writes.view(3, -1), admitted.view(5, -1)
+        )
 
     def _copy(self, packed: np.ndarray) -> Tensor:
         if self._device.type == "cpu":

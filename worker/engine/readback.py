@@ -44,6 +44,6 @@ class ReadbackRing:
         host_logprobs = None
         if logprobs is not None:
             host_logprobs = self._logprobs[self._turn, :count].copy_(logprobs, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return Readback(host_tokens, host_logprobs, copied)

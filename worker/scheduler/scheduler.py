@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from mla_router.worker.core import FinishReason, PendingStep, SamplingParams, StepEngine, StepPlan
 from mla_router.worker.messages import (
@@ -57,7 +58,7 @@ class Scheduler:
 
     def __init__(
         self,
-        engine: StepEngine,
+        engine: StepEngine[Any],
         channel: Channel,
         *,
         chunk_size: int,
