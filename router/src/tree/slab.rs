@@ -1,0 +1,85 @@
+//! An arena of records that refer to each other by `u32`.
+
+use std::ops::{Index, IndexMut};
+
+/// No record: the end of a list, the parent of a root.
+pub(super) const NIL: u32 = u32::MAX;
+
+const CHUNK_BITS: u32 = 8;
+const CHUNK: usize = 1 << CHUNK_BITS;
+
+/// Grows by chunks, so that it never moves its records: a `Vec` of ten million nodes would stall
+/// every request behind the shard's lock each time that it doubles, and be half empty afterwards.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    chunks: Vec<Vec<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            chunks: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, record: T) -> u32 {
+        if let Some(id) = self.free.pop() {
+            self[id] = record;
+            return id;
+        }
+        if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+            self.chunks.push(Vec::with_capacity(CHUNK));
+        }
+        let chunk = self.chunks.len() - 1;
+        let last = &mut self.chunks[chunk];
+        last.push(record);
+        u32::try_from(chunk * CHUNK + last.len() - 1).expect("fewer than 2^32 records in a shard")
+    }
+
+    /// Gives the place of `id` to a later record; what it holds is dropped then.
+    pub(super) fn remove(&mut self, id: u32) {
+        self.free.push(id);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        let last = self.chunks.last().map_or(0, Vec::len);
+        self.chunks.len().saturating_sub(1) * CHUNK + last - self.free.len()
+    }
+
+    /// Memory held, used or not.
+    pub(super) fn bytes(&self) -> usize {
+        self.chunks.len() * (CHUNK * size_of::<T>() + size_of::<Vec<T>>())
+            + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+
+    fn index(&self, id: u32) -> &T {
+        &self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, id: u32) -> &mut T {
+        &mut self.chunks[(id >> CHUNK_BITS) as usize][id as usize % CHUNK]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Slab;
+
+    #[test]
+    fn freed_places_are_used_again() {
+        let mut slab = Slab::new();
+        let ids: Vec<u32> = (0..1000).map(|value| slab.insert(value)).collect();
+        slab.remove(ids[300]);
+        assert_eq!(slab.len(), 999);
+        assert_eq!(slab.insert(7), ids[300]);
+        assert_eq!((slab.len(), slab[ids[300]], slab[ids[999]]), (1000, 7, 999));
+    }
+}

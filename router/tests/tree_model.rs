@@ -1,0 +1,249 @@
+//! The prefix tree against a model that is too simple to be wrong: for each worker a map from every
+//! prefix that it holds to the time of its last use.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use mla_router::{
+    key::RouteKey,
+    tree::{PrefixTree, TreeStats},
+    worker_id::WorkerId,
+};
+use proptest::prelude::*;
+
+/// A prompt of blocks that are all different from those of any other prefix.
+fn key(symbols: &[u8]) -> RouteKey {
+    let chain = symbols.iter().scan(7_u64, |chain, symbol| {
+        *chain = (*chain ^ u64::from(*symbol))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29);
+        Some(*chain)
+    });
+    RouteKey {
+        blocks: chain.collect(),
+        ..RouteKey::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(u8, Vec<u8>),
+    Lookup(Vec<u8>),
+    Capacity(u8, u64),
+    Purge(u8),
+    Remove(u8),
+}
+
+fn prompt() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(0..3_u8, 0..14)
+}
+
+fn steps(workers: u8) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (0..workers, prompt()).prop_map(|(worker, prompt)| Step::Insert(worker, prompt)),
+        6 => prompt().prop_map(Step::Lookup),
+        1 => (0..workers, 0..40_u64).prop_map(|(worker, blocks)| Step::Capacity(worker, blocks)),
+        1 => (0..workers).prop_map(Step::Purge),
+        1 => (0..workers).prop_map(Step::Remove),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+#[derive(Default)]
+struct Model {
+    held: BTreeMap<u8, BTreeMap<Vec<u8>, u64>>,
+    capacity: BTreeMap<u8, u64>,
+    clock: u64,
+}
+
+impl Model {
+    fn capacity(&self, worker: u8) -> usize {
+        self.capacity
+            .get(&worker)
+            .map_or(usize::MAX, |blocks| *blocks as usize)
+    }
+
+    fn insert(&mut self, worker: u8, prompt: &[u8]) {
+        self.clock += 1;
+        let held = self.held.entry(worker).or_default();
+        let fitting = prompt.len().min(
+            self.capacity
+                .get(&worker)
+                .map_or(usize::MAX, |c| *c as usize),
+        );
+        for length in 1..=fitting {
+            held.insert(prompt[..length].to_vec(), self.clock);
+        }
+    }
+
+    /// Least recently used first; of one use the deepest first.
+    fn evict(&mut self, worker: u8) {
+        let capacity = self.capacity(worker);
+        let held = self.held.entry(worker).or_default();
+        while held.len() > capacity {
+            let oldest = held
+                .iter()
+                .min_by_key(|(path, stamp)| (**stamp, usize::MAX - path.len()));
+            let oldest = oldest.expect("more than the capacity is held").0.clone();
+            held.remove(&oldest);
+        }
+    }
+
+    fn lookup(&self, prompt: &[u8]) -> Vec<(WorkerId, u32)> {
+        let matched = |held: &BTreeMap<Vec<u8>, u64>| {
+            (1..=prompt.len())
+                .take_while(|length| held.contains_key(&prompt[..*length]))
+                .count()
+        };
+        let all = self
+            .held
+            .iter()
+            .map(|(worker, held)| (WorkerId(u32::from(*worker)), matched(held) as u32));
+        all.filter(|(_, blocks)| *blocks > 0).collect()
+    }
+
+    fn apply(&mut self, step: &Step, evicting: bool) {
+        match step {
+            Step::Insert(worker, prompt) => self.insert(*worker, prompt),
+            Step::Capacity(worker, blocks) => drop(self.capacity.insert(*worker, *blocks)),
+            Step::Purge(worker) => drop(self.held.remove(worker)),
+            Step::Remove(worker) => {
+                self.held.remove(worker);
+                self.capacity.remove(worker);
+            }
+            Step::Lookup(_) => {}
+        }
+        if let (true, Step::Insert(worker, _) | Step::Capacity(worker, _)) = (evicting, step) {
+            self.evict(*worker);
+        }
+    }
+}
+
+fn apply(tree: &PrefixTree, step: &Step) {
+    let id = |worker: &u8| WorkerId(u32::from(*worker));
+    match step {
+        Step::Insert(worker, prompt) => tree.insert(&key(prompt), id(worker)),
+        Step::Capacity(worker, blocks) => tree.set_capacity(id(worker), *blocks),
+        Step::Purge(worker) => tree.purge_worker(id(worker)),
+        Step::Remove(worker) => tree.remove_worker(id(worker)),
+        Step::Lookup(_) => {}
+    }
+}
+
+fn lookup(tree: &PrefixTree, prompt: &[u8]) -> Vec<(WorkerId, u32)> {
+    let mut found = Vec::new();
+    tree.lookup(&key(prompt), &mut found);
+    found.sort_unstable();
+    found
+}
+
+proptest! {
+    /// Alone, a worker's share is exactly the model's, evictions included.
+    #[test]
+    fn one_worker_is_exact(steps in steps(1)) {
+        let (tree, mut model) = (PrefixTree::new(), Model::default());
+        for step in &steps {
+            apply(&tree, step);
+            model.apply(step, true);
+            prop_assert_eq!(tree.held_by(WorkerId(0)), model.held.get(&0).map_or(0, |h| h.len() as u64));
+            if let Step::Lookup(prompt) = step {
+                prop_assert_eq!(lookup(&tree, prompt), model.lookup(prompt));
+            }
+        }
+    }
+
+    /// Without capacities all workers are exact.
+    #[test]
+    fn many_workers_without_eviction_are_exact(steps in steps(5)) {
+        let (tree, mut model) = (PrefixTree::new(), Model::default());
+        for step in steps.iter().filter(|step| !matches!(step, Step::Capacity(..))) {
+            apply(&tree, step);
+            model.apply(step, true);
+            if let Step::Lookup(prompt) = step {
+                prop_assert_eq!(lookup(&tree, prompt), model.lookup(prompt));
+            }
+        }
+    }
+
+    /// With capacities a node that several workers share leaves a share as a whole, so shares may be
+    /// smaller than the model's: but never above capacity, never more than was inserted, and what
+    /// was inserted last is there.
+    #[test]
+    fn many_workers_stay_within_bounds(steps in steps(5)) {
+        let (tree, mut inserted) = (PrefixTree::new(), Model::default());
+        for step in &steps {
+            apply(&tree, step);
+            inserted.apply(step, false);
+            for worker in 0..5 {
+                let held = tree.held_by(WorkerId(u32::from(worker)));
+                prop_assert!(held as usize <= inserted.capacity(worker));
+            }
+            match step {
+                Step::Lookup(prompt) => {
+                    let upper: BTreeMap<_, _> = inserted.lookup(prompt).into_iter().collect();
+                    for (worker, blocks) in lookup(&tree, prompt) {
+                        prop_assert!(upper.get(&worker).is_some_and(|most| blocks <= *most));
+                    }
+                }
+                Step::Insert(worker, prompt) => {
+                    let blocks = prompt.len().min(inserted.capacity(*worker)) as u32;
+                    let entry = (WorkerId(u32::from(*worker)), blocks);
+                    prop_assert!(blocks == 0 || lookup(&tree, prompt).contains(&entry));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What purged workers leave is gone once traffic has passed: nothing leaks.
+    #[test]
+    fn purged_shares_are_swept(steps in steps(5)) {
+        let tree = PrefixTree::new();
+        for step in &steps {
+            apply(&tree, step);
+        }
+        for worker in 0..5 {
+            tree.remove_worker(WorkerId(worker));
+        }
+        // A worker that may hold one block sweeps in each shard that the prompts can be in.
+        tree.set_capacity(WorkerId(9), 1);
+        for _ in 0..200 {
+            for symbol in 0..3 {
+                tree.insert(&key(&[symbol]), WorkerId(9));
+            }
+        }
+        let TreeStats { blocks, held, nodes, holds, .. } = tree.stats();
+        prop_assert_eq!((blocks, held, nodes, holds), (1, 1, 1, 1));
+    }
+}
+
+/// Threads that insert, look up and purge at once leave the books balanced.
+#[test]
+fn threads_leave_the_books_balanced() {
+    let tree = PrefixTree::new();
+    std::thread::scope(|scope| {
+        for worker in 0..4_u8 {
+            let tree = &tree;
+            scope.spawn(move || {
+                let id = WorkerId(u32::from(worker));
+                tree.set_capacity(id, 50);
+                for round in 0..2000_u32 {
+                    let prompt: Vec<u8> = (0..12)
+                        .map(|i| (round.wrapping_mul(31 + i) >> 3) as u8 % 3)
+                        .collect();
+                    tree.insert(&key(&prompt), id);
+                    assert!(lookup(tree, &prompt).contains(&(id, 12)));
+                    assert!(tree.held_by(id) <= 50);
+                    if round % 500 == 499 {
+                        tree.purge_worker(id);
+                    }
+                }
+            });
+        }
+    });
+    for worker in 0..4 {
+        tree.remove_worker(WorkerId(worker));
+    }
+    assert_eq!(tree.stats().held, 0);
+}
