@@ -173,7 +173,7 @@ def test_chat_logprobs_of_the_sampled_tokens(client: openai.OpenAI, model: str) 
         ("temperature", -1.0),
         ("top_p", 2.0),
         ("n", 3),
-        ("stop", ["1", "2", "3", "4", 5]),
+        ("stop", 7),
     ],
 )
 def test_a_bad_field_is_a_400_that_names_it(
