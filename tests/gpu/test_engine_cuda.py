@@ -1,0 +1,94 @@
+"""The engine on a GPU: the CPU's tokens, and no hidden wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.core import Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.messages import ToScheduler
+from mla_router.worker.model.loader import load_model
+from support.random_requests import random_script
+from support.scripted_scheduler import Run, run
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
+
+
+@pytest.fixture(scope="module", params=["v2_lite", "v3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp(request.param)
+    write_tiny_model(path, **CONFIGS[request.param])
+    return path
+
+
+def engine(folder: Path, device: str, dtype: torch.dtype) -> Engine:
+    at = torch.device(device)
+    model = load_model(folder, device=at, dtype=dtype)
+    return Engine(model, CAPACITY, device=at, dtype=dtype)
+
+
+def serve(on: Engine, script: dict[int, list[ToScheduler]], *, overlap: bool) -> Run:
+    return run(
+        script,
+        overlap=overlap,
+        chunk_size=32,
+        capacity=CAPACITY,
+        engine=on,
+        vocab_size=VOCAB_SIZE,
+    )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_gpu_gives_the_cpu_s_tokens(folder: Path, overlap: bool) -> None:
+    script = random_script(3, 60, aborts=False)
+    want = serve(engine(folder, "cpu", torch.float32), script, overlap=overlap)
+    got = serve(engine(folder, "cuda", torch.float32), script, overlap=overlap)
+    for n in range(60):
+        assert got.channel.tokens(f"r{n}") == want.channel.tokens(f"r{n}")
+
+
+@contextmanager
+def forbid_waiting() -> Iterator[None]:
+    """Any call that would make the host wait for the device raises inside."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_launching_never_waits_for_the_device(folder: Path) -> None:
+    on = engine(folder, "cuda", torch.bfloat16)
+    sampling = SamplingParams(max_tokens=50, temperature=0.8, top_k=20, top_p=0.9, logprobs=True)
+    prefill = StepPlan(
+        decode_slots=(),
+        decode_lengths=(),
+        chunks=(
+            PrefillChunk(0, 0, tuple(range(7)), True),
+            PrefillChunk(1, 0, tuple(range(5)), True),
+        ),
+        page_writes=((0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)),
+        admitted=((0, SamplingParams(50)), (1, sampling)),
+    )
+    mixed = StepPlan(
+        decode_slots=(0, 1),
+        decode_lengths=(8, 6),
+        chunks=(PrefillChunk(2, 0, tuple(range(9)), True),),
+        page_writes=((2, 0, 5), (2, 1, 6), (2, 2, 7)),
+        admitted=((2, SamplingParams(50)),),
+    )
+    on.sample(on.forward(prefill)).wait()  # lazy initialisation may wait, once
+    on.sample(on.forward(mixed)).wait()
+    with forbid_waiting():
+        pending = [on.sample(on.forward(plan)) for plan in (prefill, mixed)]
+    results = [step.wait() for step in pending]
+    assert [len(result.tokens) for result in results] == [2, 3]
+    assert all(0 <= token < VOCAB_SIZE for result in results for token in result.tokens)
