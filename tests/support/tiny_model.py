@@ -152,10 +152,8 @@ def _spread(model: torch.nn.Module) -> None:
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
                 weight.uniform_(0.5, 1.5)
-            elif name.endswith("embed_tokens.weight"):
-                weight.normal_(std=1.0)
             else:
-                weight.normal_(std=0.3)
+                weight.normal_(std=0.2)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.2)
