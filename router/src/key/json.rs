@@ -13,7 +13,7 @@ use super::KeyError;
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a>(&'a [u8]);
 
-impl<'a> Text<'a> {
+impl Text<'_> {
     /// Feeds the decoded bytes to `sink`, in as few pieces as the escapes allow.
     pub(super) fn decode(self, mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
         let mut rest = self.0;

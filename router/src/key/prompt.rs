@@ -4,6 +4,7 @@
 //! share a prefix under any template if they share tools and leading messages. Marks stand where
 //! the template would write its own, so that text cannot move from one role to another unnoticed.
 
+use memchr::memchr_iter;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -88,16 +89,12 @@ fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
         }
         Ok(())
     })?;
-    match text {
-        Some(text) => Cursor::new(text)
-            .string()?
-            .decode(|bytes| blocks.push(bytes)),
-        None => {
-            blocks.push(MEDIA);
-            blocks.push(&media.to_le_bytes());
-            Ok(())
-        }
+    if let Some(value) = text {
+        return self::text(value, blocks);
     }
+    blocks.push(MEDIA);
+    blocks.push(&media.to_le_bytes());
+    Ok(())
 }
 
 /// What a prompt consists of. Text and ids never share blocks, so it is part of the root.
@@ -129,42 +126,29 @@ pub(super) struct Plain<'a> {
 
 /// Finds out what kind of prompt `value`, the value of `field`, is.
 pub(super) fn plain<'a>(value: &'a [u8], field: &'static str) -> Result<Plain<'a>, KeyError> {
-    let ids = |first| Plain {
-        kind: Kind::Ids,
+    let one = |kind, first| Plain {
+        kind,
         first,
         others: 0,
     };
-    match Cursor::new(value).peek() {
-        Some(b'"') => {
-            return Ok(Plain {
-                kind: Kind::Text,
-                first: value,
-                others: 0,
-            });
-        }
-        Some(b'[') => {}
-        _ => return Err(KeyError::Unreadable(field)),
-    }
-    match Cursor::new(&value[1..]).peek() {
-        Some(b'0'..=b'9') => return Ok(ids(value)),
-        Some(b'"' | b'[') => {}
+    match (Cursor::new(value).peek(), Cursor::new(&value[1..]).peek()) {
+        (Some(b'"'), _) => return Ok(one(Kind::Text, value)),
+        (Some(b'['), Some(b'0'..=b'9')) => return Ok(one(Kind::Ids, value)),
+        (Some(b'['), Some(b'"' | b'[')) => {}
         _ => return Err(KeyError::Unreadable(field)),
     }
     let mut prompt: Option<Plain<'a>> = None;
     Cursor::new(value).array(|item| {
         let is_text = item.peek() == Some(b'"');
         let value = item.value()?;
-        match &mut prompt {
-            None if is_text => {
-                prompt = Some(Plain {
-                    kind: Kind::Text,
-                    first: value,
-                    others: 0,
-                })
-            }
-            None => prompt = Some(ids(value)),
-            Some(prompt) if is_text => prompt.others += value.len(),
-            Some(prompt) => prompt.others += memchr::memchr_iter(b',', value).count() + 1,
+        if let Some(prompt) = &mut prompt {
+            prompt.others += match prompt.kind {
+                Kind::Text => value.len(),
+                Kind::Ids => memchr_iter(b',', value).count() + 1,
+            };
+        } else {
+            let kind = if is_text { Kind::Text } else { Kind::Ids };
+            prompt = Some(one(kind, value));
         }
         Ok(())
     })?;

@@ -71,19 +71,20 @@ impl Lru {
         }
     }
 
-    /// Appends all of `other` on the newer side, whatever its length in constant time.
-    pub(super) fn append(&mut self, holds: &mut Slab<Hold>, other: Self) {
-        if other.oldest == NIL {
+    /// Moves all of `other` to the newer end, in constant time whatever its length.
+    pub(super) fn append(&mut self, holds: &mut Slab<Hold>, other: &mut Self) {
+        let Self { newest, oldest } = std::mem::replace(other, Self::EMPTY);
+        if oldest == NIL {
             return;
         }
         match self.newest {
-            NIL => self.oldest = other.oldest,
-            newest => {
-                holds[newest].newer = other.oldest;
-                holds[other.oldest].older = newest;
+            NIL => self.oldest = oldest,
+            last => {
+                holds[last].newer = oldest;
+                holds[oldest].older = last;
             }
         }
-        self.newest = other.newest;
+        self.newest = newest;
     }
 }
 

@@ -70,35 +70,34 @@ impl PrefixTree {
     /// number of blocks of the longest.
     pub fn lookup(&self, key: &RouteKey, out: &mut Vec<(WorkerId, u32)>) {
         out.clear();
-        let Some(shard) = shard_of(&key.blocks) else {
+        let Some(index) = shard_of(&key.blocks) else {
             return;
         };
         let workers = self.workers.read();
-        let mut shard = self.shards[shard].lock();
+        let mut shard = self.shards[index].lock();
         shard.sync(&workers);
         shard.lookup(&key.blocks, &workers, out);
     }
 
     /// Notes that `worker` now holds `key`, or as much of it as its capacity allows.
     pub fn insert(&self, key: &RouteKey, worker: WorkerId) {
-        let Some(shard) = shard_of(&key.blocks) else {
+        let Some(index) = shard_of(&key.blocks) else {
             return;
         };
         let (workers, slot) = self.registered(worker);
-        let share = workers.share(slot);
-        let fitting = share.capacity.min(key.blocks.len() as u64) as usize;
+        let quota = workers.quota(slot);
+        let fitting = quota.capacity.min(key.blocks.len() as u64) as usize;
         if fitting == 0 {
             return;
         }
-        {
-            let mut shard_guard = self.shards[shard].lock();
-            shard_guard.sync(&workers);
-            // Drawn under the lock, so that the order of a shard's lists is that of the clock.
-            let stamp = self.clock.fetch_add(1, Ordering::Relaxed);
-            let added = shard_guard.insert(&key.blocks[..fitting], slot, stamp);
-            share.used.fetch_add(added, Ordering::Relaxed);
-            share.set_oldest(shard, shard_guard.oldest(slot));
-        }
+        let mut shard = self.shards[index].lock();
+        shard.sync(&workers);
+        // Drawn under the lock, so that the order of a shard's lists is that of the clock.
+        let stamp = self.clock.fetch_add(1, Ordering::Relaxed);
+        let added = shard.insert(&key.blocks[..fitting], slot, stamp);
+        quota.used.fetch_add(added, Ordering::Relaxed);
+        quota.set_oldest(index, shard.oldest(slot));
+        drop(shard); // the oldest blocks may be in any shard
         self.evict(&workers, slot);
     }
 
@@ -124,15 +123,15 @@ impl PrefixTree {
     pub fn held_by(&self, worker: WorkerId) -> u64 {
         let workers = self.workers.read();
         let slot = workers.slot(worker);
-        slot.map_or(0, |slot| workers.share(slot).used.load(Ordering::Relaxed))
+        slot.map_or(0, |slot| workers.quota(slot).used.load(Ordering::Relaxed))
     }
 
     pub fn stats(&self) -> TreeStats {
         let workers = self.workers.read();
         let held = workers
-            .shares
+            .quotas
             .iter()
-            .map(|share| share.used.load(Ordering::Relaxed))
+            .map(|quota| quota.used.load(Ordering::Relaxed))
             .sum();
         let mut stats = TreeStats {
             held,
@@ -158,17 +157,17 @@ impl PrefixTree {
 
     /// Brings a worker back to its capacity, oldest blocks of all shards first.
     fn evict(&self, workers: &Workers, slot: u32) {
-        let share = workers.share(slot);
+        let quota = workers.quota(slot);
         loop {
-            let excess = share.excess();
-            let Some((index, limit)) = share.oldest_shard().filter(|_| excess > 0) else {
+            let excess = quota.excess();
+            let Some((index, limit)) = quota.oldest_shard().filter(|_| excess > 0) else {
                 return;
             };
             let mut shard = self.shards[index].lock();
             shard.sync(workers);
             let freed = shard.evict(slot, excess.min(EVICTION_BATCH), limit);
-            share.used.fetch_sub(freed, Ordering::Relaxed);
-            share.set_oldest(index, shard.oldest(slot));
+            quota.used.fetch_sub(freed, Ordering::Relaxed);
+            quota.set_oldest(index, shard.oldest(slot));
         }
     }
 }

@@ -78,8 +78,8 @@ impl Shard {
             return;
         }
         self.epoch = workers.epoch;
-        for (index, share) in workers.shares.iter().enumerate() {
-            let generation = share.generation;
+        for (index, quota) in workers.quotas.iter().enumerate() {
+            let generation = quota.generation;
             match self.slots.get_mut(index) {
                 None => self.slots.push(Slot {
                     generation,
@@ -88,8 +88,7 @@ impl Shard {
                 }),
                 Some(slot) if slot.generation != generation => {
                     slot.generation = generation;
-                    let voided = std::mem::replace(&mut slot.holds, Lru::EMPTY);
-                    self.stale.append(&mut self.holds, voided);
+                    self.stale.append(&mut self.holds, &mut slot.holds);
                 }
                 Some(_) => {}
             }
@@ -116,7 +115,7 @@ impl Shard {
                 let slot = &mut self.slots[hold.slot as usize];
                 if hold.generation == slot.generation && slot.reported != self.lookups {
                     slot.reported = self.lookups;
-                    out.push((workers.share(hold.slot).worker, depth as u32));
+                    out.push((workers.quota(hold.slot).worker, depth as u32));
                 }
                 id = hold.sibling;
             }

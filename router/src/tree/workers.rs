@@ -11,9 +11,9 @@ use crate::worker_id::WorkerId;
 /// real one keeps, little enough that a hundred such workers stay below a gigabyte.
 pub(super) const DEFAULT_CAPACITY: u64 = 1 << 18;
 
-/// One worker's share.
+/// One worker's quota.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct Quota {
     pub(super) worker: WorkerId,
     /// Grows with each purge: holds of an older generation are void.
     pub(super) generation: u32,
@@ -27,7 +27,7 @@ pub(super) struct Share {
 
 pub(super) const NEVER: u64 = u64::MAX;
 
-impl Share {
+impl Quota {
     fn new(worker: WorkerId, generation: u32) -> Self {
         Self {
             worker,
@@ -70,7 +70,7 @@ impl Share {
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     slots: FxHashMap<WorkerId, u32>,
-    pub(super) shares: Vec<Share>,
+    pub(super) quotas: Vec<Quota>,
     free: Vec<u32>,
     /// Grows with every change of a generation, so that a shard sees at a glance that it is behind.
     pub(super) epoch: u64,
@@ -81,8 +81,8 @@ impl Workers {
         self.slots.get(&worker).copied()
     }
 
-    pub(super) fn share(&self, slot: u32) -> &Share {
-        &self.shares[slot as usize]
+    pub(super) fn quota(&self, slot: u32) -> &Quota {
+        &self.quotas[slot as usize]
     }
 
     /// The slot of `worker`, which gets one if it has none.
@@ -92,12 +92,12 @@ impl Workers {
         }
         self.epoch += 1;
         let slot = if let Some(slot) = self.free.pop() {
-            let generation = self.share(slot).generation;
-            self.shares[slot as usize] = Share::new(worker, generation);
+            let generation = self.quota(slot).generation;
+            self.quotas[slot as usize] = Quota::new(worker, generation);
             slot
         } else {
-            self.shares.push(Share::new(worker, 0));
-            u32::try_from(self.shares.len() - 1).expect("fewer than 2^32 workers")
+            self.quotas.push(Quota::new(worker, 0));
+            u32::try_from(self.quotas.len() - 1).expect("fewer than 2^32 workers")
         };
         self.slots.insert(worker, slot);
         slot
@@ -105,7 +105,7 @@ impl Workers {
 
     pub(super) fn set_capacity(&mut self, worker: WorkerId, blocks: u64) -> u32 {
         let slot = self.register(worker);
-        self.shares[slot as usize].capacity = blocks;
+        self.quotas[slot as usize].capacity = blocks;
         slot
     }
 
@@ -113,11 +113,11 @@ impl Workers {
     pub(super) fn purge(&mut self, worker: WorkerId) {
         if let Some(slot) = self.slot(worker) {
             self.epoch += 1;
-            let share = &mut self.shares[slot as usize];
-            let (generation, capacity) = (share.generation.wrapping_add(1), share.capacity);
-            *share = Share {
+            let quota = &mut self.quotas[slot as usize];
+            let (generation, capacity) = (quota.generation.wrapping_add(1), quota.capacity);
+            *quota = Quota {
                 capacity,
-                ..Share::new(worker, generation)
+                ..Quota::new(worker, generation)
             };
         }
     }

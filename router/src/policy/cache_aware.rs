@@ -1,0 +1,277 @@
+//! The default: the worker that will have the request's first token soonest.
+//!
+//! The cost of a worker is `(pending tokens + uncached tokens of this request) * (requests + 1)`: the
+//! prefill that stands before the first token, times the company in which it is done. There is
+//! nothing to tune. A cached prefix makes a worker cheaper by just what it saves; a worker that
+//! everybody wants becomes dearer with each request, until computing the prefix once more elsewhere
+//! is the cheaper way, which is how a hot prefix gets to several workers.
+
+use std::{
+    cmp::Reverse,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::{Candidate, Choice, Policy, PolicyRequest, Reason};
+
+/// Equal costs are decided by the prompt's first 256 bytes: requests of one group meet at one
+/// worker from the first on, in every router that has the same workers, without a word between
+/// the routers. Shorter beginnings than that are not worth a cache.
+const ANCHOR_BLOCKS: usize = 4;
+
+#[derive(Debug, Default)]
+pub struct CacheAware {
+    /// Decides between equal workers where the prompt can't.
+    turn: AtomicU64,
+}
+
+impl CacheAware {
+    /// What the prompt begins with, as one hash.
+    fn anchor(request: &PolicyRequest<'_>) -> Option<u64> {
+        let blocks = &request.key?.blocks;
+        blocks.get(ANCHOR_BLOCKS - 1).or(blocks.last()).copied()
+    }
+}
+
+fn cost(request: &PolicyRequest<'_>, worker: &Candidate) -> u64 {
+    let tokens = worker
+        .pending_tokens
+        .saturating_add(request.uncached_tokens(worker).into());
+    tokens.saturating_mul(u64::from(worker.requests) + 1)
+}
+
+impl Policy for CacheAware {
+    fn name(&self) -> &'static str {
+        "cache_aware"
+    }
+
+    fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
+        let anchor = Self::anchor(request);
+        let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        // Of equal costs the longer match, lest a whole prompt in two caches where one would do. Then
+        // rendezvous: the highest of the hashes of prompt and worker. A worker that comes or goes
+        // moves no prompts but its own.
+        let rank = |worker: &Candidate| xxh3_64_with_seed(&salt.to_le_bytes(), worker.hash_seed);
+        let (index, chosen) = workers.iter().enumerate().min_by_key(|(_, worker)| {
+            (
+                cost(request, worker),
+                Reverse((worker.matched_blocks, rank(worker))),
+            )
+        })?;
+        let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
+        let reason = match chosen.matched_blocks {
+            _ if anchor.is_none() => Reason::NoPrefix,
+            _ if longest == 0 => Reason::Cold,
+            matched if matched == longest => Reason::CacheHit,
+            _ => Reason::Balance,
+        };
+        Some(Choice {
+            index,
+            uncached_tokens: request.uncached_tokens(chosen),
+            reason,
+        })
+    }
+
+    fn uses_tree(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{key::RouteKey, worker_id::WorkerId};
+
+    fn prompt(group: u64, blocks: u64) -> RouteKey {
+        RouteKey {
+            blocks: (0..blocks).map(|block| group * 1000 + block).collect(),
+            prompt_tokens: blocks * 16,
+            ..RouteKey::default()
+        }
+    }
+
+    /// Requests, pending tokens and matched blocks of each worker.
+    fn workers(states: &[(u32, u64, u32)]) -> Vec<Candidate> {
+        let candidate =
+            |(id, (requests, pending_tokens, matched_blocks)): (usize, &(u32, u64, u32))| {
+                Candidate {
+                    id: WorkerId(id as u32),
+                    requests: *requests,
+                    pending_tokens: *pending_tokens,
+                    matched_blocks: *matched_blocks,
+                    hash_seed: xxh3_64_with_seed(b"url", id as u64),
+                }
+            };
+        states.iter().enumerate().map(candidate).collect()
+    }
+
+    fn choose(key: &RouteKey, states: &[(u32, u64, u32)]) -> Choice {
+        let request = PolicyRequest { key: Some(key) };
+        CacheAware::default()
+            .choose(&request, &workers(states))
+            .expect("there are workers")
+    }
+
+    /// Name, workers, and the choice's index, uncached tokens and reason.
+    type Case<'a> = (&'a str, &'a [(u32, u64, u32)], usize, u32, Reason);
+
+    #[test]
+    fn the_least_cost_wins() {
+        let key = prompt(1, 100);
+        let table: [Case<'_>; 7] = [
+            (
+                "idle, one has it",
+                &[(0, 0, 0), (0, 0, 90)],
+                1,
+                160,
+                Reason::CacheHit,
+            ),
+            (
+                "the longer match",
+                &[(0, 0, 80), (0, 0, 90)],
+                1,
+                160,
+                Reason::CacheHit,
+            ),
+            (
+                "a whole match costs a block",
+                &[(0, 0, 100), (0, 0, 99)],
+                0,
+                16,
+                Reason::CacheHit,
+            ),
+            (
+                "busy, but worth it",
+                &[(0, 0, 0), (8, 0, 90)],
+                1,
+                160,
+                Reason::CacheHit,
+            ),
+            (
+                "too busy",
+                &[(0, 0, 0), (10, 0, 90)],
+                0,
+                1600,
+                Reason::Balance,
+            ),
+            (
+                "behind a long prefill",
+                &[(0, 0, 0), (0, 1441, 90)],
+                0,
+                1600,
+                Reason::Balance,
+            ),
+            (
+                "nobody has it",
+                &[(1, 0, 0), (0, 0, 0)],
+                1,
+                1600,
+                Reason::Cold,
+            ),
+        ];
+        for (case, states, index, uncached_tokens, reason) in table {
+            assert_eq!(
+                choose(&key, states),
+                Choice {
+                    index,
+                    uncached_tokens,
+                    reason
+                },
+                "{case}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_hot_prefix_spreads_and_stays_off_no_worker() {
+        let key = prompt(1, 100);
+        let mut states = [(0, 0, 0); 4];
+        for _ in 0..200 {
+            let choice = choose(&key, &states);
+            let (requests, pending, matched) = &mut states[choice.index];
+            *requests += 1;
+            *pending += u64::from(choice.uncached_tokens);
+            *matched = 100;
+        }
+        let requests = states.map(|(requests, ..)| requests);
+        assert!(
+            requests.iter().all(|requests| (40..=60).contains(requests)),
+            "{requests:?}"
+        );
+    }
+
+    #[test]
+    fn a_cold_group_goes_where_every_router_sends_it() {
+        let idle = [(0, 0, 0); 8];
+        let mut chosen = [0; 8];
+        for group in 0..400 {
+            let short = choose(&prompt(group, 8), &idle);
+            let long = choose(&prompt(group, 50), &idle);
+            assert_eq!((short.index, short.reason), (long.index, Reason::Cold));
+            chosen[short.index] += 1;
+        }
+        assert!(
+            chosen.iter().all(|groups| (25..=80).contains(groups)),
+            "{chosen:?}"
+        );
+    }
+
+    #[test]
+    fn a_lost_worker_moves_its_own_groups_alone() {
+        let policy = CacheAware::default();
+        let all = workers(&[(0, 0, 0); 8]);
+        for group in 0..100 {
+            let key = prompt(group, 8);
+            let request = PolicyRequest { key: Some(&key) };
+            let choice = policy.choose(&request, &all).expect("there are workers");
+            let lost = (choice.index + 1) % all.len();
+            let rest: Vec<_> = all
+                .iter()
+                .filter(|worker| worker.id != all[lost].id)
+                .copied()
+                .collect();
+            let again = policy.choose(&request, &rest).expect("there are workers");
+            assert_eq!(rest[again.index].id, all[choice.index].id);
+        }
+    }
+
+    #[test]
+    fn without_a_prefix_equal_workers_share_the_load() {
+        let policy = CacheAware::default();
+        let all = workers(&[(0, 0, 0); 4]);
+        let mut chosen = [0; 4];
+        for _ in 0..400 {
+            let choice = policy
+                .choose(&PolicyRequest { key: None }, &all)
+                .expect("workers");
+            assert_eq!(
+                (choice.uncached_tokens, choice.reason),
+                (16, Reason::NoPrefix)
+            );
+            chosen[choice.index] += 1;
+        }
+        assert!(
+            chosen.iter().all(|requests| (70..=130).contains(requests)),
+            "{chosen:?}"
+        );
+    }
+
+    #[test]
+    fn no_workers_no_choice() {
+        assert_eq!(
+            CacheAware::default().choose(&PolicyRequest { key: None }, &[]),
+            None
+        );
+    }
+
+    #[test]
+    fn costs_saturate() {
+        let key = RouteKey {
+            prompt_tokens: u64::MAX,
+            ..prompt(1, 1)
+        };
+        let choice = choose(&key, &[(u32::MAX, u64::MAX, 0), (0, 0, 0)]);
+        assert_eq!((choice.index, choice.uncached_tokens), (1, u32::MAX));
+    }
+}

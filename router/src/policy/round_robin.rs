@@ -1,0 +1,55 @@
+//! Each worker in turn, whatever it holds and has to do. The baseline of every comparison.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Candidate, Choice, Policy, PolicyRequest, Reason};
+
+#[derive(Debug, Default)]
+pub struct RoundRobin {
+    next: AtomicUsize,
+}
+
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round_robin"
+    }
+
+    fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let index = turn.checked_rem(workers.len())?;
+        Some(Choice {
+            index,
+            uncached_tokens: request.uncached_tokens(&workers[index]),
+            reason: Reason::RoundRobin,
+        })
+    }
+
+    fn uses_tree(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker_id::WorkerId;
+
+    #[test]
+    fn takes_turns_and_needs_workers() {
+        let policy = RoundRobin::default();
+        let request = PolicyRequest { key: None };
+        let workers = [3, 0, 90].map(|requests| Candidate {
+            id: WorkerId(requests),
+            requests,
+            pending_tokens: 0,
+            matched_blocks: 0,
+            hash_seed: 0,
+        });
+        let turns: Vec<_> = (0..6)
+            .filter_map(|_| policy.choose(&request, &workers))
+            .map(|choice| choice.index)
+            .collect();
+        assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(policy.choose(&request, &[]), None);
+    }
+}
