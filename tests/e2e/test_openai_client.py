@@ -191,4 +191,4 @@ def test_an_unknown_model_and_an_unknown_path_are_404(client: openai.OpenAI) -> 
         complete(client, "no-such-model")
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
-        client.fine_tuning.jobs.list()
+        client.moderations.create(input="no such path here")
