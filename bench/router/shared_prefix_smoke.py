@@ -126,9 +126,10 @@ async def measure(args: argparse.Namespace, url: str, prompts: list[list[int]]) 
     tally = Tally()
     todo = iter(prompts)
 
-    async def client(http: aiohttp.ClientSession) -> None:
+    async def client(http: aiohttp.ClientSession, model: str) -> None:
+        fixed = {"model": model, "max_tokens": args.output_tokens, "temperature": 0.0}
         for prompt in todo:
-            body = {"prompt": prompt, "max_tokens": args.output_tokens, "temperature": 0.0}
+            body = fixed | {"prompt": prompt}
             async with http.post(url + "/v1/completions", json=body) as response:
                 answer = await response.json()
                 if response.status != 200:
@@ -141,8 +142,10 @@ async def measure(args: argparse.Namespace, url: str, prompts: list[list[int]]) 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         await all_ready(http, url, args.dp_size)
+        async with http.get(url + "/v1/models") as response:
+            model = (await response.json())["data"][0]["id"]
         start = time.monotonic()
-        await asyncio.gather(*(client(http) for _ in range(args.concurrency)))
+        await asyncio.gather(*(client(http, model) for _ in range(args.concurrency)))
         tally.seconds = time.monotonic() - start
     return tally
 
