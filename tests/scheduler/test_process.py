@@ -1,0 +1,140 @@
+"""The scheduler as a process: what its server sees of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from mla_router.worker.messages import (
+    Abort,
+    Deltas,
+    FlushCache,
+    Generate,
+    GetStats,
+    Ready,
+    Shutdown,
+    Stats,
+    ToScheduler,
+    ToServer,
+)
+from support.scripted_scheduler import generate
+
+
+class Server:
+    """The other end of the wire, as the server process has it."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        context = zmq.Context.instance()
+        self.inbox, self.outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        self.inbox.bind(f"ipc://{folder}/to_server")
+        self.outbox.connect(f"ipc://{folder}/to_scheduler")
+        self.decoder = msgspec.msgpack.Decoder(ToServer)
+        command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={folder}"]
+        self.process = subprocess.Popen([*command, "--cpu-threads=1", *flags])
+
+    def send(self, message: ToScheduler) -> None:
+        self.outbox.send(msgspec.msgpack.encode(message))
+
+    def receive(self) -> ToServer:
+        assert self.inbox.poll(60_000), "nothing came from the scheduler"
+        return self.decoder.decode(self.inbox.recv())
+
+    def run(self, request: Generate) -> list[int]:
+        self.send(request)
+        tokens: list[int] = []
+        while True:
+            message = self.receive()
+            for delta in message.items if isinstance(message, Deltas) else []:
+                assert delta.rid == request.rid
+                tokens += delta.token_ids
+                if delta.finish_reason:
+                    assert delta.finish_reason == "length", delta
+                    return tokens
+
+    def stats(self, message: GetStats | FlushCache) -> Stats:
+        self.send(message)
+        while True:
+            answer = self.receive()
+            if isinstance(answer, Stats) and answer.query == message.query:
+                return answer
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.inbox.close(0)
+        self.outbox.close(0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), "--context-length=256", "--max-total-tokens=4096")
+        yield server
+        server.send(Shutdown())
+        assert server.process.wait(20) == 0
+        server.close()
+
+
+def test_it_says_what_it_can_do_and_serves(server: Server) -> None:
+    ready = server.receive()
+    assert isinstance(ready, Ready)
+    assert (ready.context_length, ready.max_total_num_tokens) == (256, 4096)
+    assert (ready.device, ready.dtype) == ("cpu", "float32")
+
+    prompt = list(range(100, 150))
+    first = server.run(generate("a", prompt, 20))
+    assert len(first) == 20
+    assert server.run(generate("b", prompt, 20)) == first
+    stats = server.stats(GetStats(1))
+    assert (stats.running, stats.waiting, stats.cached_tokens) == (0, 0, 48)
+    assert stats.free_pages + stats.cached_pages == stats.total_pages
+    assert server.stats(FlushCache(2)).free_pages == stats.total_pages
+
+
+def test_an_aborted_request_gives_everything_back(server: Server) -> None:
+    for i in range(20):
+        server.send(generate(f"gone{i}", [i + 1] * 40, 200))
+    for i in range(20):
+        server.send(Abort(f"gone{i}"))
+    ended = set()
+    while len(ended) < 20:
+        message = server.receive()
+        for delta in message.items if isinstance(message, Deltas) else []:
+            if delta.finish_reason:
+                ended.add(delta.rid)
+    stats = server.stats(GetStats(3))
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.free_slots == stats.total_slots
+    assert stats.free_pages + stats.cached_pages == stats.total_pages
+
+
+def test_garbage_on_the_wire_is_dropped(server: Server) -> None:
+    server.outbox.send(b"\xff not msgpack")
+    server.outbox.send(msgspec.msgpack.encode(["Generate", "short"]))
+    assert len(server.run(generate("after", [1, 2, 3], 3))) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--context-length=99999999"], "--context-length"),
+        (["--device=cuda"], "--device cuda"),
+        (["--model-path=/nowhere"], "--model-path /nowhere"),
+        (["--max-total-tokens=3"], "no room"),
+    ],
+)
+def test_what_cannot_work_is_one_line(flags: list[str], named: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert named in errors[0]
+    assert "Traceback" not in done.stderr
