@@ -132,7 +132,9 @@ def test_garbage_on_the_wire_is_dropped(server: Server) -> None:
 )
 def test_what_cannot_work_is_one_line(flags: list[str], named: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*command, *flags], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
