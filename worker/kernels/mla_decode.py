@@ -39,14 +39,15 @@ def mla_decode(
     assert 0 < num_pages <= page_table.shape[1], (
         f"max_length {max_length}, page_table {tuple(page_table.shape)} x {page_size}"
     )
-    pages = page_table[:, :num_pages].index_select(0, slots).flatten()
-    rows = cache.index_select(0, pages).view(batch, num_pages * page_size, width)
-    rows = rows[:, :max_length].float()
+    pages = page_table[:, :num_pages].index_select(0, slots)
+    within_page = torch.arange(page_size, dtype=torch.int32, device=q.device)
+    locations = (pages[:, :, None] * page_size + within_page).view(batch, -1)[:, :max_length]
 
-    # Beyond a request's length lie rows of others or of nobody. Zeroing them, and not only their
-    # probabilities, keeps a NaN in one request from reaching another.
-    beyond = torch.arange(max_length, device=q.device) >= lengths[:, None]
-    rows = rows.masked_fill(beyond[:, :, None], 0.0)
+    # Beyond a request's length lie rows of others or of nobody. They get probability 0, but 0 * NaN
+    # would still spread from one request to another: read the request's own first row instead.
+    beyond = torch.arange(max_length, dtype=torch.int32, device=q.device) >= lengths[:, None]
+    locations = torch.where(beyond, locations[:, :1], locations).flatten()
+    rows = cache.view(-1, width).index_select(0, locations).view(batch, max_length, width).float()
 
     scores = torch.matmul(q.float(), rows.transpose(1, 2)) * scale
     probabilities = scores.masked_fill_(beyond[:, None], float("-inf")).softmax(dim=-1)

@@ -43,15 +43,12 @@ def mla_prefill(
             end = min(begin + QUERY_BLOCK, queries)
             seen = keys - queries + end  # keys that the block's last query sees
             scores = torch.matmul(chunk_q[:, begin:end], chunk_k[:, :, :seen]) * scale
-            scores.masked_fill_(_future(end - begin, seen, q.device), float("-inf"))
+            future = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu_(
+                1
+            )
+            scores[:, :, seen - (end - begin) :].masked_fill_(future, float("-inf"))
             block = torch.matmul(scores.softmax(dim=-1), chunk_v[:, :seen])
             out[first_query + begin : first_query + end] = block.transpose(0, 1)
         first_query += queries
         first_key += keys
     return out
-
-
-def _future(queries: int, keys: int, device: torch.device) -> Tensor:
-    """[queries, keys] bool: True where a key comes after the query; the last rows coincide."""
-    ones = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return ones.triu_(keys - queries + 1)
