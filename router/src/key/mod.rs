@@ -114,7 +114,7 @@ impl RouteKey {
         let root = fields.root(plain.kind)?;
         let mut blocks = Blocks::new(root, plain.first.len());
         match plain.kind {
-            Kind::Text => prompt::text(plain.first, &mut blocks)?,
+            Kind::Text => prompt::text(plain.first, name, &mut blocks)?,
             Kind::Ids => prompt::ids(plain.first, name, &mut blocks)?,
         }
         let (blocks, bytes) = blocks.finish();

@@ -13,6 +13,11 @@ use super::{
     json::{Cursor, canonical},
 };
 
+/// The field of the body that an error names.
+type Name = &'static str;
+
+const MESSAGES: Name = "messages";
+
 const TOOLS: &[u8] = b"\x1d";
 const ROLE: &[u8] = b"\x1e";
 const CONTENT: &[u8] = b"\x1f";
@@ -29,12 +34,12 @@ pub(super) fn chat(
         blocks.push(TOOLS);
         canonical(tools, |bytes| blocks.push(bytes))?;
     }
-    Cursor::new(messages).array(|item| message(item, blocks))
+    opening(messages, b'[', MESSAGES)?.array(|item| message(item.value()?, blocks))
 }
 
-fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
+fn message(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
     let (mut role, mut name, mut content, mut calls) = (None, None, None, None);
-    item.object(|field, value| {
+    opening(value, b'{', MESSAGES)?.object(|field, value| {
         let slot = match () {
             () if field.is("role") => &mut role,
             () if field.is("name") => &mut name,
@@ -53,12 +58,9 @@ fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
     }
     blocks.push(CONTENT);
     if let Some(value) = content {
-        match Cursor::new(value).peek() {
-            Some(b'"') => Cursor::new(value)
-                .string()?
-                .decode(|bytes| blocks.push(bytes))?,
-            Some(b'[') => Cursor::new(value).array(|item| part(item.value()?, blocks))?,
-            _ => return Err(KeyError::Unreadable("messages")),
+        match value[0] {
+            b'"' => text(value, MESSAGES, blocks)?,
+            _ => opening(value, b'[', MESSAGES)?.array(|item| part(item.value()?, blocks))?,
         }
     }
     if let Some(value) = calls {
@@ -71,15 +73,13 @@ fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
 /// One part of a content list: text by its text, so that it equals the same content written as a
 /// string; anything else (image, video, audio) by the hash of its data.
 fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
-    if Cursor::new(value).peek() == Some(b'"') {
-        return Cursor::new(value)
-            .string()?
-            .decode(|bytes| blocks.push(bytes));
+    if value[0] == b'"' {
+        return text(value, MESSAGES, blocks);
     }
-    let (mut text, mut media) = (None, 0_u64);
-    Cursor::new(value).object(|field, value| {
+    let (mut words, mut media) = (None, 0_u64);
+    opening(value, b'{', MESSAGES)?.object(|field, value| {
         if field.is("text") {
-            text = Some(value).filter(|value| *value != b"null");
+            words = Some(value).filter(|value| *value != b"null");
         } else if !field.is("type") && !field.is("cache_control") {
             let mut hasher = Xxh3::new();
             field.decode(|bytes| hasher.update(bytes))?;
@@ -89,8 +89,8 @@ fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
         }
         Ok(())
     })?;
-    if let Some(value) = text {
-        return self::text(value, blocks);
+    if let Some(value) = words {
+        return text(value, MESSAGES, blocks);
     }
     blocks.push(MEDIA);
     blocks.push(&media.to_le_bytes());
@@ -125,16 +125,16 @@ pub(super) struct Plain<'a> {
 }
 
 /// Finds out what kind of prompt `value`, the value of `field`, is.
-pub(super) fn plain<'a>(value: &'a [u8], field: &'static str) -> Result<Plain<'a>, KeyError> {
+pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyError> {
     let one = |kind, first| Plain {
         kind,
         first,
         others: 0,
     };
-    match (Cursor::new(value).peek(), Cursor::new(&value[1..]).peek()) {
-        (Some(b'"'), _) => return Ok(one(Kind::Text, value)),
-        (Some(b'['), Some(b'0'..=b'9')) => return Ok(one(Kind::Ids, value)),
-        (Some(b'['), Some(b'"' | b'[')) => {}
+    match (value[0], Cursor::new(&value[1..]).peek()) {
+        (b'"', _) => return Ok(one(Kind::Text, value)),
+        (b'[', Some(b'0'..=b'9')) => return Ok(one(Kind::Ids, value)),
+        (b'[', Some(b'"' | b'[')) => {}
         _ => return Err(KeyError::Unreadable(field)),
     }
     let mut prompt: Option<Plain<'a>> = None;
@@ -156,27 +156,33 @@ pub(super) fn plain<'a>(value: &'a [u8], field: &'static str) -> Result<Plain<'a
 }
 
 /// Pushes the decoded text of a string.
-pub(super) fn text(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
-    Cursor::new(value)
+pub(super) fn text(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
+    opening(value, b'"', field)?
         .string()?
         .decode(|bytes| blocks.push(bytes))
 }
 
 /// Pushes each token id as four bytes.
-pub(super) fn ids(value: &[u8], field: &'static str, blocks: &mut Blocks) -> Result<(), KeyError> {
-    Cursor::new(value).array(|item| {
+pub(super) fn ids(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
+    let unreadable = KeyError::Unreadable(field);
+    opening(value, b'[', field)?.array(|item| {
         let mut id = 0_u32;
-        for digit in item.scalar()? {
-            let digit = char::from(*digit).to_digit(10);
-            let longer = id
-                .checked_mul(10)
-                .zip(digit)
-                .and_then(|(id, digit)| id.checked_add(digit));
-            id = longer.ok_or(KeyError::Unreadable(field))?;
+        for digit in item.scalar().map_err(|_| unreadable)? {
+            let digit = char::from(*digit).to_digit(10).ok_or(unreadable)?;
+            let shifted = id.checked_mul(10).ok_or(unreadable)?;
+            id = shifted.checked_add(digit).ok_or(unreadable)?;
         }
         blocks.push(&id.to_le_bytes());
         Ok(())
     })
+}
+
+/// A cursor on `value`, which must open with `byte`.
+fn opening(value: &[u8], byte: u8, field: Name) -> Result<Cursor<'_>, KeyError> {
+    match value.first() {
+        Some(first) if *first == byte => Ok(Cursor::new(value)),
+        _ => Err(KeyError::Unreadable(field)),
+    }
 }
 
 /// Hash of what must be equal, besides the prompt, for two requests to share a cached block.

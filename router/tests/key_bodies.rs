@@ -1,0 +1,271 @@
+//! The routing key of bodies as clients write them, and of those that they should not.
+
+#![forbid(unsafe_code)]
+
+use mla_router::key::{KeyError, Route, RouteKey};
+use serde_json::{Value, json};
+
+fn extract(route: Route, body: &Value) -> Result<RouteKey, KeyError> {
+    RouteKey::extract(route, body.to_string().as_bytes())
+}
+
+fn chat(body: &Value) -> RouteKey {
+    extract(Route::ChatCompletions, body).expect("a chat")
+}
+
+fn long(word: &str) -> String {
+    word.repeat(100)
+}
+
+fn body() -> Value {
+    json!({
+        "model": "m",
+        "messages": [{"role": "system", "content": long("rule ")}, {"role": "user", "content": "Hi"}],
+    })
+}
+
+#[test]
+fn what_separates_caches_shares_no_block() {
+    let plain = chat(&body());
+    let fields = [
+        ("model", json!("other")),
+        ("lora_path", json!("adapter")),
+        ("lora", json!("adapter")),
+        ("cache_salt", json!("tenant")),
+        ("extra_key", json!("tenant")),
+        (
+            "tools",
+            json!([{"type": "function", "function": {"name": "weather"}}]),
+        ),
+    ];
+    for (field, value) in fields {
+        let mut other = body();
+        other[field] = value;
+        let other = chat(&other);
+        assert!(
+            plain
+                .blocks
+                .iter()
+                .all(|block| !other.blocks.contains(block)),
+            "{field}"
+        );
+        assert_eq!(plain.root == other.root, field == "tools", "{field}");
+    }
+}
+
+#[test]
+fn what_the_engine_does_not_cache_by_changes_nothing() {
+    let mut other = body();
+    other["temperature"] = json!(0.5);
+    other["cache_salt"] = Value::Null;
+    other["tools"] = Value::Null;
+    other["messages"][1]["tool_calls"] = Value::Null;
+    assert_eq!(chat(&body()), chat(&other));
+    other["stream"] = json!(true);
+    assert_eq!(
+        RouteKey {
+            stream: true,
+            ..chat(&body())
+        },
+        chat(&other)
+    );
+}
+
+#[test]
+fn roles_names_and_calls_are_part_of_the_prompt() {
+    let mut other = body();
+    other["messages"][0]["role"] = json!("user");
+    assert_ne!(chat(&body()).blocks[0], chat(&other).blocks[0]);
+    let mut other = body();
+    other["messages"][0]["name"] = json!("Ann");
+    assert_ne!(chat(&body()).blocks[0], chat(&other).blocks[0]);
+    let call = |arguments: &str| {
+        let call =
+            json!({"type": "function", "function": {"name": "f", "arguments": long(arguments)}});
+        json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [call]}]})
+    };
+    assert_ne!(chat(&call("f")).blocks[0], chat(&call("g")).blocks[0]);
+}
+
+#[test]
+fn text_parts_equal_text_and_images_count_by_their_data() {
+    let mut parts = body();
+    let text = long("rule ");
+    parts["messages"][0]["content"] =
+        json!([{"type": "text", "text": text[..70]}, {"text": text[70..], "type": "text"}]);
+    assert_eq!(chat(&parts), chat(&body()));
+
+    let image = |url: &str| {
+        let url = json!({"type": "image_url", "image_url": {"url": url}});
+        chat(
+            &json!({"messages": [{"role": "user", "content": [url, {"type": "text", "text": long("a")}]}]}),
+        )
+    };
+    let (ours, same, theirs) = (image("data:a/b"), image("data:a/b"), image("data:a/c"));
+    assert_eq!(ours, same);
+    assert_ne!(ours.blocks[0], theirs.blocks[0]);
+    let reordered = format!(
+        r#"{{"messages":[{{"content":[{{"image_url":{{"url":"data:a\/b"}},"type":"image_url"}},{{"type":"text","text":"{}"}}],"role":"user"}}]}}"#,
+        long("a")
+    );
+    assert_eq!(
+        RouteKey::extract(Route::ChatCompletions, reordered.as_bytes()),
+        Ok(ours)
+    );
+}
+
+#[test]
+fn a_batch_is_keyed_by_its_first_prompt() {
+    let (first, second) = (long("first"), long("second"));
+    let key = |prompt: Value| {
+        extract(Route::Completions, &json!({ "prompt": prompt })).expect("a prompt")
+    };
+    let (one, batch) = (key(json!(first)), key(json!([first, second])));
+    assert_eq!(one.blocks, batch.blocks);
+    assert_eq!((one.prompt_len, batch.prompt_len), (500, 500 + 602));
+
+    let (ids, others) = ((0..40).collect::<Vec<u32>>(), vec![7_u32; 9]);
+    let (one, batch) = (key(json!(ids)), key(json!([ids, others])));
+    assert_eq!((one.blocks.len(), &one.blocks), (2, &batch.blocks));
+    assert_eq!((one.prompt_tokens, batch.prompt_tokens), (40, 49));
+}
+
+#[test]
+fn generate_takes_ids_before_text() {
+    let ids: Vec<u32> = (0..64).collect();
+    let key = |body: &Value| extract(Route::Generate, body).expect("a prompt");
+    let by_ids = key(&json!({"input_ids": ids, "text": "ignored"}));
+    assert_eq!(by_ids, key(&json!({"input_ids": ids, "text": null})));
+    assert_eq!(
+        (by_ids.blocks.len(), by_ids.prompt_len, by_ids.block_tokens),
+        (4, 64, 16)
+    );
+    let by_text = key(&json!({"text": long("a"), "input_ids": null}));
+    assert_eq!(
+        (
+            by_text.blocks.len(),
+            by_text.prompt_len,
+            by_text.prompt_tokens
+        ),
+        (1, 100, 25)
+    );
+}
+
+#[test]
+fn the_last_of_equal_fields_wins() {
+    let twice = br#"{"prompt":"first","model":"m","prompt":"second"}"#;
+    let once = br#"{"prompt":"second","model":"m"}"#;
+    assert_eq!(
+        RouteKey::extract(Route::Completions, twice),
+        RouteKey::extract(Route::Completions, once)
+    );
+}
+
+#[test]
+fn bodies_without_a_prompt_say_why() {
+    let cases = [
+        (
+            Route::ChatCompletions,
+            json!({}),
+            KeyError::Missing("messages"),
+        ),
+        (
+            Route::ChatCompletions,
+            json!({"messages": null}),
+            KeyError::Missing("messages"),
+        ),
+        (
+            Route::ChatCompletions,
+            json!({"messages": [{"content": 3}]}),
+            KeyError::Unreadable("messages"),
+        ),
+        (
+            Route::Completions,
+            json!({"text": "a"}),
+            KeyError::Missing("prompt"),
+        ),
+        (
+            Route::Completions,
+            json!({"prompt": []}),
+            KeyError::Unreadable("prompt"),
+        ),
+        (
+            Route::Completions,
+            json!({"prompt": {}}),
+            KeyError::Unreadable("prompt"),
+        ),
+        (
+            Route::Generate,
+            json!({"input_ids": [1, -1]}),
+            KeyError::Unreadable("input_ids"),
+        ),
+        (
+            Route::Generate,
+            json!({"input_ids": [1, 4_294_967_296_u64]}),
+            KeyError::Unreadable("input_ids"),
+        ),
+        (
+            Route::Generate,
+            json!({"input_ids": [1.5]}),
+            KeyError::Unreadable("input_ids"),
+        ),
+        (Route::Other, json!({"prompt": "a"}), KeyError::NoPrompt),
+    ];
+    for (route, body, error) in cases {
+        assert_eq!(extract(route, &body), Err(error), "{body}");
+    }
+    for body in [
+        "",
+        "[]",
+        "{",
+        r#"{"prompt":"a"#,
+        r#"{"prompt" "a"}"#,
+        r#"{"prompt":}"#,
+        "\u{feff}{}",
+    ] {
+        let key = RouteKey::extract(Route::Completions, body.as_bytes());
+        assert!(
+            matches!(key, Err(KeyError::Malformed { .. })),
+            "{body}: {key:?}"
+        );
+    }
+    for escape in [
+        r"\x",
+        r"\u12",
+        r"\ud800",
+        r"\ud800\u0041",
+        r"\udc00",
+        r"\u00zz",
+    ] {
+        let body = format!(r#"{{"prompt":"{escape}"}}"#);
+        let key = RouteKey::extract(Route::Completions, body.as_bytes());
+        assert_eq!(key, Err(KeyError::Escape), "{escape}");
+    }
+}
+
+#[test]
+fn depth_and_length_are_harmless() {
+    let deep = "[".repeat(100_000);
+    for body in [
+        format!(r#"{{"prompt":{deep}"#),
+        format!(r#"{{"prompt":{deep}{}}}"#, "]".repeat(100_000)),
+        format!(
+            r#"{{"messages":[{{"role":"user","content":{deep}{}}}]}}"#,
+            "]".repeat(100_000)
+        ),
+        format!(r#"{{"messages":[],"tools":{deep}{}}}"#, "]".repeat(100_000)),
+    ] {
+        for route in [Route::ChatCompletions, Route::Completions] {
+            let key = RouteKey::extract(route, body.as_bytes());
+            assert!(key.is_err() || route == Route::ChatCompletions);
+        }
+    }
+    // Backslashes without end: looking back for them must not become quadratic.
+    let slashes = format!(r#"{{"prompt":"{}"}}"#, r#"\\\""#.repeat(100_000));
+    let key = RouteKey::extract(Route::Completions, slashes.as_bytes()).expect("a prompt");
+    // Blocks end at four megabytes, the length does not.
+    assert_eq!((key.prompt_len, key.blocks.len()), (200_000, 200_000 / 64));
+    let huge = json!({"prompt": "x".repeat(16 << 20)});
+    let key = extract(Route::Completions, &huge).expect("a prompt");
+    assert_eq!((key.prompt_len, key.blocks.len()), (16 << 20, 1 << 16));
+}
