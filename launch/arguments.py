@@ -23,8 +23,9 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 PER_WORKER = frozenset({"host", "port", "worker_id"})
 # Workers are reached through the router alone.
 WORKER_HOST = "127.0.0.1"
-# What the launcher decides for the router; host and port come without the prefix.
-NOT_FORWARDED = frozenset({"host", "port", "worker-urls"})
+# What the launcher decides for the router, or what goes without the prefix. The key is one for
+# all: the router asks for it and passes it on.
+NOT_FORWARDED = frozenset({"host", "port", "worker-urls", "api-key"})
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Options:
 
     def router_argv(self, worker_urls: Sequence[str]) -> list[str]:
         argv = [f"--host={self.host}", f"--port={self.port}"]
+        if self.every_worker.api_key:
+            argv.append(f"--api-key={self.every_worker.api_key}")
         for name, value in self.router_flags.items():
             argv.append(f"--{name}" if value is True else f"--{name}={value}")
         return [*argv, "--worker-urls", *worker_urls]
@@ -96,8 +99,11 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
 
 def router_error(message: str) -> str:
     """A message of the router's command line, in the words of this one."""
-    forwarded = r"--(?!host\b|port\b|worker-urls\b)(?=[a-z])"
-    return re.sub(forwarded, "--router-", message)
+    return re.sub(
+        r"--([a-z][a-z-]*)",
+        lambda flag: flag[0] if flag[1] in NOT_FORWARDED else f"--router-{flag[1]}",
+        message,
+    )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,78 @@
+"""Stands in for a worker process: starts at once, and does what files in a folder say.
+
+    python fake_worker.py PORT FOLDER
+
+`exit_code` in FOLDER: ends with that status before it listens. A streamed completion sends one
+chunk, then waits until `finish` is in FOLDER. `starts` gets a line with the process id per start.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from mla_router.worker.child import die_with_parent
+
+CHUNKS = [b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n', b"data: [DONE]\n\n"]
+BOOT_ID = uuid.uuid4().hex
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    folder: Path
+
+    def do_GET(self) -> None:
+        info = {"boot_id": BOOT_ID, "max_total_num_tokens": 4096, "page_size": 16}
+        body = json.dumps(info if self.path == "/get_server_info" else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._chunk(CHUNKS[0])
+        while not (self.folder / "finish").exists():
+            time.sleep(0.02)
+        for chunk in CHUNKS[1:]:
+            self._chunk(chunk)
+        self._chunk(b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def main() -> int:
+    die_with_parent()
+    port, Handler.folder = int(sys.argv[1]), Path(sys.argv[2])
+    with (Handler.folder / "starts").open("a") as starts:
+        starts.write(f"{port}\n")
+    exit_code = Handler.folder / "exit_code"
+    if exit_code.exists():
+        print("cannot work like this")
+        return int(exit_code.read_text())
+    # Like the scheduler of a real worker: a process of its own that must not stay behind.
+    subprocess.Popen([sys.executable, __file__.replace("fake_worker", "fake_scheduler")])
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        server.daemon_threads = True
+        print(f"fake worker on port {port}")
+        server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

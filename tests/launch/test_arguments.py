@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mla_router.launch.arguments import Options, parse, router_error
+from support.processes import ROOT
+
+FLAGS = [
+    {"name": "worker-urls", "value_name": "URL", "default": None, "help": "", "choices": None},
+    {"name": "host", "value_name": "HOST", "default": "127.0.0.1", "help": "", "choices": None},
+    {"name": "port", "value_name": "PORT", "default": "30000", "help": "", "choices": None},
+    {
+        "name": "policy",
+        "value_name": "POLICY",
+        "default": "cache_aware",
+        "help": "How a worker is chosen",
+        "choices": ["cache_aware", "round_robin"],
+    },
+    {"name": "max-retries", "value_name": "N", "default": "3", "help": "At 100%", "choices": None},
+    {"name": "verbose", "value_name": None, "default": None, "help": "", "choices": None},
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def parsed(model: Path, *argv: str) -> Options:
+    return parse(["--model-path", str(model), *argv], FLAGS)
+
+
+def test_each_worker_has_its_own_port_name_and_devices(model: Path) -> None:
+    options = parsed(model, "--dp-size", "3", "--base-gpu-id", "2", "--page-size", "32")
+    workers = [options.worker(index, 31000 + index) for index in range(3)]
+    assert [worker.port for worker in workers] == [31000, 31001, 31002]
+    assert [worker.base_gpu_id for worker in workers] == [2, 3, 4]
+    assert [worker.worker_id for worker in workers] == ["worker-0", "worker-1", "worker-2"]
+    assert {worker.page_size for worker in workers} == {32}
+
+
+def test_the_cores_are_shared_out_unless_told(model: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert parsed(model, "--dp-size", "1").worker(0, 1).cpu_threads == cores
+    assert parsed(model, "--dp-size", "1000").worker(0, 1).cpu_threads == 1
+    assert parsed(model, "--cpu-threads", "5").worker(0, 1).cpu_threads == 5
+
+
+def test_host_and_port_are_the_routers(model: Path) -> None:
+    options = parsed(model, "--host", "0.0.0.0", "--port", "8000")
+    assert options.router_argv(["http://w:1"]) == [
+        "--host=0.0.0.0", "--port=8000", "--worker-urls", "http://w:1",
+    ]  # fmt: skip
+    worker = options.worker(0, 31000)
+    assert (worker.host, worker.port) == ("127.0.0.1", 31000)
+
+
+def test_router_flags_carry_a_prefix(model: Path) -> None:
+    options = parsed(
+        model, "--router-policy", "round_robin", "--router-max-retries=5", "--router-verbose"
+    )
+    argv = options.router_argv([])
+    assert {"--policy=round_robin", "--max-retries=5", "--verbose"} <= set(argv)
+    # What is not given is left to the router's own defaults.
+    assert parsed(model).router_flags == {}
+
+
+def test_one_key_for_all(model: Path) -> None:
+    options = parsed(model, "--api-key", "sesame")
+    assert "--api-key=sesame" in options.router_argv([])
+    assert options.worker(0, 1).api_key == "sesame"
+
+
+def test_sglang_short_names(model: Path) -> None:
+    options = parse(["--model", str(model), "--tp", "1", "--dp", "2"], FLAGS)
+    assert options.every_worker.model_path == str(model)
+    assert options.every_worker.tp_size == 1
+    assert options.dp_size == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "mention"),
+    [
+        (["--dp-size", "0"], "--dp-size/--dp: '0': a whole number from 1 on"),
+        (["--port", "70000"], "--port: '70000' is no port"),
+        (["--page-size", "7"], "--page-size"),
+        (["--tp", "2"], "--tp-size 2"),
+        (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--max-running", "5"], "--max-running"),  # no guessing of abbreviations
+        (["--model-path", "/no/such/folder"], "--model-path /no/such/folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    argv: list[str], mention: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parsed(model, *argv)
+    assert leaving.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert mention in printed.err
+
+
+def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        parse(["--help"], FLAGS)
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    for flag in ("--model-path", "--dp-size", "--router-policy", "--router-dp-worker-base-port"):
+        assert flag in text
+    assert "At 100% (default: 3)" in " ".join(text.split())
+    assert "--router-port" not in text
+
+
+def test_the_routers_own_errors_name_the_flag_that_was_typed() -> None:
+    message = "invalid value 'x' for '--max-retries <N>'; --port is fine"
+    expected = "invalid value 'x' for '--router-max-retries <N>'; --port is fine"
+    assert router_error(message) == expected
+
+
+def test_importing_the_launcher_does_not_import_torch() -> None:
+    program = (
+        "import sys, json, mla_router.launch.server, mla_router.launch.router\n"
+        "print(json.dumps([name for name in ('torch', 'transformers') if name in sys.modules]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
+        check=True,
+        capture_output=True,
+    )
+    assert json.loads(answer.stdout) == []

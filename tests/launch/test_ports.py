@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from mla_router.launch.ports import LAST_PORT, NoPortError, choose_ports
+from support.processes import free_ports
+
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on for the length of the test."""
+    with socket.create_server((LOCAL, 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_ports_follow_the_base() -> None:
+    (base,) = free_ports(1)
+    first, second = choose_ports(LOCAL, base, 2, keep_off=frozenset())
+    assert first == base
+    assert second > base
+
+
+def test_a_taken_port_is_passed_over(taken: int) -> None:
+    ports = choose_ports(LOCAL, taken, 2, keep_off=frozenset())
+    assert taken not in ports
+    assert ports == sorted(set(ports))
+
+
+def test_a_reserved_port_is_passed_over() -> None:
+    (base,) = free_ports(1)
+    assert base not in choose_ports(LOCAL, base, 1, keep_off=frozenset({base}))
+
+
+def test_a_port_in_time_wait_is_free() -> None:
+    with socket.create_server((LOCAL, 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection((LOCAL, port))
+        accepted, _ = server.accept()
+        accepted.close()  # who closes first keeps the port in TIME_WAIT
+        assert client.recv(1) == b""
+        client.close()
+    assert choose_ports(LOCAL, port, 1, keep_off=frozenset()) == [port]
+
+
+def test_no_ports_left(taken: int) -> None:
+    with pytest.raises(NoPortError, match="2 free ports are needed from 65535 upwards"):
+        choose_ports(LOCAL, LAST_PORT, 2, keep_off=frozenset({taken}))

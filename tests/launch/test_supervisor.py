@@ -1,0 +1,146 @@
+"""Fake workers under a supervisor; what they do is told by files in a folder (fake_worker.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from mla_router.launch.output import Output
+from mla_router.launch.supervisor import USAGE_ERROR, GaveUpError, RestartPolicy, Supervisor
+from mla_router.worker.config import WorkerConfig
+from support.processes import free_ports, wait_until
+from support.procfs import descendants, listener
+
+FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
+
+
+class Supervised:
+    """A supervisor with `count` fake workers, and what it printed."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.ports = free_ports(count)
+        self.log = io.StringIO()
+
+    def run(self, check: Callable[[Supervisor], Awaitable[None]]) -> None:
+        async def run() -> None:
+            supervisor = Supervisor(
+                [WorkerConfig(port=port) for port in self.ports],
+                lambda config: [
+                    sys.executable, "-u", str(FAKE_WORKER), str(config.port), str(self.folder),
+                ],
+                Output(self.log),
+                QUICK,
+            )  # fmt: skip
+            supervisor.start()
+            try:
+                await asyncio.wait_for(check(supervisor), 60.0)
+            finally:
+                await supervisor.stop(grace_s=5.0)
+
+        asyncio.run(run())
+
+    def starts(self) -> int:
+        return len((self.folder / "starts").read_text().splitlines())
+
+    def said(self, text: str) -> bool:
+        return text in self.log.getvalue()
+
+
+def test_the_delay_doubles_up_to_a_limit() -> None:
+    policy = RestartPolicy(first_delay_s=0.5, max_delay_s=30.0)
+    assert [policy.delay_s(failures) for failures in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_all_become_ready_and_their_lines_carry_their_names(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, 2)
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+
+    supervised.run(check)
+    for index, port in enumerate(supervised.ports):
+        assert supervised.said(f"[worker {index}] fake worker on port {port}\n")
+        assert supervised.said(f"[launch] worker {index} ready after ")
+    assert supervised.starts() == 2
+
+
+def test_a_killed_worker_comes_back_on_its_port(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, 1)
+    (port,) = supervised.ports
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        first = listener(port)
+        for _ in range(QUICK.attempts + 1):  # who was once ready is never given up
+            seen = supervised.log.getvalue().count("ready after")
+            os.kill(listener(port), signal.SIGKILL)
+            await asyncio.to_thread(
+                wait_until,
+                lambda seen=seen: supervised.log.getvalue().count("ready after") > seen,
+                30.0,
+                "ready again",
+            )
+        assert listener(port) != first
+
+    supervised.run(check)
+    assert supervised.said("worker 0 was ended by signal 9 (Killed); starting it again in ")
+
+
+def test_a_worker_that_never_becomes_ready_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "exit_code").write_text("1")
+    supervised = Supervised(tmp_path, 1)
+
+    async def check(supervisor: Supervisor) -> None:
+        with pytest.raises(GaveUpError, match="exited with code 1 before it was ready, 3 times"):
+            await supervisor.lost()
+
+    supervised.run(check)
+    assert supervised.starts() == QUICK.attempts
+    assert supervised.said("[worker 0] cannot work like this")
+
+
+def test_a_usage_error_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "exit_code").write_text(str(USAGE_ERROR))
+    supervised = Supervised(tmp_path, 1)
+
+    async def check(supervisor: Supervisor) -> None:
+        with pytest.raises(GaveUpError, match="exited with code 2 before it was ready"):
+            await supervisor.lost()
+
+    supervised.run(check)
+    assert supervised.starts() == 1
+
+
+def test_a_command_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        missing = str(tmp_path / "missing")
+        supervisor = Supervisor([WorkerConfig()], lambda _: [missing], Output(io.StringIO()), QUICK)
+        supervisor.start()
+        with pytest.raises(FileNotFoundError, match=missing):
+            await supervisor.lost()
+        await supervisor.stop(grace_s=1.0)
+
+    asyncio.run(run())
+
+
+def test_stop_leaves_no_process(tmp_path: Path) -> None:
+    supervised = Supervised(tmp_path, 2)
+    before = {pid.number for pid in descendants(os.getpid())}
+    seen: set[int] = set()
+
+    async def check(supervisor: Supervisor) -> None:
+        await supervisor.all_ready()
+        seen.update(pid.number for pid in descendants(os.getpid()) if pid.number not in before)
+
+    supervised.run(check)
+    assert len(seen) == 4  # each worker and its fake scheduler
+    wait_until(lambda: not seen & {p.number for p in descendants(1)}, 5.0, "all are gone")
