@@ -2,15 +2,45 @@
 //!
 //! The map, in the order of a request's life:
 //!
-//! - [`key`] scans a request body, borrowed, into the block hashes of its prompt.
-//! - [`tree`] remembers which worker has seen which blocks.
-//! - [`policy`] chooses a worker: a pure function of the key and a snapshot of the workers.
+//! - [`server`] accepts connections; [`endpoint`] says what a path means.
+//! - [`proxy`] reads the request and sees it through to a response.
+//! - [`key`] scans the body, borrowed, into the block hashes of its prompt.
+//! - [`select`] puts together what is known: [`registry`] and [`worker`] (who is there, how loaded),
+//!   [`tree`] (who has seen which blocks), [`policy`] (a pure choice from both).
+//! - [`upstream`] sends it over a pooled connection; [`body`] hands the response on, frame by frame.
+//!
+//! Beside it run one [`health`] check per worker and the routes of [`admin`]. [`config`] holds all
+//! settings, [`error`] every refusal, [`handle`] is the router as a library.
 //!
 //! The library knows nothing of Python; `router/bindings` wraps it.
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
+pub mod body;
+pub mod call;
+pub mod cli;
+pub mod config;
+pub mod endpoint;
+pub mod error;
+pub mod handle;
+pub mod headers;
+pub mod health;
 pub mod key;
+pub mod metrics;
 pub mod policy;
+pub mod proxy;
+pub mod registry;
+pub mod router;
+pub mod select;
+pub mod server;
+pub mod shutdown;
 pub mod tree;
+pub mod upstream;
+pub mod worker;
 pub mod worker_id;
+pub mod worker_url;
+
+pub use config::Config;
+pub use error::Error;
+pub use handle::{RouterHandle, StartError};

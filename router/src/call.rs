@@ -1,0 +1,85 @@
+//! Small requests of the router's own to a worker: health, information, fan-out. Their responses are
+//! read whole.
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::Full;
+
+use crate::{
+    upstream::{Connection, Pool, UpstreamError},
+    worker::Worker,
+};
+
+/// More than any of these responses has reason to be.
+const RESPONSE_LIMIT: usize = 4 << 20;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    pub method: Method,
+    pub path: &'a str,
+    pub body: Bytes,
+}
+
+impl<'a> Call<'a> {
+    pub fn get(path: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            body: Bytes::new(),
+        }
+    }
+
+    /// Asks over `connection` if that still works, else over a new one, which takes its place.
+    pub async fn over(
+        &self,
+        connection: &mut Option<Connection>,
+        pool: &Pool,
+    ) -> Result<(StatusCode, Bytes), UpstreamError> {
+        if let Some(mut kept) = connection.take()
+            && let Ok(answer) = self.once(&mut kept, pool).await
+        {
+            *connection = Some(kept);
+            return Ok(answer);
+        }
+        let mut opened = pool.connect().await?;
+        let answer = self.once(&mut opened, pool).await?;
+        *connection = Some(opened);
+        Ok(answer)
+    }
+
+    /// Asks over the worker's pool.
+    pub async fn to(&self, worker: &Worker) -> Result<(StatusCode, Bytes), UpstreamError> {
+        let mut connection = worker.pool.checkout();
+        let answer = self.over(&mut connection, &worker.pool).await;
+        if let Some(connection) = connection {
+            worker.pool.checkin(connection);
+        }
+        answer
+    }
+
+    async fn once(
+        &self,
+        connection: &mut Connection,
+        pool: &Pool,
+    ) -> Result<(StatusCode, Bytes), UpstreamError> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self
+            .path
+            .parse()
+            .expect("contract: a path that was checked before");
+        let headers = request.headers_mut();
+        headers.insert(header::HOST, pool.host_header());
+        if !self.body.is_empty() {
+            let json = HeaderValue::from_static("application/json");
+            headers.insert(header::CONTENT_TYPE, json);
+        }
+        let response = connection.send(request).await?;
+        let status = response.status();
+        let body = connection
+            .read(response.into_body(), RESPONSE_LIMIT)
+            .await?;
+        Ok((status, body))
+    }
+}

@@ -1,0 +1,94 @@
+//! The whole `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
+
+use std::{ffi::OsString, io, process::ExitCode, thread::available_parallelism};
+
+use clap::Parser;
+use tokio::{
+    net::TcpListener,
+    runtime::{self, Runtime},
+    signal::unix::{Signal, SignalKind, signal},
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    config::{Config, LogLevel},
+    handle::StartError,
+    server,
+};
+
+/// More threads than this only wait: a router that moves 100,000 requests a second keeps fewer busy,
+/// and GPU hosts have 100 cores and more that belong to the workers.
+const MAX_THREADS: usize = 16;
+
+/// Parses the arguments (the program's name first), runs until stopped, and says how it went.
+pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let config = match Config::try_parse_from(argv) {
+        Ok(config) => config,
+        Err(error) => {
+            // Help and version go to stdout and are a success; clap knows. If nobody reads the
+            // message there is nobody to tell.
+            let _unread = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    init_logging(config.log_level);
+    match threads().and_then(|threads| threads.block_on(serve(config))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mla-router: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The runtime that a router should have.
+pub fn threads() -> io::Result<Runtime> {
+    let cores = available_parallelism().map_or(1, usize::from);
+    runtime::Builder::new_multi_thread()
+        .worker_threads(cores.min(MAX_THREADS))
+        .thread_name("mla-router")
+        .enable_all()
+        .build()
+}
+
+/// Log lines go to stderr; stdout belongs to the program. The first caller wins.
+pub fn init_logging(level: LogLevel) {
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_env_filter(EnvFilter::new(level.as_str()))
+        .finish();
+    // An embedding program that has set up its own logging keeps it.
+    let _kept = tracing::subscriber::set_global_default(subscriber);
+}
+
+async fn serve(config: Config) -> io::Result<()> {
+    let address = (config.host.as_str(), config.port);
+    let listener = TcpListener::bind(address).await.map_err(|source| {
+        let (host, port) = (config.host.clone(), config.port);
+        io::Error::other(StartError::Listen { host, port, source })
+    })?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut again = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let drain = async { received(&mut terminate).await };
+    let stop = async {
+        tokio::select! {
+            () = received(&mut interrupt) => {}
+            // A second SIGTERM: whoever sends it does not want to wait for the drain.
+            () = async { received(&mut again).await; received(&mut again).await } => {}
+        }
+    };
+    server::run(listener, config, drain, stop).await
+}
+
+async fn received(signal: &mut Signal) {
+    // `None` would mean that no further signal can come: then there is none to wait for.
+    if signal.recv().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}

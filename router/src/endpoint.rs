@@ -1,0 +1,85 @@
+//! Which path means what. The data plane is decided here; everything else is the admin router's.
+
+use http::Method;
+
+use crate::{error::Error, key};
+
+/// A path as the metrics name it: a closed set, whatever clients ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    ChatCompletions,
+    Completions,
+    Generate,
+    /// Any other `POST /v1/...`: the workers know it or answer 404.
+    OtherV1,
+    Tokenize,
+    Detokenize,
+    Models,
+    ModelInfo,
+    /// Answered by the router itself.
+    Admin,
+}
+
+impl Endpoint {
+    pub const ALL: [Self; 9] = [
+        Self::ChatCompletions,
+        Self::Completions,
+        Self::Generate,
+        Self::OtherV1,
+        Self::Tokenize,
+        Self::Detokenize,
+        Self::Models,
+        Self::ModelInfo,
+        Self::Admin,
+    ];
+
+    /// Where a request goes; wrong methods on paths of the data plane are refused here.
+    pub fn of(method: &Method, path: &str) -> Result<Self, Error> {
+        let endpoint = match path {
+            "/v1/chat/completions" => Self::ChatCompletions,
+            "/v1/completions" => Self::Completions,
+            "/generate" => Self::Generate,
+            "/tokenize" => Self::Tokenize,
+            "/detokenize" => Self::Detokenize,
+            "/get_model_info" => Self::ModelInfo,
+            "/v1/models" => Self::Models,
+            _ if path.starts_with("/v1/models/") => Self::Models,
+            _ if path.starts_with("/v1/") => Self::OtherV1,
+            _ => return Ok(Self::Admin),
+        };
+        let (allowed, allow) = match endpoint {
+            Self::Models | Self::ModelInfo => (Method::GET, "GET"),
+            _ => (Method::POST, "POST"),
+        };
+        if *method == allowed {
+            Ok(endpoint)
+        } else {
+            Err(Error::MethodNotAllowed { allow: Some(allow) })
+        }
+    }
+
+    /// Where the prompt lies in the body. `None`: no prompt that is worth a look, take the least
+    /// loaded worker.
+    pub fn key_route(self) -> Option<key::Route> {
+        match self {
+            Self::ChatCompletions => Some(key::Route::ChatCompletions),
+            Self::Completions => Some(key::Route::Completions),
+            Self::Generate => Some(key::Route::Generate),
+            _ => None,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "chat_completions",
+            Self::Completions => "completions",
+            Self::Generate => "generate",
+            Self::OtherV1 => "v1_other",
+            Self::Tokenize => "tokenize",
+            Self::Detokenize => "detokenize",
+            Self::Models => "models",
+            Self::ModelInfo => "model_info",
+            Self::Admin => "admin",
+        }
+    }
+}

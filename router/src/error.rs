@@ -1,0 +1,119 @@
+//! Every way in which the router itself answers no, and the one map from there to HTTP.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use serde_json::json;
+use thiserror::Error;
+
+/// An answer that comes from the router and not from a worker.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Error {
+    #[error("the request body is larger than {limit} bytes, the limit set by --max-payload-size")]
+    PayloadTooLarge { limit: usize },
+    #[error("the request body could not be read: {0}")]
+    BadBody(String),
+    #[error("{message}")]
+    BadRequest {
+        param: &'static str,
+        message: String,
+    },
+    #[error("missing or wrong API key; send it as `Authorization: Bearer KEY`")]
+    Unauthorized,
+    #[error("unknown path: {0}")]
+    NotFound(String),
+    #[error("this path does not take that method")]
+    MethodNotAllowed { allow: Option<&'static str> },
+    #[error("worker {0} is already registered")]
+    WorkerExists(String),
+    #[error("no worker {0} is registered")]
+    WorkerUnknown(String),
+    #[error("no worker became healthy within {waited:?}")]
+    NoHealthyWorker { waited: Duration },
+    #[error("no worker is healthy and {limit} requests already wait for one")]
+    QueueFull { limit: usize },
+    #[error("the router is shutting down")]
+    Draining,
+    #[error("no worker answered; tried {attempts}, last: {last}")]
+    WorkersFailed { attempts: u32, last: String },
+    #[error("no worker could take the request; tried {attempts}, last answered {status}")]
+    WorkersBusy { attempts: u32, status: StatusCode },
+    #[error("the worker did not answer within {after:?}")]
+    Timeout { after: Duration },
+}
+
+impl Error {
+    /// The one status map: status, OpenAI's `type`, a stable `code`.
+    pub fn status(&self) -> (StatusCode, &'static str, &'static str) {
+        const INVALID: &str = "invalid_request_error";
+        const SERVER: &str = "server_error";
+        match self {
+            Self::PayloadTooLarge { .. } => {
+                (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "payload_too_large")
+            }
+            Self::BadBody(_) => (StatusCode::BAD_REQUEST, INVALID, "bad_body"),
+            Self::BadRequest { .. } => (StatusCode::BAD_REQUEST, INVALID, "invalid_value"),
+            Self::Unauthorized => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),
+            Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, "unknown_path"),
+            Self::MethodNotAllowed { .. } => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                INVALID,
+                "method_not_allowed",
+            ),
+            Self::WorkerExists(_) => (StatusCode::CONFLICT, INVALID, "worker_exists"),
+            Self::WorkerUnknown(_) => (StatusCode::NOT_FOUND, INVALID, "worker_unknown"),
+            Self::NoHealthyWorker { .. } => {
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_healthy_worker")
+            }
+            Self::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "queue_full"),
+            Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "draining"),
+            Self::WorkersFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "workers_failed"),
+            Self::WorkersBusy { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "workers_busy"),
+            Self::Timeout { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "timeout"),
+        }
+    }
+
+    /// The field at fault, where there is one.
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::BadRequest { param, .. } => Some(param),
+            _ => None,
+        }
+    }
+
+    /// OpenAI's error shape.
+    pub fn to_response(&self) -> Response<Full<Bytes>> {
+        let (status, kind, code) = self.status();
+        let body = json!({
+            "error": {
+                "message": self.to_string(),
+                "type": kind,
+                "param": self.param(),
+                "code": code,
+            }
+        });
+        let mut response = Response::new(Full::from(body.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        match self {
+            // One second: the pace of health checks, after which a retry can meet another state.
+            _ if matches!(status.as_u16(), 502 | 503) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            Self::MethodNotAllowed { allow: Some(allow) } => {
+                headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+            }
+            Self::Unauthorized => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

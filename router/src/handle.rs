@@ -1,0 +1,147 @@
+//! A running router in the hands of the program that started it: the CLI, the Python bindings, tests.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use thiserror::Error as ThisError;
+use tokio::{net::TcpListener, sync::watch, task::AbortHandle, time::Instant};
+
+use crate::{
+    config::Config, error::Error, router::Router, server, worker::WorkerView, worker_url::WorkerUrl,
+};
+
+/// Why a router did not start. One line, for people.
+#[derive(Debug, ThisError)]
+pub enum StartError {
+    #[error("cannot listen on {host}:{port}: {source}")]
+    Listen {
+        host: String,
+        port: u16,
+        source: io::Error,
+    },
+}
+
+/// Dropping the handle ends the router at once. Its methods may be called from any thread.
+pub struct RouterHandle {
+    router: Arc<Router>,
+    local_addr: SocketAddr,
+    /// When set: stop accepting, and until when open connections may finish.
+    stopping: watch::Sender<Option<Instant>>,
+    /// Closes when the server task has ended, however it did.
+    running: watch::Receiver<()>,
+    server: AbortHandle,
+}
+
+impl RouterHandle {
+    /// Listens where the config says and serves until stopped. Returns when the port is bound.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let (host, port) = (config.host.clone(), config.port);
+        let bound = TcpListener::bind((host.as_str(), port)).await;
+        let served = bound.and_then(|listener| Self::serve(listener, config));
+        served.map_err(|source| StartError::Listen { host, port, source })
+    }
+
+    /// Serves on a listener of the caller's. Must be called within a tokio runtime.
+    pub fn serve(listener: TcpListener, config: Config) -> io::Result<Self> {
+        let local_addr = listener.local_addr()?;
+        let router = Router::new(config);
+        announce(&router, local_addr);
+        let (stopping, told) = watch::channel(None);
+        let (alive, running) = watch::channel(());
+        let accepting = server::accept(listener, Arc::clone(&router), told);
+        let server = tokio::spawn(async move {
+            accepting.await;
+            drop(alive);
+        })
+        .abort_handle();
+        Ok(Self {
+            router,
+            local_addr,
+            stopping,
+            running,
+            server,
+        })
+    }
+
+    /// Where it listens: the port is the real one, also when the config says 0.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Registers a worker; it takes requests after its first good health check.
+    pub fn add_worker(&self, url: &str) -> Result<WorkerView, Error> {
+        Ok(self.router.add_worker(parse(url)?)?.view())
+    }
+
+    /// Takes a worker out of rotation for good; it may finish what it is serving.
+    pub fn remove_worker(&self, url: &str) -> Result<(), Error> {
+        self.router.remove_worker(&parse(url)?)
+    }
+
+    pub fn workers(&self) -> Vec<WorkerView> {
+        self.router
+            .registry
+            .workers()
+            .iter()
+            .map(|worker| worker.view())
+            .collect()
+    }
+
+    /// Not ready any more, no new requests; true when those in flight have finished within `grace`.
+    /// The port stays open, so that probes can read that it is draining.
+    pub async fn drain(&self, grace: Duration) -> bool {
+        let in_flight = self.router.gate.in_flight();
+        tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
+        self.router.gate.drain(grace).await
+    }
+
+    /// Stops accepting and closes the connections; those that answer a request now get until
+    /// `grace` has passed. Returns when all is closed.
+    pub async fn stop(&self, grace: Duration) {
+        self.stopping.send_replace(Some(Instant::now() + grace));
+        self.wait().await;
+        self.router.retire();
+        tracing::info!("stopped");
+    }
+
+    /// Resolves when the router has stopped.
+    pub async fn wait(&self) {
+        // Nothing is ever sent: an error is the other end being dropped, which is what we wait for.
+        let _closed = self.running.clone().changed().await;
+    }
+
+    /// What the router counts and knows; for tests and metrics.
+    pub fn router(&self) -> &Arc<Router> {
+        &self.router
+    }
+}
+
+impl Drop for RouterHandle {
+    fn drop(&mut self) {
+        self.server.abort();
+        self.router.retire();
+    }
+}
+
+fn parse(url: &str) -> Result<WorkerUrl, Error> {
+    url.parse().map_err(|message| Error::BadRequest {
+        param: "url",
+        message,
+    })
+}
+
+/// The one line that says what runs where.
+fn announce(router: &Router, address: SocketAddr) {
+    let policy = router.policy.name();
+    let workers: Vec<String> = router
+        .registry
+        .workers()
+        .iter()
+        .map(|worker| worker.url.to_string())
+        .collect();
+    let workers = match workers.len() {
+        0 => "no workers yet".to_owned(),
+        1 => format!("1 worker: {}", workers[0]),
+        count => format!("{count} workers: {}", workers.join(" ")),
+    };
+    tracing::info!("listening on http://{address}, policy {policy}, {workers}");
+}

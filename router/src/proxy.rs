@@ -1,0 +1,279 @@
+//! The data path: read the request, choose a worker, send, hand the response on.
+//!
+//! A client that leaves drops the future (before the response) or the body (in it), and with it the
+//! connection to the worker: nothing here has to notice.
+
+use std::{sync::Arc, time::Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use smallvec::SmallVec;
+use tokio::time::sleep;
+
+use crate::{
+    body::{ResponseBody, WorkerBody},
+    endpoint::Endpoint,
+    error::Error,
+    headers,
+    key::RouteKey,
+    metrics::{Metrics, UpstreamFailure},
+    router::Router,
+    select::{Selection, Wish},
+    upstream::{Connection, UpstreamError},
+    worker::{Booking, Worker},
+    worker_id::WorkerId,
+};
+
+/// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
+const TRUSTED_LENGTH: usize = 1 << 20;
+
+/// Answers a request of the data plane with the response of a worker.
+pub async fn forward(
+    router: &Arc<Router>,
+    endpoint: Endpoint,
+    request: Request<Incoming>,
+) -> Result<Response<ResponseBody>, Error> {
+    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
+    let abort = AbortCount(Some(&router.metrics));
+    let (head, body) = request.into_parts();
+    let body = match read_body(body, router.config.max_payload_size).await {
+        Ok(body) => body,
+        Err(error) => return abort.disarm(Err(error)),
+    };
+    let received = Instant::now();
+    let request = WorkerRequest::new(head, body);
+    let limit = router.config.request_timeout_secs.get();
+    let mut deadline = Box::pin(sleep(limit));
+    let reply = tokio::select! {
+        biased;
+        reply = obtain(router, endpoint, &request, received) => reply,
+        () = deadline.as_mut() => {
+            router.metrics.upstream_error(UpstreamFailure::Timeout);
+            Err(Error::Timeout { after: limit })
+        }
+    };
+    let Reply {
+        response,
+        connection,
+        booking,
+    } = abort.disarm(reply)?;
+    let (mut head, incoming) = response.into_parts();
+    headers::for_client(&mut head.headers);
+    head.version = Version::HTTP_11;
+    let metrics = Arc::clone(&router.metrics);
+    let body = WorkerBody::new(
+        incoming, connection, booking, received, deadline, metrics, in_flight,
+    );
+    Ok(Response::from_parts(
+        head,
+        ResponseBody::Worker(Box::new(body)),
+    ))
+}
+
+/// A response whose head has arrived, with all that its body needs.
+struct Reply {
+    response: Response<Incoming>,
+    connection: Connection,
+    booking: Booking,
+}
+
+/// Tries workers until one answers. Nothing has been sent to the client yet, so that another worker
+/// may start from scratch.
+async fn obtain(
+    router: &Router,
+    endpoint: Endpoint,
+    request: &WorkerRequest,
+    received: Instant,
+) -> Result<Reply, Error> {
+    // A body without a key still goes to a worker, which is the one to judge it.
+    let key = endpoint
+        .key_route()
+        .map(|route| RouteKey::extract(route, &request.body).ok());
+    let wish = key
+        .as_ref()
+        .map_or(Wish::LeastLoaded, |key| Wish::Policy(key.as_ref()));
+    let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
+    let mut attempts = 0;
+    let mut failure = None;
+    loop {
+        let booking = match (router.select(wish, &tried), failure.take()) {
+            (Selection::Booked(booking), _) => booking,
+            (Selection::AllTried, Some(failure)) => return Err(failure),
+            // All tried and yet no failure: cannot be told from none healthy, so wait likewise.
+            (Selection::NoneHealthy | Selection::AllTried, _) => {
+                router.wait_for_worker().await?;
+                // Who is healthy now has passed a health check since it failed.
+                tried.clear();
+                continue;
+            }
+        };
+        if attempts == 0 {
+            router.metrics.overhead.observe(received.elapsed());
+        } else {
+            router.metrics.retry();
+        }
+        attempts += 1;
+        let worker = Arc::clone(booking.worker());
+        let outcome = send(router, &worker, request).await;
+        let error = match outcome {
+            Ok((response, _)) if is_refusal(response.status()) => {
+                router.metrics.upstream_error(UpstreamFailure::Status);
+                Error::WorkersBusy {
+                    attempts,
+                    status: response.status(),
+                }
+            }
+            Ok((response, connection)) => {
+                return Ok(Reply {
+                    response,
+                    connection,
+                    booking,
+                });
+            }
+            Err(error) => {
+                suspect(router, &worker, &error);
+                Error::WorkersFailed {
+                    attempts,
+                    last: error.to_string(),
+                }
+            }
+        };
+        if attempts > router.config.max_retries {
+            return Err(error);
+        }
+        tried.push(worker.id);
+        failure = Some(error);
+    }
+}
+
+/// The worker cannot take the request now, but another may.
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE
+    )
+}
+
+/// One worker, one request: over an idle connection if there is one.
+async fn send(
+    router: &Router,
+    worker: &Worker,
+    request: &WorkerRequest,
+) -> Result<(Response<Incoming>, Connection), UpstreamError> {
+    if let Some(mut connection) = worker.pool.checkout() {
+        router.metrics.connection(true);
+        match connection.send(request.to(worker)).await {
+            Ok(response) => return Ok((response, connection)),
+            // Most likely the worker closed it while the request was under way. That says nothing
+            // about its health; a new connection will.
+            Err(error) => tracing::debug!("worker {}: idle connection: {error}", worker.url),
+        }
+    }
+    router.metrics.connection(false);
+    let mut connection = worker.pool.connect().await?;
+    let response = connection.send(request.to(worker)).await?;
+    Ok((response, connection))
+}
+
+fn suspect(router: &Router, worker: &Worker, error: &UpstreamError) {
+    router.metrics.upstream_error(match error {
+        UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_) => UpstreamFailure::Connect,
+        UpstreamError::Reset(_) | UpstreamError::TooLarge(_) => UpstreamFailure::Reset,
+    });
+    if worker.suspect() {
+        let url = &worker.url;
+        tracing::warn!("worker {url} out of rotation until its next good health check: {error}");
+    }
+}
+
+/// The client's request as each worker in turn gets it. Copies share the body's bytes.
+struct WorkerRequest {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl WorkerRequest {
+    fn new(mut head: http::request::Parts, body: Bytes) -> Self {
+        headers::for_worker(&mut head.headers);
+        let path = head.uri.into_parts().path_and_query;
+        let uri = path.map_or_else(Uri::default, Uri::from);
+        Self {
+            method: head.method,
+            uri,
+            headers: head.headers,
+            body,
+        }
+    }
+
+    fn to(&self, worker: &Worker) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request
+            .headers_mut()
+            .insert(header::HOST, worker.pool.host_header());
+        request
+    }
+}
+
+/// The whole body. One that came in a single piece, as most do, is not copied.
+async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > limit {
+        return Err(Error::PayloadTooLarge { limit });
+    }
+    let Some(first) = next_data(&mut body).await? else {
+        return Ok(Bytes::new());
+    };
+    if first.len() > limit {
+        return Err(Error::PayloadTooLarge { limit });
+    }
+    if body.is_end_stream() {
+        return Ok(first);
+    }
+    let mut whole =
+        BytesMut::with_capacity(announced.clamp(first.len(), TRUSTED_LENGTH.max(first.len())));
+    whole.extend_from_slice(&first);
+    while let Some(data) = next_data(&mut body).await? {
+        if whole.len() + data.len() > limit {
+            return Err(Error::PayloadTooLarge { limit });
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(whole.freeze())
+}
+
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Error::BadBody(error.to_string()))?;
+        // Trailers are the other kind of frame; nothing after the proxy could use them.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// Counts a request whose future is dropped, which is how a client's leaving looks from here.
+struct AbortCount<'a>(Option<&'a Metrics>);
+
+impl AbortCount<'_> {
+    fn disarm<T>(mut self, outcome: T) -> T {
+        self.0 = None;
+        outcome
+    }
+}
+
+impl Drop for AbortCount<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.client_abort();
+        }
+    }
+}

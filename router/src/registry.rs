@@ -1,0 +1,81 @@
+//! The set of workers: read on every request without a lock, replaced whole when it changes.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::{
+    error::Error,
+    upstream::Pool,
+    worker::{Phase, Worker},
+    worker_id::WorkerId,
+    worker_url::WorkerUrl,
+};
+
+pub type Snapshot = Vec<Arc<Worker>>;
+
+#[derive(Debug, Default)]
+pub struct Registry {
+    workers: ArcSwap<Snapshot>,
+    /// The next id. Changes of the set are serialised by it; readers never take it.
+    next_id: Mutex<u32>,
+    /// Rings when a worker becomes healthy: requests may be waiting for one.
+    became_healthy: Notify,
+}
+
+impl Registry {
+    pub fn workers(&self) -> Guard<Arc<Snapshot>> {
+        self.workers.load()
+    }
+
+    pub fn add(&self, url: WorkerUrl, pool: Pool) -> Result<Arc<Worker>, Error> {
+        let mut next_id = self.next_id.lock();
+        let mut workers = Snapshot::clone(&self.workers());
+        if workers.iter().any(|worker| worker.url == url) {
+            return Err(Error::WorkerExists(url.to_string()));
+        }
+        let worker = Arc::new(Worker::new(WorkerId(*next_id), url, pool));
+        *next_id += 1;
+        workers.push(Arc::clone(&worker));
+        self.workers.store(Arc::new(workers));
+        Ok(worker)
+    }
+
+    pub fn remove(&self, url: &WorkerUrl) -> Result<Arc<Worker>, Error> {
+        let _changing = self.next_id.lock();
+        let mut workers = Snapshot::clone(&self.workers());
+        let Some(index) = workers.iter().position(|worker| worker.url == *url) else {
+            return Err(Error::WorkerUnknown(url.to_string()));
+        };
+        // `remove` and not `swap_remove`: round robin and people count on the order.
+        let worker = workers.remove(index);
+        self.workers.store(Arc::new(workers));
+        Ok(worker)
+    }
+
+    pub fn has_healthy(&self) -> bool {
+        self.workers()
+            .iter()
+            .any(|worker| worker.phase() == Phase::Healthy)
+    }
+
+    pub fn announce_healthy(&self) {
+        self.became_healthy.notify_waiters();
+    }
+
+    /// Resolves when some worker is healthy, at once if one is.
+    pub async fn healthy(&self) {
+        loop {
+            let announced = self.became_healthy.notified();
+            tokio::pin!(announced);
+            // Listen before looking, or an announcement in between is lost.
+            announced.as_mut().enable();
+            if self.has_healthy() {
+                return;
+            }
+            announced.await;
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Everything that lives as long as the router: what each request and each health check shares.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::{runtime, sync::Semaphore};
+
+use crate::{
+    config::Config,
+    error::Error,
+    health,
+    metrics::Metrics,
+    policy::{self, Policy},
+    registry::Registry,
+    select::Scratch,
+    shutdown::Gate,
+    tree::PrefixTree,
+    upstream::Pool,
+    worker::Worker,
+    worker_url::WorkerUrl,
+};
+
+pub struct Router {
+    pub config: Config,
+    pub registry: Registry,
+    pub tree: PrefixTree,
+    pub policy: Box<dyn Policy>,
+    pub metrics: Arc<Metrics>,
+    pub gate: Arc<Gate>,
+    /// One permit per request that may wait for a healthy worker.
+    pub(crate) queue: Semaphore,
+    /// Makes choosing and booking one step: without it, requests that arrive together would all see
+    /// the same idle worker and all go there.
+    pub(crate) choosing: Mutex<Scratch>,
+    /// Health checks run here, whatever thread adds the worker.
+    runtime: runtime::Handle,
+}
+
+impl Router {
+    /// Must be called within a tokio runtime. The workers of the config are registered at once.
+    pub fn new(config: Config) -> Arc<Self> {
+        let router = Arc::new(Self {
+            registry: Registry::default(),
+            tree: PrefixTree::new(),
+            policy: policy::by_name(config.policy.as_str())
+                .expect("contract: PolicyName lists policies that exist"),
+            metrics: Arc::default(),
+            gate: Arc::default(),
+            queue: Semaphore::new(config.queue_size),
+            choosing: Mutex::default(),
+            runtime: runtime::Handle::current(),
+            config,
+        });
+        for url in &router.config.worker_urls {
+            if let Err(error) = router.add_worker(url.clone()) {
+                tracing::warn!("--worker-urls: {error}");
+            }
+        }
+        router
+    }
+
+    /// Registers a worker. It takes requests after its first good health check, which starts now.
+    pub fn add_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Worker>, Error> {
+        let pool = Pool::new(
+            url.clone(),
+            self.config.connect_timeout_secs.get(),
+            self.config.upstream_idle_timeout_secs.get(),
+        );
+        let worker = self.registry.add(url, pool)?;
+        let check = health::run(Arc::downgrade(self), Arc::clone(&worker));
+        worker.attach_health_check(self.runtime.spawn(check).abort_handle());
+        Ok(worker)
+    }
+
+    /// Takes a worker out for good. What it is serving now it may finish.
+    pub fn remove_worker(&self, url: &WorkerUrl) -> Result<(), Error> {
+        let worker = self.registry.remove(url)?;
+        worker.retire();
+        self.tree.remove_worker(worker.id);
+        tracing::info!("worker {url} removed");
+        Ok(())
+    }
+
+    pub fn find(&self, url: &WorkerUrl) -> Option<Arc<Worker>> {
+        self.registry
+            .workers()
+            .iter()
+            .find(|worker| worker.url == *url)
+            .cloned()
+    }
+
+    /// Requests that wait for a healthy worker.
+    pub fn waiting(&self) -> usize {
+        self.config.queue_size - self.queue.available_permits()
+    }
+
+    /// Ends the health checks and closes idle connections.
+    pub fn retire(&self) {
+        for worker in self.registry.workers().iter() {
+            worker.retire();
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        !self.gate.is_draining() && self.registry.has_healthy()
+    }
+}

@@ -1,0 +1,112 @@
+//! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
+//! choice, and the booking that makes the choice visible to the next request.
+
+use std::sync::atomic::Ordering;
+
+use tokio::time::timeout;
+
+use crate::{
+    error::Error,
+    key::RouteKey,
+    policy::{Candidate, PolicyRequest, Reason},
+    router::Router,
+    worker::{Booking, Phase},
+    worker_id::WorkerId,
+};
+
+/// What a request brings to the choice.
+#[derive(Clone, Copy)]
+pub enum Wish<'a> {
+    /// A prompt; without a key when the body could not be read as one.
+    Policy(Option<&'a RouteKey>),
+    /// Nothing that a cache could help with.
+    LeastLoaded,
+}
+
+/// Outcome of one look at the workers.
+pub enum Selection {
+    Booked(Booking),
+    /// There are healthy workers, and the request has failed on each of them.
+    AllTried,
+    NoneHealthy,
+}
+
+/// Reused between choices, so that a choice allocates nothing.
+#[derive(Default)]
+pub struct Scratch {
+    candidates: Vec<Candidate>,
+    /// The place in the registry's snapshot of each candidate.
+    places: Vec<usize>,
+}
+
+impl Router {
+    /// Chooses among the healthy workers that are not in `tried` and books the request there.
+    pub fn select(&self, wish: Wish<'_>, tried: &[WorkerId]) -> Selection {
+        let key = match wish {
+            Wish::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
+            _ => None,
+        };
+        let mut matches = Vec::new();
+        if let Some(key) = key {
+            self.tree.lookup(key, &mut matches);
+        }
+        let workers = self.registry.workers();
+        let mut healthy = 0;
+        let mut choosing = self.choosing.lock();
+        let Scratch { candidates, places } = &mut *choosing;
+        candidates.clear();
+        places.clear();
+        for (place, worker) in workers.iter().enumerate() {
+            if worker.phase() != Phase::Healthy {
+                continue;
+            }
+            healthy += 1;
+            if !tried.contains(&worker.id) {
+                let held = matches.iter().find(|(id, _)| *id == worker.id);
+                candidates.push(worker.candidate(held.map_or(0, |(_, blocks)| *blocks)));
+                places.push(place);
+            }
+        }
+        let choice = match wish {
+            Wish::Policy(key) => self.policy.choose(&PolicyRequest { key }, candidates),
+            Wish::LeastLoaded => None,
+        };
+        let (index, uncached_tokens, reason) = match choice {
+            Some(choice) => (choice.index, choice.uncached_tokens, choice.reason),
+            None => match least_loaded(candidates) {
+                Some(index) => (index, 0, Reason::NoPrefix),
+                None if healthy > 0 => return Selection::AllTried,
+                None => return Selection::NoneHealthy,
+            },
+        };
+        let worker = &workers[places[index]];
+        let booking = worker.book(u64::from(uncached_tokens));
+        drop(choosing);
+        worker.selections[reason as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(key) = key {
+            self.tree.insert(key, worker.id);
+            // Removed meanwhile: its share was dropped before this insert, so drop it again.
+            if worker.is_removed() {
+                self.tree.remove_worker(worker.id);
+            }
+        }
+        Selection::Booked(booking)
+    }
+
+    /// Waits until some worker is healthy: a rolling update or a restart costs requests time and not
+    /// an error. Bounded in time and in the number that wait.
+    pub async fn wait_for_worker(&self) -> Result<(), Error> {
+        let limit = self.config.queue_timeout_secs.get();
+        let Ok(_place) = self.queue.try_acquire() else {
+            return Err(Error::QueueFull {
+                limit: self.config.queue_size,
+            });
+        };
+        let waited = timeout(limit, self.registry.healthy()).await;
+        waited.map_err(|_| Error::NoHealthyWorker { waited: limit })
+    }
+}
+
+fn least_loaded(candidates: &[Candidate]) -> Option<usize> {
+    (0..candidates.len()).min_by_key(|index| candidates[*index].requests)
+}

@@ -1,0 +1,171 @@
+//! The listening side: accepts connections, tells the data plane from the admin routes, and takes
+//! connections down in order.
+
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
+
+use http::{Request, Response, header};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use subtle::ConstantTimeEq;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, timeout_at},
+};
+use tower::ServiceExt;
+
+use crate::{
+    admin, body::ResponseBody, config::Config, endpoint::Endpoint, error::Error,
+    handle::RouterHandle, proxy, router::Router,
+};
+
+/// For a request's head to arrive, and for an idle client to send the next one.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pause after a failed accept: out of file descriptors, most likely, which only time can mend.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// After the grace period, time to close what is still open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs a router until it has come down: `drain` lets the requests in flight finish within the grace
+/// period, `stop` ends them at once, also during a drain. The caller owns listener and signals.
+pub async fn run(
+    listener: TcpListener,
+    config: Config,
+    drain: impl Future<Output = ()>,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let grace = config.shutdown_grace_period_secs.get();
+    let handle = RouterHandle::serve(listener, config)?;
+    let drained = async {
+        drain.await;
+        handle.drain(grace).await
+    };
+    tokio::select! {
+        _ = drained => {}
+        () = stop => {}
+    }
+    handle.stop(LAST_WORDS).await;
+    Ok(())
+}
+
+/// Accepts until told to stop by a deadline; then lets open connections finish until then.
+pub(crate) async fn accept(
+    listener: TcpListener,
+    router: Arc<Router>,
+    mut stopping: watch::Receiver<Option<Instant>>,
+) {
+    let admin = admin::routes(Arc::clone(&router));
+    // Dropping the set aborts the connections that are left in it.
+    let mut connections = JoinSet::new();
+    let deadline = loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let serving = Serving { router: Arc::clone(&router), admin: admin.clone() };
+                    connections.spawn(serving.connection(stream, stopping.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+            deadline = told(&mut stopping) => break deadline,
+        }
+    };
+    drop(listener);
+    let all_closed = async { while connections.join_next().await.is_some() {} };
+    if timeout_at(deadline, all_closed).await.is_err() {
+        tracing::warn!(
+            "closing {} connections that did not end in time",
+            connections.len()
+        );
+    }
+}
+
+async fn told(stopping: &mut watch::Receiver<Option<Instant>>) -> Instant {
+    match stopping.wait_for(Option::is_some).await.map(|told| *told) {
+        Ok(Some(deadline)) => deadline,
+        // The handle is gone, and with it whoever could wait.
+        Ok(None) | Err(_) => Instant::now(),
+    }
+}
+
+/// What a connection needs to answer requests.
+struct Serving {
+    router: Arc<Router>,
+    admin: axum::Router,
+}
+
+impl Serving {
+    async fn connection(self, stream: TcpStream, mut stopping: watch::Receiver<Option<Instant>>) {
+        // Without it Nagle's algorithm holds back every frame of a stream until the client has
+        // acknowledged the one before: 40 ms each.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!("TCP_NODELAY: {error}");
+        }
+        let service = service_fn(|request| self.serve(request));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            _ = told(&mut stopping) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!("client connection: {error}");
+        }
+    }
+
+    async fn serve(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, Infallible> {
+        let endpoint = Endpoint::of(request.method(), request.uri().path());
+        let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
+        let response = match self.answer(endpoint, request).await {
+            Ok(response) => response,
+            Err(error) => error.to_response().map(ResponseBody::Own),
+        };
+        self.router.metrics.request(named, response.status());
+        Ok(response)
+    }
+
+    async fn answer(
+        &self,
+        endpoint: Result<Endpoint, Error>,
+        request: Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        if !self.is_allowed(&request) {
+            return Err(Error::Unauthorized);
+        }
+        match endpoint? {
+            Endpoint::Admin => {
+                let Ok(response) = self.admin.clone().oneshot(request).await;
+                Ok(response.map(ResponseBody::Admin))
+            }
+            endpoint => proxy::forward(&self.router, endpoint, request).await,
+        }
+    }
+
+    fn is_allowed(&self, request: &Request<Incoming>) -> bool {
+        let Some(key) = &self.router.config.api_key else {
+            return true;
+        };
+        if admin::OPEN_PATHS.contains(&request.uri().path()) {
+            return true;
+        }
+        let sent = request.headers().get(header::AUTHORIZATION);
+        let sent = sent.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        // In constant time, or the time to refuse a key would tell how much of it is right.
+        sent.is_some_and(|sent| sent.ct_eq(key.as_bytes()).into())
+    }
+}

@@ -1,0 +1,88 @@
+//! Going down in order: who is still being served, who may still enter, and when all have left.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, time::timeout};
+
+/// Counts the data-plane requests in flight and closes the door behind the last one.
+#[derive(Debug, Default)]
+pub struct Gate {
+    in_flight: AtomicUsize,
+    draining: AtomicBool,
+    emptied: Notify,
+}
+
+/// Held for as long as a request lives, in whatever phase; dropping it is leaving.
+#[derive(Debug)]
+pub struct InFlight(Arc<Gate>);
+
+impl Gate {
+    /// `None` once draining has begun.
+    pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
+        // Counted first and checked after: a drain that starts in between waits for this request.
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        let pass = InFlight(Arc::clone(self));
+        (!self.is_draining()).then_some(pass)
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Lets nobody in any more and waits for those inside. True when all left in time.
+    pub async fn drain(&self, grace: Duration) -> bool {
+        self.draining.store(true, Ordering::SeqCst);
+        let emptied = async {
+            loop {
+                let emptied = self.emptied.notified();
+                tokio::pin!(emptied);
+                // Listen before looking, or the last one could leave unheard in between.
+                emptied.as_mut().enable();
+                if self.in_flight() == 0 {
+                    return;
+                }
+                emptied.await;
+            }
+        };
+        timeout(grace, emptied).await.is_ok()
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if self.0.in_flight.fetch_sub(1, Ordering::SeqCst) == 1 && self.0.is_draining() {
+            self.0.emptied.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn draining_waits_for_the_last_and_lets_nobody_in() {
+        let gate = Arc::new(Gate::default());
+        let first = gate.enter().expect("open");
+        assert!(!gate.drain(Duration::from_millis(1)).await);
+        assert!(gate.enter().is_none());
+        assert_eq!(gate.in_flight(), 1);
+        let waiting = tokio::spawn({
+            let gate = Arc::clone(&gate);
+            async move { gate.drain(Duration::from_secs(60)).await }
+        });
+        drop(first);
+        assert!(waiting.await.expect("no panic"));
+        assert_eq!(gate.in_flight(), 0);
+    }
+}

@@ -1,0 +1,160 @@
+//! The address of a worker, checked where it enters the router.
+
+use std::{fmt, str::FromStr};
+
+use http::{HeaderValue, Uri, uri::Authority};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+const DEFAULT_PORT: u16 = 80;
+
+/// `http://HOST[:PORT]` and nothing else: the router adds the client's path itself, so a path, a
+/// query or credentials here would be dropped silently. Two spellings of one address are equal.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct WorkerUrl {
+    text: String,
+    host: String,
+    port: u16,
+}
+
+impl WorkerUrl {
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Without the brackets of an IPv6 address, as a resolver wants it.
+    pub fn host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What goes into the `Host` header.
+    pub fn authority(&self) -> HeaderValue {
+        let authority = self.text.trim_start_matches("http://");
+        HeaderValue::from_str(authority).expect("contract: a parsed authority is a header value")
+    }
+
+    /// The same in every router, so that several of them break ties alike.
+    pub fn hash_seed(&self) -> u64 {
+        xxh3_64(self.text.as_bytes())
+    }
+}
+
+impl FromStr for WorkerUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = |why: &str| Err(format!("worker URL {text:?}: {why}"));
+        let Ok(uri) = text.trim().parse::<Uri>() else {
+            return refuse("not a URL; expected http://HOST:PORT");
+        };
+        if uri.scheme_str() != Some("http") {
+            return refuse("must start with http://");
+        }
+        if text.contains('#') || uri.query().is_some() || !matches!(uri.path(), "" | "/") {
+            return refuse("must end after the port: no path, query or fragment");
+        }
+        let Some(authority) = uri.authority() else {
+            return refuse("has no host");
+        };
+        if authority.as_str().contains('@') {
+            return refuse("must not carry a user name or password");
+        }
+        let host = authority.host().to_ascii_lowercase();
+        let Some(port) = explicit_port(authority) else {
+            return refuse("has a port that is not between 1 and 65535");
+        };
+        if host.is_empty() {
+            return refuse("has no host");
+        }
+        let text = match port {
+            DEFAULT_PORT => format!("http://{host}"),
+            port => format!("http://{host}:{port}"),
+        };
+        Ok(Self { text, host, port })
+    }
+}
+
+fn explicit_port(authority: &Authority) -> Option<u16> {
+    match authority.as_str().strip_prefix(authority.host())? {
+        "" => Some(DEFAULT_PORT),
+        rest => rest
+            .strip_prefix(':')?
+            .parse()
+            .ok()
+            .filter(|port| *port != 0),
+    }
+}
+
+impl TryFrom<String> for WorkerUrl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<WorkerUrl> for String {
+    fn from(url: WorkerUrl) -> Self {
+        url.text
+    }
+}
+
+impl fmt::Display for WorkerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for WorkerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_one_address_are_one_worker() {
+        for (text, normal) in [
+            ("http://w1:8000", "http://w1:8000"),
+            ("http://W1:8000/", "http://w1:8000"),
+            (" http://w1:80 ", "http://w1"),
+            ("http://[::1]:31000", "http://[::1]:31000"),
+        ] {
+            assert_eq!(text.parse::<WorkerUrl>().expect(text).as_str(), normal);
+        }
+        let v6: WorkerUrl = "http://[::1]:31000".parse().expect("valid");
+        assert_eq!((v6.host(), v6.port()), ("::1", 31000));
+    }
+
+    #[test]
+    fn anything_but_a_plain_address_is_refused() {
+        for text in [
+            "",
+            "w1:8000",
+            "https://w1",
+            "ftp://w1",
+            "http://",
+            "http:///x",
+            "http://w1/v1",
+            "http://w1?x=1",
+            "http://w1/#x",
+            "http://user@w1",
+            "http://u:p@w1:80",
+            "http://w1:0",
+            "http://w1:99999",
+            "http://w1:",
+            "http://w 1",
+            "http://w1\r\nx: y",
+        ] {
+            assert!(text.parse::<WorkerUrl>().is_err(), "{text:?} was accepted");
+        }
+    }
+}
