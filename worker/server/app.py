@@ -1,0 +1,120 @@
+"""The HTTP application: routes, and what happens around every handler."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from mla_router.worker.server import info, openai_models
+from mla_router.worker.server.chat import chat_completions
+from mla_router.worker.server.completions import completions
+from mla_router.worker.server.errors import (
+    ApiError,
+    InternalError,
+    Unauthorized,
+    UnsupportedMediaType,
+    of_status,
+)
+from mla_router.worker.server.generate import generate
+from mla_router.worker.server.responses import error_response, json_response
+from mla_router.worker.server.state import STATE, ServerState
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# The only pages that need no key: what load balancers probe.
+OPEN_PATHS = frozenset({"/health"})
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+REQUEST_ID = web.RequestKey("request_id", str)
+
+
+def make_app(state: ServerState) -> web.Application:
+    app = web.Application(
+        middlewares=[errors, authentication, content_type],
+        client_max_size=state.config.max_payload_size,
+    )
+    app[STATE] = state
+    app.on_response_prepare.append(_add_headers)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.post("/generate", generate),
+            web.get("/v1/models", openai_models.models),
+            web.get("/v1/models/{model:.+}", openai_models.model),
+            web.get("/health", info.health),
+            web.get("/get_server_info", info.server_info),
+            web.get("/metrics", info.metrics),
+            web.post("/flush_cache", info.flush_cache),
+            web.post("/abort_request", info.abort_request),
+        ]
+    )
+    return app
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns every failure into OpenAI's error shape; the outermost, so that it sees them all."""
+    request[REQUEST_ID] = _request_id(request)
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        kept = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+        return json_response(
+            of_status(error.status, error.reason), status=error.status, headers=kept
+        )
+    except ConnectionError:
+        raise  # the client has gone; the HTTP library closes up
+    except Exception:
+        log.exception("request %s failed", request[REQUEST_ID])
+        return error_response(InternalError(f"Internal error; request {request[REQUEST_ID]}"))
+
+
+@web.middleware
+async def authentication(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Denies by default, on the route that was matched and not on the text of the URL."""
+    key = request.app[STATE].config.api_key
+    resource = request.match_info.route.resource
+    is_open = resource is not None and resource.canonical in OPEN_PATHS
+    if key and not is_open:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # Hashed first: comparing takes the same time however long and however wrong the key is.
+        same = hmac.compare_digest(_digest(given.strip()), _digest(key))
+        if scheme.lower() != "bearer" or not same:
+            raise Unauthorized("Wrong or missing API key", code="invalid_api_key")
+    return await handler(request)
+
+
+@web.middleware
+async def content_type(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A page in a browser can make others' browsers post plain text here, but not JSON."""
+    if request.can_read_body and "Content-Type" in request.headers:
+        kind = request.content_type
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedMediaType("Send the body with Content-Type: application/json")
+    return await handler(request)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's id if it is harmless in logs and headers, else one of ours."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["x-mla-worker"] = request.app[STATE].config.name
+    if REQUEST_ID in request:
+        response.headers["x-request-id"] = request[REQUEST_ID]

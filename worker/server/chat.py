@@ -1,0 +1,185 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.generation import Generation, Output
+from mla_router.worker.server.logprobs import ChatLogprobs, chat_logprobs
+from mla_router.worker.server.prompts import check_ids
+from mla_router.worker.server.responses import json_response
+from mla_router.worker.server.sampling import check_sampling
+from mla_router.worker.server.schema import ChatMessage, ChatRequest, parse, refuse_unsupported
+from mla_router.worker.server.sse import event, stream
+from mla_router.worker.server.state import STATE
+from mla_router.worker.server.usage import Usage
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+# OpenAI's newer name for system; templates know only the older.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+class Message(msgspec.Struct, frozen=True):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+    annotations: list[str] = []
+
+
+class Choice(msgspec.Struct, frozen=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class Completion(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    object: str = "chat.completion"
+    system_fingerprint: None = None
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The delta of a chunk; what is empty is left out."""
+
+    role: str = ""
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: Piece
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    object: str = "chat.completion.chunk"
+    system_fingerprint: None = None
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await request.read(), _decoder)
+    model = service.check_model(body.model)
+    refuse_unsupported(body)
+    named = body.max_completion_tokens is not None
+    sampling = check_sampling(
+        body,
+        max_tokens=body.max_completion_tokens if named else body.max_tokens,
+        max_tokens_field="max_completion_tokens" if named else "max_tokens",
+        seed=body.seed,
+        logprobs=bool(body.logprobs),
+        vocab_size=service.limits.vocab_size,
+    )
+    prompt = await service.tokenizer.encode_chat(
+        _for_template(body.messages), context_length=service.limits.context_length
+    )
+    check_ids(prompt, service.limits.vocab_size, "messages")
+    generation = Generation(service, [prompt], sampling, cache_salt=body.cache_salt)
+    async with generation.running():
+        if body.stream:
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return await stream(
+                request, _events(generation, model, usage), lambda: generation.headers
+            )
+        return await _whole(generation, model)
+
+
+async def _whole(generation: Generation, model: str) -> web.Response:
+    text: list[str] = []
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    reason = ""
+    while outputs := await generation.next():
+        for output in outputs:
+            text.append(output.text)
+            tokens += output.shown_ids
+            logprobs += output.shown_logprobs
+            reason = output.finish.reason if output.finish else ""
+    choice = Choice(0, Message("".join(text)), _logprobs(generation, tokens, logprobs), reason)
+    completion = Completion(
+        f"chatcmpl-{generation.id}", int(time.time()), model, [choice], generation.usage
+    )
+    return json_response(completion, headers=generation.headers)
+
+
+async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
+    answer_id, created = f"chatcmpl-{generation.id}", int(time.time())
+    no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
+    tokens: list[int] = []
+    logprobs: list[float] = []
+
+    def chunk(delta: Piece, output: Output | None = None) -> bytes:
+        scores = _logprobs(generation, tokens, logprobs) if tokens else None
+        tokens.clear()
+        logprobs.clear()
+        reason = output.finish.reason if output and output.finish else None
+        choices = [ChunkChoice(0, delta, scores, reason)]
+        return event(Chunk(answer_id, created, model, choices, no_usage))
+
+    outputs = await generation.next()
+    yield chunk(Piece("assistant", ""))
+    while outputs:
+        for output in outputs:
+            tokens += output.shown_ids
+            logprobs += output.shown_logprobs
+            if output.text:
+                yield chunk(Piece(content=output.text))
+            if output.finish:
+                yield chunk(Piece(), output)
+        outputs = await generation.next()
+    if usage:
+        yield event(Chunk(answer_id, created, model, [], generation.usage))
+
+
+def _logprobs(
+    generation: Generation, tokens: list[int], logprobs: list[float]
+) -> ChatLogprobs | None:
+    if not generation.sampling.logprobs:
+        return None
+    return chat_logprobs(generation.service.tokenizer, tokens, logprobs)
+
+
+def _for_template(messages: list[ChatMessage] | None) -> list[dict[str, str]]:
+    if not messages:
+        raise InvalidRequest("messages: give at least one message", param="messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: ChatMessage, where: str) -> dict[str, str]:
+    refuse_unsupported(message, where + ".")
+    role = ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(f"{where}.role: one of {', '.join(ROLES)}", param=where + ".role")
+    if message.content is None:
+        raise InvalidRequest(f"{where}.content: must not be null", param=where + ".content")
+    if isinstance(message.content, str):
+        content = message.content
+    else:
+        texts = []
+        for index, part in enumerate(message.content):
+            if part.type != "text" or part.text is None:
+                raise InvalidRequest(
+                    f"{where}.content[{index}]: this model takes only parts of type text",
+                    param=f"{where}.content[{index}].type",
+                )
+            texts.append(part.text)
+        content = "\n".join(texts)
+    rendered = {"role": role, "content": content}
+    return rendered if message.name is None else {**rendered, "name": message.name}

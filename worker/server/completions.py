@@ -1,0 +1,129 @@
+"""POST /v1/completions: text or token ids, one prompt or several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.generation import Generation, Output
+from mla_router.worker.server.logprobs import CompletionLogprobs, completion_logprobs
+from mla_router.worker.server.prompts import read_prompts
+from mla_router.worker.server.responses import json_response
+from mla_router.worker.server.sampling import check_sampling
+from mla_router.worker.server.schema import CompletionRequest, parse, refuse_unsupported
+from mla_router.worker.server.sse import event, stream
+from mla_router.worker.server.state import STATE
+from mla_router.worker.server.usage import Usage
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class Choice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The whole answer, and each chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | msgspec.UnsetType | None
+    object: str = "text_completion"
+    system_fingerprint: None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """What of one prompt's answer has not been sent yet."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    offset: int = 0  # characters of the tokens sent before
+
+    def add(self, output: Output) -> None:
+        self.text.append(output.text)
+        self.tokens += output.shown_ids
+        self.logprobs += output.shown_logprobs
+        self.finish_reason = output.finish.reason if output.finish else None
+
+    def take(self, generation: Generation, index: int) -> Choice:
+        """Everything so far as a choice; begin anew."""
+        scores = None
+        if generation.sampling.logprobs:
+            tokenizer = generation.service.tokenizer
+            scores = completion_logprobs(tokenizer, self.tokens, self.logprobs, self.offset)
+            self.offset += sum(map(len, scores.tokens))
+        choice = Choice(index, "".join(self.text), scores, self.finish_reason)
+        self.text, self.tokens, self.logprobs = [], [], []
+        return choice
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await request.read(), _decoder)
+    model = service.check_model(body.model)
+    refuse_unsupported(body)
+    if body.logprobs not in (None, 0):
+        raise InvalidRequest(
+            "logprobs: only 0 (the sampled tokens alone) is supported yet",
+            param="logprobs",
+            code="unsupported_parameter",
+        )
+    sampling = check_sampling(
+        body,
+        max_tokens=body.max_tokens,
+        max_tokens_field="max_tokens",
+        seed=body.seed,
+        logprobs=body.logprobs is not None,
+        vocab_size=service.limits.vocab_size,
+    )
+    prompts = await read_prompts(service, body.prompt, "prompt")
+    generation = Generation(service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt)
+    async with generation.running():
+        if body.stream:
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return await stream(
+                request, _events(generation, model, usage), lambda: generation.headers
+            )
+        return await _whole(generation, model)
+
+
+async def _whole(generation: Generation, model: str) -> web.Response:
+    parts = [_Part() for _ in generation.prompts]
+    while outputs := await generation.next():
+        for output in outputs:
+            parts[output.index].add(output)
+    choices = [part.take(generation, index) for index, part in enumerate(parts)]
+    completion = Completion(
+        f"cmpl-{generation.id}", int(time.time()), model, choices, generation.usage
+    )
+    return json_response(completion, headers=generation.headers)
+
+
+async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
+    answer_id, created = f"cmpl-{generation.id}", int(time.time())
+    no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
+    parts = [_Part() for _ in generation.prompts]
+    while outputs := await generation.next():
+        for output in outputs:
+            part = parts[output.index]
+            part.add(output)
+            if output.text or output.finish:
+                choices = [part.take(generation, output.index)]
+                yield event(Completion(answer_id, created, model, choices, no_usage))
+    if usage:
+        yield event(Completion(answer_id, created, model, [], generation.usage))

@@ -1,0 +1,89 @@
+"""What a worker tells about itself, and the two things it can be told to do."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+from mla_router.worker.messages import Stats
+from mla_router.worker.server.responses import json_response
+from mla_router.worker.server.schema import AbortRequest, parse
+from mla_router.worker.server.state import STATE
+
+_abort_decoder = msgspec.json.Decoder(AbortRequest)
+
+
+async def health(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    if state.healthy():
+        return json_response({"status": "ok"})
+    status = "starting" if state.service is None else "draining" if state.draining else "stuck"
+    return json_response({"status": status}, status=503)
+
+
+async def server_info(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    service = state.ready()
+    config, limits, scheduler = service.config, service.limits, service.scheduler
+    stats = _fields(await scheduler.stats())
+    return json_response(
+        {
+            "model_path": str(config.folder),
+            "served_model_name": config.model_name,
+            "boot_id": state.boot_id,
+            "version": _version(),
+            "worker_id": config.name,
+            "max_total_num_tokens": limits.max_total_num_tokens,
+            "page_size": limits.page_size,
+            "max_running_requests": limits.max_running_requests,
+            "context_length": limits.context_length,
+            "device": limits.device,
+            "dtype": limits.dtype,
+            "attention_backend": limits.attention_backend,
+            "uptime_s": time.monotonic() - state.started,
+            "scheduler": stats,
+            # SGLang's name and shape: its bench_serving reads the first entry.
+            "internal_states": [{**stats, "last_gen_throughput": scheduler.throughput}],
+        }
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body = request.app[STATE].metrics.render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+async def flush_cache(request: web.Request) -> web.Response:
+    stats = await request.app[STATE].ready().scheduler.flush_cache()
+    return json_response({"success": True, "scheduler": _fields(stats)})
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    body = parse(await request.read(), _abort_decoder)
+    service = state.ready()
+    # One by one and by exact name: nothing that a client sends can match another's request.
+    aborted = [
+        rid
+        for rid in service.names.find(body.rid)
+        if service.scheduler.abort(rid, tell_reader=True)
+    ]
+    return json_response({"aborted": len(aborted)})
+
+
+def _fields(stats: Stats) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(stats)
+    del fields["query"]
+    return fields
+
+
+def _version() -> str:
+    try:
+        return version("mla-router")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"

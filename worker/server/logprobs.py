@@ -1,0 +1,50 @@
+"""Log-probabilities of sampled tokens in OpenAI's two shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mla_router.worker.server.tokenizer import Tokenizer
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float]
+    text_offset: list[int]
+    top_logprobs: None = None
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[float]
+) -> ChatLogprobs:
+    content = []
+    for token, logprob in zip(token_ids, logprobs, strict=True):
+        text = tokenizer.text_of(token)
+        content.append(TokenLogprob(text, logprob, tokenizer.bytes_of(token), []))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[float], offset: int
+) -> CompletionLogprobs:
+    """`offset` is where in the text the first of these tokens begins."""
+    tokens = [tokenizer.text_of(token) for token in token_ids]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return CompletionLogprobs(tokens, list(logprobs), offsets)

@@ -1,0 +1,35 @@
+"""The names under which clients may abort what runs.
+
+Inside, a request goes by an id of ours that nobody can choose: a name from a client must never
+reach another client's request. Here its own name is looked up, whole and exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mla_router.worker.server.errors import InvalidRequest
+
+PREFIXES = ("chatcmpl-", "cmpl-")  # how the OpenAI endpoints show our ids
+
+
+class RequestNames:
+    def __init__(self) -> None:
+        self._rids: dict[str, list[str]] = {}
+
+    def add(self, names: Sequence[str], rids: list[str]) -> None:
+        for name in names:
+            if name in self._rids:
+                raise InvalidRequest("rid: a request of this name is running", param="rid")
+        self._rids.update(dict.fromkeys(names, rids))
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._rids[name]
+
+    def find(self, name: str) -> list[str]:
+        """The scheduler's ids of the request called `name`; none if it has ended."""
+        for prefix in PREFIXES:
+            if name not in self._rids:
+                name = name.removeprefix(prefix)
+        return self._rids.get(name, [])

@@ -1,0 +1,136 @@
+"""The one check of sampling parameters, used by every endpoint.
+
+What passes here can be trusted further in: finite numbers in range, ids within the vocabulary.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from mla_router.worker.messages import Ready
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.schema import SamplingFields, refuse_unsupported
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_INT = 2**31 - 1
+
+# Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
+MIN_TEMPERATURE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled; `max_tokens` None means as much as there is room for."""
+
+    max_tokens: int | None
+    max_tokens_field: str  # how the client calls it, for error messages
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
+    ignore_eos: bool
+    logprobs: bool
+
+
+def check_sampling(
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    seed: int | None,
+    seed_field: str = "seed",
+    logprobs: bool,
+    vocab_size: int,
+    prefix: str = "",
+) -> Sampling:
+    """Check `fields`; the arguments are what the endpoints spell differently. `prefix` is where
+    the fields lie in the body."""
+    refuse_unsupported(fields, prefix)
+
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    if not 0.0 <= temperature <= 2.0:
+        raise _invalid(prefix + "temperature", "must be between 0 and 2")
+    top_p = 1.0 if fields.top_p is None else fields.top_p
+    if not 0.0 < top_p <= 1.0:
+        raise _invalid(prefix + "top_p", "must be above 0 and at most 1")
+    top_k = 0 if fields.top_k is None else fields.top_k
+    if top_k < -1:
+        raise _invalid(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
+    if max_tokens is not None and not 1 <= max_tokens <= MAX_INT:
+        raise _invalid(max_tokens_field, f"must be between 1 and {MAX_INT}")
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise _invalid(seed_field, "must fit in 64 bits")
+
+    return Sampling(
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
+        top_p=top_p,
+        top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
+        seed=None if seed is None else seed & (2**63 - 1),
+        stop=_stop_strings(fields.stop, prefix + "stop"),
+        stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+    )
+
+
+def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
+    """The max_tokens of a prompt of this length. A client that named a number gets it or a 400;
+    one that named none gets `default`, or less if there is less room."""
+    room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
+    bound, limit = min(
+        (limits.context_length, "the context length"),
+        (limits.max_total_num_tokens, "the KV cache"),
+    )
+    if sampling.max_tokens is not None:
+        if sampling.max_tokens > room:
+            raise InvalidRequest(
+                f"{prompt_tokens} prompt tokens and {sampling.max_tokens_field} "
+                f"{sampling.max_tokens} make {prompt_tokens + sampling.max_tokens} tokens, but "
+                f"{limit} is {bound} tokens; shorten the prompt or the output",
+                param=sampling.max_tokens_field,
+                code="context_length_exceeded",
+            )
+        return sampling.max_tokens
+    if room < 1:
+        raise InvalidRequest(
+            f"The prompt has {prompt_tokens} tokens, but {limit} is {bound} tokens for prompt "
+            "and output together; shorten the prompt",
+            code="context_length_exceeded",
+        )
+    return room if default is None else min(default, room)
+
+
+def draw_seed(configured: int) -> int:
+    """The seed of a request that brings none."""
+    return configured or secrets.randbits(63)
+
+
+def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise _invalid(field, f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            raise _invalid(field, f"each string must have 1 to {MAX_STOP_LENGTH} characters")
+    return strings
+
+
+def _stop_ids(ids: list[int] | None, vocab_size: int, field: str) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise _invalid(field, f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise _invalid(field, f"ids must be between 0 and {vocab_size - 1}")
+    return frozenset(ids)
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}", param=field)

@@ -1,0 +1,253 @@
+"""The server's end of the line to its scheduler.
+
+Owns the table of running requests: who waits for the tokens of which request id. A request leaves
+the table when its last delta comes, or when it is aborted; so it is aborted at most once, and
+deltas that were already on their way are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mla_router.worker.core import FinishReason
+from mla_router.worker.messages import (
+    Abort,
+    Delta,
+    Deltas,
+    FlushCache,
+    Generate,
+    GetStats,
+    Ready,
+    Shutdown,
+    Stats,
+    ToScheduler,
+    ToServer,
+)
+from mla_router.worker.server.errors import ApiError, Unavailable
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 0  # the query number of statistics that nobody asked for
+
+
+class Mailbox:
+    """What one HTTP request waits on: the deltas of its prompts, in the order of arrival.
+
+    Deltas pile up while the reader is busy, for instance because its client is slow, and are then
+    taken together: however far behind it is, it costs one wake-up.
+    """
+
+    __slots__ = ("_error", "_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[tuple[int, Delta]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ApiError | None = None
+
+    def put(self, index: int, delta: Delta) -> None:
+        self._items.append((index, delta))
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        self._error = error
+        self._wake()
+
+    async def take(self) -> list[tuple[int, Delta]]:
+        """All that has come since the last call, at least one. One reader at a time."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        items, self._items = self._items, []
+        return items
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class SchedulerClient:
+    """Use inside the event loop's thread only, as all of the server."""
+
+    def __init__(self, receive: zmq.asyncio.Socket, send: zmq.Socket[bytes]) -> None:
+        self._receive = receive
+        self._send = send
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToServer)
+        self._targets: dict[str, tuple[Mailbox, int]] = {}
+        self._queries: dict[int, asyncio.Future[Stats]] = {}
+        self._last_query = HEARTBEAT
+        self._idle = asyncio.Event()
+        self._error: ApiError | None = None
+        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.last_stats: Stats | None = None
+        self._heard = 0.0
+        self._throughput = _Throughput()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._targets)
+
+    async def until_idle(self) -> None:
+        """Return when no request runs."""
+        while self._targets:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def submit(self, generate: Generate, mailbox: Mailbox, index: int) -> None:
+        """Start a request; its deltas go to `mailbox` under `index`."""
+        if self._error is not None:
+            raise self._error
+        self._targets[generate.rid] = (mailbox, index)
+        self._post(generate)
+
+    def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
+        """End a request if it is still running. Its reader gets a last delta if `tell_reader`."""
+        target = self._remove(rid)
+        if target is None:
+            return False
+        self._post(Abort(rid))
+        if tell_reader:
+            mailbox, index = target
+            mailbox.put(index, Delta(rid, [], finish_reason=FinishReason.ABORT.value))
+        return True
+
+    def fail(self, error: ApiError) -> None:
+        """Everything that runs, and whatever comes later, ends with `error`."""
+        self._error = error
+        for mailbox, _ in self._targets.values():
+            mailbox.fail(error)
+        self._targets.clear()
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    # -- questions -------------------------------------------------------------------------------
+
+    async def stats(self, timeout: float = 10.0) -> Stats:
+        """Exact accounting as of now."""
+        return await self._ask(GetStats, timeout)
+
+    async def flush_cache(self, timeout: float = 10.0) -> Stats:
+        return await self._ask(FlushCache, timeout)
+
+    def shut_down(self) -> None:
+        self._post(Shutdown())
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the scheduler last told its state."""
+        return time.monotonic() - self._heard
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens a second, lately."""
+        return self._throughput.value
+
+    async def _ask(self, kind: type[GetStats | FlushCache], timeout: float) -> Stats:
+        if self._error is not None:
+            raise self._error
+        self._last_query += 1
+        query = self._last_query
+        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._queries[query] = answer
+        try:
+            self._post(kind(query))
+            return await asyncio.wait_for(answer, timeout)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
+            raise Unavailable("The scheduler does not answer", retry_after=1) from None
+        finally:
+            del self._queries[query]
+
+    # -- wire ------------------------------------------------------------------------------------
+
+    def _post(self, message: ToScheduler) -> None:
+        # Never blocks: the queue has no limit of its own, the number of requests is limited.
+        self._send.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    async def receive(self) -> None:
+        """Handle what the scheduler says, until cancelled."""
+        while True:
+            frame = await self._receive.recv()
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.MsgspecError as error:
+                log.error("dropped a frame that is not a message: %s", error)
+                continue
+            if isinstance(message, Deltas):
+                self._deliver(message)
+            elif isinstance(message, Stats):
+                self._note(message)
+            elif not self.ready.done():
+                self.ready.set_result(message)
+            # A socket with more to read returns at once, so readers would never get their turn.
+            await asyncio.sleep(0)
+
+    def _deliver(self, message: Deltas) -> None:
+        for delta in message.items:
+            rid = delta.rid
+            target = self._remove(rid) if delta.finish_reason else self._targets.get(rid)
+            if target is not None:
+                mailbox, index = target
+                mailbox.put(index, delta)
+
+    def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
+        target = self._targets.pop(rid, None)
+        if not self._targets:
+            self._idle.set()
+        return target
+
+    def _note(self, stats: Stats) -> None:
+        self._heard = time.monotonic()
+        self.last_stats = stats
+        self._throughput.update(self._heard, stats.generated_tokens)
+        answer = self._queries.get(stats.query)
+        if answer is not None and not answer.done():
+            answer.set_result(stats)
+
+
+@asynccontextmanager
+async def connect(directory: Path) -> AsyncIterator[SchedulerClient]:
+    """Listen in `directory` and talk to the scheduler that will listen there too."""
+    context = zmq.asyncio.Context()
+    receive = context.socket(zmq.PULL)
+    send: zmq.Socket[bytes] = zmq.Socket.shadow(context.socket(zmq.PUSH))  # send never waits
+    receive.set_hwm(0)
+    send.set_hwm(0)
+    receive.bind(f"ipc://{directory}/to_server")
+    send.connect(f"ipc://{directory}/to_scheduler")
+    client = SchedulerClient(receive, send)
+    receiving = asyncio.create_task(client.receive())
+    try:
+        yield client
+    finally:
+        receiving.cancel()
+        context.destroy(linger=200)  # milliseconds, for a last Shutdown to leave
+
+
+class _Throughput:
+    """Tokens a second between readings that are far enough apart to be meaningful."""
+
+    WINDOW = 0.4  # seconds; heartbeats come every 0.5
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._since: tuple[float, int] | None = None
+
+    def update(self, now: float, tokens: int) -> None:
+        if self._since is None:
+            self._since = (now, tokens)
+        elif now - self._since[0] >= self.WINDOW:
+            self.value = (tokens - self._since[1]) / (now - self._since[0])
+            self._since = (now, tokens)

@@ -1,0 +1,57 @@
+"""Answers as a stream of server-sent events.
+
+The status line of a stream goes out with its first event, so that an error before the first token
+still gets its own status. Once a stream has begun, an error is an event of its own, and `[DONE]`
+never follows it: a client can tell a broken answer from a complete one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.errors import ApiError, InternalError
+from mla_router.worker.server.responses import encode
+
+log = logging.getLogger(__name__)
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies such as nginx hold streams back otherwise
+}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+async def stream(
+    request: web.Request,
+    events: AsyncIterator[bytes],
+    headers: Callable[[], Mapping[str, str]],
+) -> web.StreamResponse:
+    """Send `events` as they come; `headers` is asked when the first one is there."""
+    first = await anext(events)
+    response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
+    await response.prepare(request)
+    await response.write(first)
+    last = DONE
+    try:
+        async for chunk in events:
+            await response.write(chunk)
+    except ApiError as error:
+        last = event(error.body)
+    except ConnectionError:
+        return response  # the client has gone
+    except Exception:
+        log.exception("a stream failed")
+        last = event(InternalError("Internal error").body)
+    await response.write(last)
+    await response.write_eof()
+    return response

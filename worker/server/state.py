@@ -1,0 +1,86 @@
+"""What the handlers share: the worker's settings and, once it is ready, the means to serve."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.messages import Ready
+from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
+from mla_router.worker.server.metrics import Metrics, Reading
+from mla_router.worker.server.request_names import RequestNames
+from mla_router.worker.server.scheduler_client import SchedulerClient
+from mla_router.worker.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """All that answering a request takes. Exists once the scheduler is ready."""
+
+    config: WorkerConfig
+    limits: Ready
+    tokenizer: Tokenizer
+    scheduler: SchedulerClient
+    names: RequestNames
+    metrics: Metrics
+
+    def check_model(self, name: str | None) -> str:
+        """The model's name as the client wrote it, if it means the model that is served."""
+        if not name:
+            raise InvalidRequest("model: name the model; /v1/models lists it", param="model")
+        if name not in (self.config.model_name, self.config.folder.name):
+            raise NotFound(
+                f"The model `{name[:200]}` does not exist; this server has "
+                f"`{self.config.model_name}`",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+
+@dataclass(slots=True)
+class ServerState:
+    config: WorkerConfig
+    service: Service | None = None  # None while the weights are loading
+    draining: bool = False
+    boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))
+    started: float = field(default_factory=time.monotonic)
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.config.model_name, self._read)
+
+    def ready(self) -> Service:
+        if self.service is None:
+            raise Unavailable("The model is loading", code="starting", retry_after=1)
+        return self.service
+
+    def accepting(self) -> Service:
+        """The service, for a request that begins to generate."""
+        if self.draining:
+            raise Unavailable("This worker is shutting down", code="draining", retry_after=1)
+        return self.ready()
+
+    def healthy(self) -> bool:
+        """Decided from heartbeats: a stuck scheduler is not healthy, however well HTTP answers."""
+        return (
+            self.service is not None
+            and not self.draining
+            and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
+        )
+
+    def _read(self) -> Reading | None:
+        if self.service is None or self.service.scheduler.last_stats is None:
+            return None
+        scheduler = self.service.scheduler
+        stats = scheduler.last_stats
+        assert stats is not None
+        return Reading(self.service.limits, stats, scheduler.throughput, scheduler.open_requests)
+
+
+STATE = web.AppKey("state", ServerState)

@@ -1,0 +1,132 @@
+"""The model folder's tokenizer and chat template.
+
+Loading goes through transformers, which knows the folders' many dialects; encoding goes straight
+to the Rust tokenizer underneath, without transformers' batch and tensor handling. Nothing from the
+folder is executed but its template, in the sandbox that transformers puts around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tokenizers
+
+from mla_router.worker.server.detokenizer import Detokenizer
+from mla_router.worker.server.errors import InvalidRequest
+
+# Encoding takes about a microsecond a character: longer texts would hold up the event loop.
+MAX_INLINE_CHARS = 4096
+
+
+class TokenizerError(Exception):
+    """The folder has no tokenizer that can be used; the message says why."""
+
+
+class Tokenizer:
+    def __init__(self, folder: Path) -> None:
+        import transformers  # takes a second: in the thread that loads, not before the port is open
+
+        try:
+            loaded: Any = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever the file's reader raised
+            raise TokenizerError(f"{folder}: no usable tokenizer ({error})") from error
+        backend = getattr(loaded, "backend_tokenizer", None)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise TokenizerError(f"{folder}: no tokenizer.json that the tokenizers library reads")
+        self._templates = loaded
+        self._backend = backend
+        # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._longest_token = max(map(len, vocabulary))
+        self.eos_ids = _eos_ids(folder, loaded.eos_token_id)
+        added = backend.get_added_tokens_decoder()
+        self._byte_of = _byte_level_alphabet()
+        self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
+
+    async def encode(self, text: str, *, context_length: int) -> list[int]:
+        """The token ids of a raw prompt, with the BOS token if the model wants one."""
+        return await self._encode(text, True, context_length)
+
+    async def encode_chat(
+        self, messages: list[dict[str, str]], *, context_length: int
+    ) -> list[int]:
+        """The token ids of a conversation, up to where the assistant's answer begins."""
+        # The template writes the BOS token itself.
+        return await self._encode(self.apply_template(messages), False, context_length)
+
+    def apply_template(self, messages: list[dict[str, str]]) -> str:
+        if self._templates.chat_template is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            text = self._templates.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except jinja2.TemplateError as error:
+            # What a template raises is its own sentence about the order of roles and the like.
+            raise InvalidRequest(f"The chat template says: {error}", param="messages") from None
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+            raise InvalidRequest(
+                "The chat template cannot render these messages", param="messages"
+            ) from None
+        return str(text)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._backend, self.hidden_ids)
+
+    def text_of(self, token_id: int) -> str:
+        """One token on its own; U+FFFD stands for a part of a character."""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """The bytes of one token, also where they are only a part of a character."""
+        text = self.text_of(token_id)
+        if "\ufffd" not in text:
+            return list(text.encode())
+        piece = self._backend.id_to_token(token_id) or ""
+        if all(char in self._byte_of for char in piece):
+            return [self._byte_of[char] for char in piece]
+        return [int(piece[3:5], 16)] if piece.startswith("<0x") else None
+
+    async def _encode(self, text: str, special: bool, context_length: int) -> list[int]:
+        if len(text) > context_length * self._longest_token:
+            raise InvalidRequest(
+                f"The prompt has {len(text)} characters, more than {context_length} tokens, "
+                "which is the context length, can hold",
+                code="context_length_exceeded",
+            )
+        if len(text) <= MAX_INLINE_CHARS:
+            return self._encode_now(text, special)
+        return await asyncio.to_thread(self._encode_now, text, special)
+
+    def _encode_now(self, text: str, special: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        return ids
+
+
+def _eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
+    """Every token that ends an answer. The three files of a folder often name different ones."""
+    ids = set() if of_tokenizer is None else {of_tokenizer}
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if path.is_file():
+            listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            ids.update([listed] if isinstance(listed, int) else listed or [])
+    return frozenset(ids)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character: bytes that are printable in
+    Latin-1 as themselves, the others as the characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + at): byte for at, byte in enumerate(others)}
