@@ -1,0 +1,103 @@
+# One command each for what a user, a developer and the CI do. `make help` lists them.
+# Everything that is made lies in .venv and target; two of these may run at the same time.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+BUILT := $(VENV)/.built
+RUST_SOURCES := $(shell find router -name '*.rs' -o -name Cargo.toml) \
+    Cargo.toml Cargo.lock pyproject.toml python/mla_router/__init__.py
+
+# The extension leaves Python's symbols to the interpreter that loads it: no libpython is needed.
+export PYO3_BUILD_EXTENSION_MODULE := 1
+# Only `make build` makes the package current, one process at a time.
+LOCKED := @mkdir -p target && flock target/.make.lock $(MAKE) --no-print-directory
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: serve
+serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..." for more
+	@exec $(BIN)/python -m mla_router.launch_server --dp-size 2 $(FLAGS)
+
+# -- what the CI runs ------------------------------------------------------------------------------
+
+STAGES := lint-python lint-rust test-rust build test-python test-wheel
+
+.PHONY: test
+test: ## everything the CI runs, stage by stage
+	@.ci/stages $(MAKE) $(STAGES)
+
+.PHONY: lint lint-python lint-rust
+lint: lint-python lint-rust ## formatting, lints and types, as the CI checks them
+
+lint-python: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+lint-rust:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: fmt
+fmt: venv ## format everything, and mend what can be mended automatically
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	cargo fmt --all
+
+.PHONY: test-rust test-python test-wheel
+test-rust: ## the router's tests
+	cargo test --workspace --locked
+
+test-python: build ## the Python tests, end-to-end ones included; ARGS="tests/launch -k drain" for some
+	$(BIN)/python -m pytest --ignore=tests/packaging $(ARGS)
+
+test-wheel: build ## build wheel and sdist, look inside, install the wheel in a fresh venv
+	$(BIN)/python -m pytest tests/packaging
+
+.PHONY: sizes
+sizes: ## how long the sources are
+	@$(PYTHON) tests/file_sizes.py
+
+# -- what they need --------------------------------------------------------------------------------
+
+.PHONY: venv
+venv: ## .venv with everything of requirements.lock
+	$(LOCKED) $(INSTALLED)
+
+.PHONY: build
+build: ## the router, compiled into the checkout and installed in .venv
+	$(LOCKED) $(BUILT)
+
+# ensurepip: Debian keeps it in a package of its own.
+$(INSTALLED): requirements.lock
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install-python-venv
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) \
+	  && $(BIN)/uv pip install --python $(BIN)/python --require-hashes -r requirements.lock \
+	  || $(BIN)/python -m pip install --require-hashes -r requirements.lock
+	@touch $@
+
+$(BUILT): $(INSTALLED) $(RUST_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
+	@touch $@
+
+.PHONY: lock
+lock: venv ## write requirements.lock anew from pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --extra worker --extra test --no-emit-package mla-router \
+	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+
+.PHONY: wheel
+wheel: venv ## the wheel and the sdist, in dist
+	$(BIN)/maturin build --release --locked --sdist --out dist
+
+.PHONY: clean
+clean: ## remove everything that was made
+	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f python/mla_router/_router*.so
+	find . -name __pycache__ -prune -exec rm -rf {} +
