@@ -1,0 +1,83 @@
+//! Time of the tree's operations: `cargo bench -p mla-router --bench tree`.
+//!
+//! Prompts of 32 KiB are 512 blocks. The tree is full, so every insert of something new evicts.
+
+use std::hint::black_box;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use mla_router::{key::RouteKey, tree::PrefixTree, worker_id::WorkerId};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const WORKERS: u32 = 8;
+const CAPACITY: u64 = 100_000;
+const BLOCKS: u64 = 512;
+
+/// A conversation: its group's prefix of `shared` blocks, then blocks of its own.
+fn prompt(group: u64, own: u64, shared: u64) -> RouteKey {
+    let mut chain = group;
+    let blocks = (0..BLOCKS).map(|block| {
+        let part = if block < shared {
+            block
+        } else {
+            own << 32 | block
+        };
+        chain = xxh3_64_with_seed(&part.to_le_bytes(), chain);
+        chain
+    });
+    RouteKey {
+        blocks: blocks.collect(),
+        ..RouteKey::default()
+    }
+}
+
+fn full_tree(shared: u64) -> PrefixTree {
+    let tree = PrefixTree::new();
+    for worker in 0..WORKERS {
+        tree.set_capacity(WorkerId(worker), CAPACITY);
+    }
+    for own in 0..u64::from(WORKERS) * 2 * CAPACITY / (BLOCKS - shared) {
+        tree.insert(
+            &prompt(own % 64, own, shared),
+            WorkerId((own % u64::from(WORKERS)) as u32),
+        );
+    }
+    tree
+}
+
+fn operations(c: &mut Criterion) {
+    let mut found = Vec::new();
+    let mut own = 1_000_000;
+    for (name, shared) in [("cold", 0), ("half_shared", BLOCKS / 2)] {
+        let tree = full_tree(shared);
+        c.bench_function(&format!("lookup+insert 32 KiB, {name}"), |bencher| {
+            let next = || {
+                own += 1;
+                prompt(own % 64, own, shared)
+            };
+            let run = |key: RouteKey| {
+                tree.lookup(black_box(&key), &mut found);
+                tree.insert(&key, WorkerId(key.blocks[0] as u32 % WORKERS));
+                key
+            };
+            bencher.iter_batched(next, run, criterion::BatchSize::SmallInput);
+        });
+    }
+    let tree = full_tree(0);
+    let known = prompt(7, 7, 0);
+    c.bench_function("lookup+insert 32 KiB, all known", |bencher| {
+        bencher.iter(|| {
+            tree.lookup(black_box(&known), &mut found);
+            tree.insert(&known, WorkerId(1));
+        });
+    });
+    c.bench_function("purge a worker of 100,000 blocks", |bencher| {
+        let run = |tree: PrefixTree| {
+            tree.purge_worker(WorkerId(3));
+            tree
+        };
+        bencher.iter_batched(|| full_tree(0), run, criterion::BatchSize::PerIteration);
+    });
+}
+
+criterion_group!(benches, operations);
+criterion_main!(benches);
