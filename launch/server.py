@@ -8,6 +8,7 @@ as after a restart; the supervisor only keeps the processes alive.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -47,7 +48,8 @@ def main() -> int:
 
 def worker_command(config: WorkerConfig) -> list[str]:
     # -u: its lines come when it writes them, not when a buffer is full.
-    return [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
+    command = [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
+    return [*command, f"--parent-pid={os.getpid()}"]
 
 
 def run(

@@ -1,0 +1,207 @@
+"""The whole launcher with the real router in front of fake workers, as a user would run it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.processes import (
+    ROOT,
+    Running,
+    free_ports,
+    healthy_workers,
+    running,
+    status_of,
+    wait_until,
+)
+from support.procfs import listener
+
+FAKE_LAUNCHER = Path(__file__).with_name("fake_launcher.py")
+TWO = 2
+
+
+@contextlib.contextmanager
+def launched(folder: Path, *flags: str) -> Iterator[Running]:
+    """A launcher with two fake workers that are in rotation; their files are in `folder`."""
+    (port,) = free_ports(1)
+    argv = [str(FAKE_LAUNCHER), str(folder), f"--dp-size={TWO}", f"--port={port}", *flags]
+    with running(argv, f"http://127.0.0.1:{port}", None) as launcher:
+        wait_until(lambda: "Ctrl-C stops" in launcher.output(), 60.0, "the launcher is ready")
+        assert len(launcher.tree()) == 2 * TWO  # each worker and its scheduler
+        yield launcher
+
+
+def leave(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run the real `launch_server` until it ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "mla_router.launch_server", *argv],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+
+
+def gone(launcher: Running) -> None:
+    assert wait_until(lambda: not launcher.survivors(), 5.0, "no process is left")
+
+
+class Stream:
+    """A streamed completion through the router, read piece by piece."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30.0)
+        body = '{"model": "m", "prompt": "p", "stream": true}'
+        self._connection.request(
+            "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        self._response = self._connection.getresponse()
+        assert self._response.status == 200
+        self.first = self._response.readline()
+
+    def rest(self) -> bytes:
+        with contextlib.closing(self._connection):
+            return self._response.read()
+
+
+def test_the_last_lines_say_what_runs_where(tmp_path: Path) -> None:
+    with launched(tmp_path, "--router-policy=round_robin") as launcher:
+        text = launcher.output()
+        assert f"Ready: {launcher.url}\n" in text
+        assert "round_robin" in text
+        assert len(healthy_workers(launcher.url)) == TWO
+        for worker in healthy_workers(launcher.url):
+            assert worker["url"] in text
+        assert text.count(f"curl {launcher.url}/v1/chat/completions") == 1
+        assert text.count(f"curl -N {launcher.url}/v1/chat/completions") == 1
+
+
+def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
+    """Within five seconds, also while a request runs."""
+    with launched(tmp_path) as launcher:
+        stream = Stream(launcher.url)
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.process.wait(5.0) == 0
+        assert launcher.survivors() == []
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert b"[DONE]" not in stream.rest()
+        assert "Traceback" not in launcher.output()
+
+
+def test_a_second_ctrl_c_ends_a_drain_by_force(tmp_path: Path) -> None:
+    with launched(tmp_path) as launcher:
+        Stream(launcher.url)
+        launcher.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in launcher.output(), 10.0, "it drains")
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.process.send_signal(signal.SIGINT)
+        # Two signals in a row may reach the process as one: then the first alone must do.
+        assert launcher.process.wait(5.0) in (0, 130)
+        gone(launcher)
+
+
+def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
+    with launched(tmp_path) as launcher:
+        stream = Stream(launcher.url)
+        assert stream.first == b'data: {"n": 1}\n'
+        launcher.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: status_of(launcher.url + "/readiness") != 200, 10.0, "it drains")
+        assert launcher.process.poll() is None
+        (tmp_path / "finish").touch()
+        assert stream.rest() == b'\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
+        assert launcher.process.wait(10.0) == 0
+        gone(launcher)
+
+
+def test_kill_9_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
+    with launched(tmp_path) as launcher:
+        launcher.process.kill()
+        gone(launcher)
+
+
+def test_a_killed_worker_comes_back_into_rotation(tmp_path: Path) -> None:
+    with launched(tmp_path) as launcher:
+        url = healthy_workers(launcher.url)[0]["url"]
+        port = int(url.rpartition(":")[2])
+        victim = listener(port)
+        scheduler = next(pid for pid in launcher.tree() if pid.parent == victim)
+        os.kill(victim, signal.SIGKILL)
+
+        def replaced() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                return listener(port) != victim
+            return False
+
+        wait_until(replaced, 30.0, "another process on the same port")
+        wait_until(lambda: len(healthy_workers(launcher.url)) == TWO, 30.0, "both are in rotation")
+        assert not scheduler.alive
+        assert launcher.process.poll() is None
+
+
+def test_a_worker_that_cannot_start_ends_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "exit_code").write_text("1")
+    (port,) = free_ports(1)
+    ended = subprocess.run(
+        [sys.executable, str(FAKE_LAUNCHER), str(tmp_path), f"--port={port}"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+    )
+    assert ended.returncode == 1
+    assert "[worker 0] cannot work like this" in ended.stdout
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "worker 0 exited with code 1 before it was ready, 3 times" in errors[0]
+    assert "Traceback" not in ended.stderr
+
+
+def test_taken_worker_ports_are_passed_over_and_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with launched(tmp_path, f"--router-dp-worker-base-port={taken}") as launcher:
+            assert f"{taken} is taken" in launcher.output()
+            assert taken not in {
+                int(worker["url"].rpartition(":")[2]) for worker in healthy_workers(launcher.url)
+            }
+
+
+def test_a_taken_port_is_one_line_and_no_worker_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = leave("--port", str(port))
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+    assert str(port) in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "mention"),
+    [
+        (["--model-path", "/no/such/folder"], "--model-path /no/such/folder: no config.json"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--page-size", "many"], "--page-size"),
+        (["--router-policy", "magic"], "--router-policy"),
+        (["--router-request-timeout-secs", "0"], "--router-request-timeout-secs"),
+    ],
+)
+def test_bad_flags_are_one_line(argv: list[str], mention: str) -> None:
+    ended = leave(*argv)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+    assert mention in ended.stderr

@@ -1,0 +1,114 @@
+"""What is shipped: maturin drops linked folders without a word, so the archives are looked into."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from support.processes import ROOT
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist; the release build of the checkout is used again."""
+    folder: Path = tmp_path_factory.mktemp("dist")
+    maturin = str(Path(sys.executable).with_name("maturin"))
+    run(maturin, "build", "--release", "--locked", "--out", str(folder), "-i", sys.executable)
+    run(maturin, "sdist", "--out", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def in_wheel(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+@pytest.fixture(scope="session")
+def in_sdist(dist: Path) -> set[str]:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        # Without the folder that an sdist has around everything.
+        return {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in archive.getnames()}
+
+
+def sources() -> set[str]:
+    """Every file of the project that belongs to the package, by its place in the wheel."""
+    listed = run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", "worker", "launch"
+    )
+    package = {f"mla_router/{name}" for name in listed.splitlines() if (ROOT / name).is_file()}
+    facade = run("git", "ls-files", "python/mla_router/*.py*").splitlines()
+    package |= {name.removeprefix("python/") for name in facade}
+    return package | {"mla_router/py.typed"}
+
+
+def test_the_sources_are_more_than_a_few() -> None:
+    """Or the comparisons below would compare nothing."""
+    assert {"mla_router/worker/core.py", "mla_router/launch/server.py"} <= sources()
+    assert "mla_router/worker/model/small/model.safetensors" in sources()
+
+
+def test_the_wheel_holds_every_source_and_nothing_else(in_wheel: set[str]) -> None:
+    info = {name for name in in_wheel if ".dist-info/" in name}
+    assert in_wheel - info == sources() | {"mla_router/_router.abi3.so"}
+
+
+def test_the_sdist_holds_every_source(in_sdist: set[str]) -> None:
+    assert {f"python/{name}" for name in sources()} <= in_sdist
+    assert {"Cargo.lock", "pyproject.toml", "router/src/lib.rs"} <= in_sdist
+    assert not [name for name in in_sdist if name.endswith((".pyc", ".so"))]
+
+
+def test_one_wheel_for_all_pythons_from_3_10_on(wheel: Path) -> None:
+    assert "-cp310-abi3-" in wheel.name
+
+
+ROUTER_ALONE = """
+import importlib.util, urllib.request
+from mla_router import Router, RouterConfig, RouterError, __version__
+import mla_router
+assert mla_router.__file__.startswith(PREFIX), mla_router.__file__
+assert importlib.util.find_spec("torch") is None
+with Router(RouterConfig(port=0, policy="round_robin")) as router:
+    router.start() if router.url is None else None
+    answer = urllib.request.urlopen(router.url + "/health")
+    assert answer.status == 200
+print("version", __version__)
+"""
+
+
+def test_the_router_alone_needs_nothing_else(wheel: Path, tmp_path: Path) -> None:
+    """Installed without extras and without an index to take anything from."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", str(wheel), cwd=tmp_path)
+    program = ROUTER_ALONE.replace("PREFIX", repr(str(tmp_path)))
+    outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-c", program],
+        cwd=tmp_path, env=outside, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("version 0.")
+    shown = run(python, "-m", "mla_router.launch_router", "--help", cwd=tmp_path)
+    assert "--worker-urls" in shown
