@@ -29,7 +29,7 @@ def rotary(
 
 
 def _turn_neighbours(x: Tensor, rotations: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
     return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
 
 

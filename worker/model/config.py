@@ -16,6 +16,8 @@ from typing import Any, Literal
 # architecture -> model_type, for configs that name only one of the two
 ARCHITECTURES = {"DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3"}
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 class ModelError(ValueError):
     """A model folder that cannot be served; the message says what is wrong with it."""
@@ -97,6 +99,8 @@ def read_config(folder: Path) -> ModelConfig:
         return parse_config(raw)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: malformed: {error}") from error
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -104,35 +108,36 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     architecture, model_type = _architecture(raw)
     _refuse_unsupported(raw)
     yarn = _yarn(raw)
-    max_position = int(_required(raw, "max_position_embeddings"))
+    max_position = _size(raw, "max_position_embeddings")
     if yarn is not None:
         max_position = max(max_position, int(yarn.original_max_position * yarn.factor))
-    num_layers, experts = _required(raw, "num_hidden_layers"), raw.get("n_routed_experts") or 0
+    num_layers = _size(raw, "num_hidden_layers")
+    experts = _size(raw, "n_routed_experts") if raw.get("n_routed_experts") else 0
     config = ModelConfig(
         architecture=architecture,
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
-        vocab_size=_required(raw, "vocab_size"),
-        hidden_size=_required(raw, "hidden_size"),
+        dtype=_dtype(raw),
+        vocab_size=_size(raw, "vocab_size"),
+        hidden_size=_size(raw, "hidden_size"),
         num_layers=num_layers,
-        num_heads=_required(raw, "num_attention_heads"),
-        intermediate_size=_required(raw, "intermediate_size"),
+        num_heads=_size(raw, "num_attention_heads"),
+        intermediate_size=_size(raw, "intermediate_size"),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         max_position_embeddings=max_position,
         num_mtp_layers=raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers")) or 0,
-        q_lora_rank=raw.get("q_lora_rank"),
-        kv_lora_rank=_required(raw, "kv_lora_rank"),
-        qk_nope_head_dim=_required(raw, "qk_nope_head_dim"),
-        qk_rope_head_dim=_required(raw, "qk_rope_head_dim"),
-        v_head_dim=_required(raw, "v_head_dim"),
+        q_lora_rank=_size(raw, "q_lora_rank") if raw.get("q_lora_rank") else None,
+        kv_lora_rank=_size(raw, "kv_lora_rank"),
+        qk_nope_head_dim=_size(raw, "qk_nope_head_dim"),
+        qk_rope_head_dim=_size(raw, "qk_rope_head_dim"),
+        v_head_dim=_size(raw, "v_head_dim"),
         num_dense_layers=min(raw.get("first_k_dense_replace") or 0, num_layers)
         if experts
         else num_layers,
         num_experts=experts,
         num_shared_experts=raw.get("n_shared_experts") or 0,
-        experts_per_token=_required(raw, "num_experts_per_tok") if experts else 0,
-        moe_intermediate_size=_required(raw, "moe_intermediate_size") if experts else 0,
+        experts_per_token=_size(raw, "num_experts_per_tok") if experts else 0,
+        moe_intermediate_size=_size(raw, "moe_intermediate_size") if experts else 0,
         **_routing(raw, model_type),
         routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
         rope_theta=float(_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0),
@@ -160,6 +165,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         raise ModelError(f"quantization {method!r} is not supported, only plain weights")
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+    return str(name)
 
 
 def _routing(raw: Mapping[str, Any], model_type: str) -> dict[str, Any]:
@@ -206,7 +218,7 @@ def _yarn(raw: Mapping[str, Any]) -> YarnConfig | None:
         return None
     if kind != "yarn":
         raise ModelError(f"rope type {kind!r} is not supported; supported are default, yarn")
-    max_position = _required(raw, "max_position_embeddings")
+    max_position = _size(raw, "max_position_embeddings")
     original = rope.get("original_max_position_embeddings") or max_position
     return YarnConfig(
         factor=float(rope.get("factor") or max_position / original),
@@ -220,10 +232,13 @@ def _yarn(raw: Mapping[str, Any]) -> YarnConfig | None:
     )
 
 
-def _required(raw: Mapping[str, Any], name: str) -> Any:
-    if raw.get(name) is None:
+def _size(raw: Mapping[str, Any], name: str) -> int:
+    value = raw.get(name)
+    if value is None:
         raise ModelError(f"{name} is missing")
-    return raw[name]
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"{name} {value!r} is not a positive integer")
+    return value
 
 
 def _expect(raw: Mapping[str, Any], name: str, *values: str) -> None:

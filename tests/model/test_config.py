@@ -1,0 +1,168 @@
+"""Reading config.json: what the hub's checkpoints say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mla_router.worker.model.config import ModelError, YarnConfig, parse_config, read_config
+
+# As on the hub, less what does not concern the model's arithmetic.
+V2_LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
+V3: dict[str, Any] = V2_LITE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "q_lora_rank": 1536,
+}
+
+
+def test_v2_lite() -> None:
+    config = parse_config(V2_LITE)
+    assert (config.num_layers, config.vocab_size, config.dtype) == (27, 102400, "bfloat16")
+    assert config.cache_width == 576
+    assert config.qk_head_dim == 192
+    assert config.max_position_embeddings == 163840
+    assert config.q_lora_rank is None
+    assert (config.scoring, config.selection_bias) == ("softmax", False)
+    assert config.rope_interleaved
+    assert config.yarn == YarnConfig(40.0, 4096, 32.0, 1.0, None, 0.707, 0.707, True)
+
+
+def test_v3() -> None:
+    config = parse_config(V3)
+    assert (config.scoring, config.selection_bias) == ("sigmoid", True)
+    assert (config.num_expert_groups, config.top_expert_groups) == (8, 4)
+    assert (config.normalize_expert_weights, config.routed_scaling_factor) == (True, 2.5)
+    assert (config.num_dense_layers, config.num_mtp_layers) == (3, 1)
+
+
+def test_v2_groups_count_only_if_the_method_uses_them() -> None:
+    grouped = V2_LITE | {"n_group": 8, "topk_group": 3}
+    assert parse_config(grouped).num_expert_groups == 1
+    config = parse_config(grouped | {"topk_method": "group_limited_greedy"})
+    assert (config.num_expert_groups, config.top_expert_groups) == (8, 3)
+
+
+def test_rope_parameters_of_transformers_5_mean_the_same_as_rope_scaling() -> None:
+    old = V2_LITE | {"rope_theta": 50000}
+    new = {name: value for name, value in old.items() if not name.startswith("rope_")}
+    scaling = {name: value for name, value in old["rope_scaling"].items() if name != "type"}
+    new["rope_parameters"] = scaling | {"rope_type": "yarn", "rope_theta": 50000}
+    assert parse_config(new) == parse_config(old)
+    assert parse_config(new).rope_theta == 50000
+
+
+def test_context_includes_the_stretch_of_yarn() -> None:
+    assert parse_config(V2_LITE | {"max_position_embeddings": 4096}).max_position_embeddings == (
+        40 * 4096
+    )
+    plain = V2_LITE | {"max_position_embeddings": 4096, "rope_scaling": None}
+    assert parse_config(plain).max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "LlamaForCausalLM is not supported; supported are DeepseekV2ForCausalLM, Deep",
+        ),
+        ({"architectures": None, "model_type": "gpt2"}, "gpt2 is not supported"),
+        ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization 'fp8'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only 'silu'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq 2"),
+        ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported, only sigmoid"),
+        ({"topk_method": "greedy"}, "topk_method 'greedy' is not supported, only noaux_tc"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear'"),
+        ({"n_group": 7}, "cannot route"),
+        ({"topk_group": 1, "num_experts_per_tok": 33}, "cannot route"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers 'many' is not a positive integer"),
+    ],
+)
+def test_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message.replace("(", r"\(")):
+        parse_config(V3 | change)
+
+
+def test_model_type_stands_in_for_a_missing_architecture() -> None:
+    assert parse_config(V3 | {"architectures": None}).architecture == "DeepseekV3ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "no architecture at all"),
+        (json.dumps(V3 | {"rope_scaling": "yarn"}), "malformed"),
+    ],
+)
+def test_unreadable_file_names_itself(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=message) as error:
+        read_config(tmp_path)
+    assert "config.json" in str(error.value)
+
+
+def test_absent_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: No such file"):
+        read_config(tmp_path)

@@ -1,0 +1,108 @@
+"""Rotary angles and YaRN against the papers' formulas in float64, and transformers' buffers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RotaryEmbedding
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
+
+from mla_router.worker.model.config import ModelConfig, YarnConfig, parse_config
+from mla_router.worker.model.rope import (
+    attention_factor,
+    inverse_frequencies,
+    rotation_table,
+    softmax_scale,
+)
+from support.tiny_model import COMMON, CONFIGS
+
+V3_YARN = YarnConfig(40.0, 4096, 32.0, 1.0, None, 1.0, 1.0, True)
+V2_LITE_YARN = replace(V3_YARN, mscale=0.707, mscale_all_dim=0.707)
+
+
+def config_with(yarn: YarnConfig | None, **changes: Any) -> ModelConfig:
+    tiny = parse_config(COMMON | CONFIGS["v3_flat"])
+    return replace(tiny, yarn=yarn, qk_rope_head_dim=64, qk_nope_head_dim=128, **changes)
+
+
+def yarn_frequencies(yarn: YarnConfig, width: int, theta: float) -> np.ndarray:
+    """YaRN by its paper: a pair that turns r times within the original context is kept for
+    r > beta_fast, slowed by the factor for r < beta_slow, and blended between. DeepSeek blends
+    linearly in the pair's index, between the whole indices around those two."""
+    plain = theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+
+    def index_of(turns: float) -> float:
+        # plain[i] * original / (2 pi) = turns, solved for i
+        return width / 2 * math.log(yarn.original_max_position / (2 * math.pi * turns), theta)
+
+    low = max(math.floor(index_of(yarn.beta_fast)), 0)
+    high = min(math.ceil(index_of(yarn.beta_slow)), width - 1)
+    slowed = np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
+    return plain * (1 - slowed) + plain / yarn.factor * slowed
+
+
+@pytest.mark.parametrize("yarn", [V3_YARN, V2_LITE_YARN, replace(V3_YARN, factor=4.0)])
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_yarn_frequencies(yarn: YarnConfig, theta: float) -> None:
+    got = inverse_frequencies(config_with(yarn, rope_theta=theta)).double().numpy()
+    np.testing.assert_allclose(got, yarn_frequencies(yarn, 64, theta), rtol=2e-6)
+
+
+def test_plain_frequencies() -> None:
+    got = inverse_frequencies(config_with(None)).double().numpy()
+    np.testing.assert_allclose(got, 10000.0 ** -(np.arange(32) / 32), rtol=1e-6)
+
+
+def test_table_turns_each_pair_by_position_times_frequency() -> None:
+    config = config_with(replace(V3_YARN, mscale=0.5), max_position_embeddings=512)
+    table = rotation_table(config)
+    assert table.shape == (512, 32)
+    assert table.dtype == torch.complex64
+    angles = np.outer(np.arange(512), yarn_frequencies(V3_YARN, 64, 10000.0))
+    size = (0.05 * math.log(40) + 1) / (0.1 * math.log(40) + 1)
+    np.testing.assert_allclose(table.numpy(), size * np.exp(1j * angles), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mscale", "all_dim", "explicit", "expected"),
+    [
+        (1.0, 1.0, None, 1.0),
+        (0.707, 0.707, None, 1.0),
+        (1.0, 0.5, None, (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)),
+        (None, None, None, 0.1 * math.log(40) + 1),
+        (1.0, 1.0, 1.25, 1.25),
+    ],
+)
+def test_attention_factor(
+    mscale: float | None, all_dim: float | None, explicit: float | None, expected: float
+) -> None:
+    yarn = replace(V3_YARN, mscale=mscale, mscale_all_dim=all_dim, attention_factor=explicit)
+    assert attention_factor(yarn) == pytest.approx(expected, rel=1e-12)
+    assert attention_factor(None) == 1.0
+
+
+def test_softmax_scale_of_the_published_models() -> None:
+    # mscale^2 / sqrt(192): 0.1 * ln(40) + 1 = 1.36889; times 0.707: 1.26080
+    assert softmax_scale(config_with(V3_YARN)) == pytest.approx(0.135234, abs=1e-6)
+    assert softmax_scale(config_with(V2_LITE_YARN)) == pytest.approx(0.114721, abs=1e-6)
+    assert softmax_scale(config_with(None)) == pytest.approx(192**-0.5)
+    assert softmax_scale(config_with(replace(V3_YARN, mscale_all_dim=None))) == 192**-0.5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
+    raw = COMMON | CONFIGS[name]
+    values = {key: value for key, value in raw.items() if key != "model_type"}
+    if raw["model_type"] == "deepseek_v2":
+        reference: Any = DeepseekV2RotaryEmbedding(DeepseekV2Config(**values))
+    else:
+        reference = DeepseekV3RotaryEmbedding(DeepseekV3Config(**values))
+    config = parse_config(raw)
+    assert torch.equal(inverse_frequencies(config), reference.inv_freq)
+    assert attention_factor(config.yarn) == reference.attention_scaling

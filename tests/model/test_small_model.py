@@ -1,0 +1,104 @@
+"""The model that the package ships: its size, its layout, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """bench/accuracy/make_small_model.py"""
+    monkeypatch.syspath_prepend(str(ROOT / "bench" / "accuracy"))
+    import make_small_model
+
+    return make_small_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(SMALL_MODEL)
+
+
+def test_at_most_12_megabytes() -> None:
+    assert sum(file.stat().st_size for file in SMALL_MODEL.iterdir()) <= 12_000_000
+
+
+def test_config_and_shapes_are_those_of_the_script(script: ModuleType) -> None:
+    assert json.loads((SMALL_MODEL / "config.json").read_text()) == script.CONFIG
+    with safe_open(SMALL_MODEL / "model.safetensors", framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert shapes == script.tensor_shapes(script.CONFIG)
+
+
+def test_tokenizer_is_the_one_that_the_script_makes(script: ModuleType, tmp_path: Path) -> None:
+    script.write_tokenizer(tmp_path)
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == (SMALL_MODEL / file.name).read_bytes(), file.name
+
+
+def test_transformers_gives_the_same_tokens(tokenizer: Any) -> None:
+    prompt = tokenizer("Question: What is 12 + 34?\nAnswer:")["input_ids"]
+    reference = AutoModelForCausalLM.from_pretrained(SMALL_MODEL, dtype=torch.float32)
+    expected = reference.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=32,
+        eos_token_id=[],
+        pad_token_id=0,
+    )[0, len(prompt) :].tolist()
+
+    model = load_model(SMALL_MODEL, device="cpu", dtype=torch.float32)
+    driver = ForwardDriver(model, page_size=16)
+    tokens = [int(driver.step(chunks=[(0, prompt)])[-1].argmax())]
+    while len(tokens) < 32:
+        tokens.append(int(driver.step({0: tokens[-1]})[-1].argmax()))
+    assert tokens == expected
+
+
+def test_context_and_vocabulary() -> None:
+    model = load_model(SMALL_MODEL, device="cpu", dtype=torch.float32)
+    assert model.config.max_position_embeddings >= 8192
+    assert (model.config.num_mtp_layers, model.config.dtype) == (1, "bfloat16")
+
+
+@given(text=st.text(max_size=40))
+def test_every_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+
+
+def test_digits_stay_single(tokenizer: Any) -> None:
+    ids = tokenizer("sum 12345", add_special_tokens=False)["input_ids"]
+    assert [tokenizer.decode([i]) for i in ids] == ["sum", " ", "1", "2", "3", "4", "5"]
+
+
+def test_chat_template(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye"},
+    ]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == (
+        "<|bos|><|system|>Be brief.<|user|>Hi<|assistant|>Hello!<|eos|><|user|>Bye<|assistant|>"
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert [ids.count(special) for special in range(6)] == [1, 1, 0, 1, 2, 2]

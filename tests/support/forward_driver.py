@@ -1,0 +1,72 @@
+"""Drives a model through `ForwardBatch` as the engine does, with plain Python bookkeeping.
+
+Pages are dealt out in random order, and memory that no token was written to holds NaN: a kernel
+that reads a row which is not the request's own cannot go unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
+from mla_router.worker.model.deepseek import DeepseekForCausalLM
+
+
+class ForwardDriver:
+    def __init__(
+        self,
+        model: DeepseekForCausalLM,
+        *,
+        page_size: int,
+        num_slots: int = 4,
+        max_length: int = 320,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.page_size = page_size
+        self.lengths = [0] * num_slots  # tokens in the cache
+        per_slot = -(-max_length // page_size)
+        shuffle = torch.Generator().manual_seed(seed)
+        pages = torch.randperm(num_slots * per_slot, generator=shuffle) + 1
+        self.page_table = pages.to(torch.int32).view(num_slots, per_slot)
+        weight = model.model.embed_tokens.weight
+        shape = (model.config.num_layers, len(pages) + 1, page_size, model.config.cache_width)
+        self.cache = torch.full(shape, float("nan"), dtype=weight.dtype)
+
+    def step(
+        self,
+        decodes: Mapping[int, int] | None = None,
+        chunks: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> Tensor:
+        """Log-probabilities [T, vocab] after each token: one token of each slot in `decodes`, then
+        the (slot, tokens) in `chunks`."""
+        decodes = decodes or {}
+        runs = [(slot, [token]) for slot, token in decodes.items()]
+        runs += [(slot, list(tokens)) for slot, tokens in chunks]
+        tokens, positions, locations = [], [], []
+        for slot, run in runs:
+            for token in run:
+                position = self.lengths[slot]
+                page = int(self.page_table[slot, position // self.page_size])
+                tokens.append(token)
+                positions.append(position)
+                locations.append(page * self.page_size + position % self.page_size)
+                self.lengths[slot] += 1
+        decode_lengths = [self.lengths[slot] for slot in decodes]
+        batch = ForwardBatch(
+            tokens=torch.tensor(tokens),
+            positions=torch.tensor(positions),
+            cache_locations=torch.tensor(locations),
+            page_table=self.page_table,
+            decode_slots=torch.tensor(list(decodes), dtype=torch.int64),
+            decode_lengths=torch.tensor(decode_lengths, dtype=torch.int32),
+            max_decode_length=max(decode_lengths, default=0),
+            chunks=tuple(
+                ChunkExtent(slot, self.lengths[slot] - len(run), len(run)) for slot, run in chunks
+            ),
+            sampled_rows=torch.arange(len(tokens)),
+        )
+        return self.model(batch, self.cache).log_softmax(dim=-1)
