@@ -1,0 +1,55 @@
+//! The command line: for programs that have the router as a part, and as a whole.
+
+use std::process::ExitCode;
+
+use clap::{Arg, CommandFactory};
+use mla_router::{Config, cli};
+use pyo3::{
+    exceptions::PyKeyboardInterrupt,
+    prelude::*,
+    types::{PyDict, PyList},
+};
+
+/// What each flag of the router is called, takes and means, so that `launch_server` can offer the
+/// same under names of its own.
+#[pyfunction]
+pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    let command = Config::command();
+    let flags = command.get_arguments().map(|flag| describe(py, flag));
+    PyList::new(py, flags.collect::<PyResult<Vec<_>>>()?)
+}
+
+fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
+    let takes_value = flag.get_action().takes_values();
+    let value_names = flag.get_value_names().filter(|_| takes_value).unwrap_or_default();
+    let defaults = flag.get_default_values();
+    let default: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
+    let values = flag.get_possible_values();
+    let choices: Vec<_> =
+        values.iter().filter(|_| takes_value).map(|value| value.get_name()).collect();
+    let described = PyDict::new(py);
+    described.set_item("name", flag.get_long().expect("contract: every flag has a long name"))?;
+    described.set_item("value_name", value_names.first().map(|name| name.as_str()))?;
+    described
+        .set_item("default", (takes_value && !default.is_empty()).then(|| default.join(" ")))?;
+    described.set_item("help", flag.get_help().map_or_else(String::new, ToString::to_string))?;
+    described.set_item("choices", choices)?;
+    Ok(described)
+}
+
+/// The `mla-router` command with these arguments, from parsing to the exit status.
+#[pyfunction]
+pub(crate) fn run_cli(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    let argv = std::iter::once("mla-router".to_owned()).chain(argv);
+    let code = py.detach(|| cli::main(argv.map(Into::into)));
+    // Python has noted the Ctrl-C that ended the router, too; it has been acted on.
+    match py.check_signals() {
+        Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
+        _ => {}
+    }
+    Ok(match code {
+        ExitCode::SUCCESS => 0,
+        code if code == ExitCode::from(2) => 2,
+        _ => 1,
+    })
+}

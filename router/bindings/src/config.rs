@@ -1,0 +1,98 @@
+//! `RouterConfig`: the Rust `Config`, every field a keyword argument.
+//!
+//! Keywords become flags and clap reads them, so a setting's name, type, range and default are
+//! written in Rust's `Config` and nowhere else, and a bad value is refused in the same words
+//! everywhere.
+
+use clap::{CommandFactory, Parser};
+use mla_router::Config;
+use pyo3::{
+    exceptions::{PyAttributeError, PyTypeError, PyValueError},
+    prelude::*,
+    types::{PyBool, PyDict, PyList, PyString, PyTuple},
+};
+
+/// All settings of a router.
+#[pyclass(frozen, eq, module = "mla_router")]
+#[derive(PartialEq)]
+pub(crate) struct RouterConfig {
+    pub(crate) config: Config,
+}
+
+#[pymethods]
+impl RouterConfig {
+    #[new]
+    #[pyo3(signature = (**settings))]
+    fn new(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut argv = Vec::new();
+        for (name, value) in settings.into_iter().flatten() {
+            push_flag(&mut argv, name.extract()?, &value)?;
+        }
+        Self::from_argv(argv)
+    }
+
+    /// The settings that the command line `argv`, without the program's name, stands for.
+    #[staticmethod]
+    fn from_argv(argv: Vec<String>) -> PyResult<Self> {
+        let argv = std::iter::once("mla-router".to_owned()).chain(argv);
+        match Config::try_parse_from(argv) {
+            Ok(config) => Ok(Self { config }),
+            Err(error) => Err(PyValueError::new_err(first_line(&error))),
+        }
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        Ok(pythonize::pythonize(py, &self.config)?.cast_into()?)
+    }
+
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let value = self.to_dict(py)?.get_item(name)?;
+        value.ok_or_else(|| {
+            PyAttributeError::new_err(format!("'RouterConfig' object has no attribute '{name}'"))
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let mut fields = Vec::new();
+        for (name, value) in self.to_dict(py)? {
+            // A secret does not belong in logs and tracebacks.
+            let secret = name.eq("api_key")? && !value.is_none();
+            let value = if secret { "'***'".to_owned() } else { value.repr()?.to_string() };
+            fields.push(format!("{name}={value}"));
+        }
+        Ok(format!("RouterConfig({})", fields.join(", ")))
+    }
+}
+
+/// Appends keyword argument `name=value` as it would stand on the command line.
+fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    if !Config::command().get_arguments().any(|known| known.get_id() == name) {
+        let message = format!("RouterConfig() got an unexpected keyword argument '{name}'");
+        return Err(PyTypeError::new_err(message));
+    }
+    let flag = format!("--{}", name.replace('_', "-"));
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        for item in value.try_iter()? {
+            argv.push(format!("{flag}={}", item?.str()?));
+        }
+    } else if value.is_none() {
+        // The default.
+    } else if value.is_instance_of::<PyBool>() {
+        argv.extend(value.is_truthy()?.then_some(flag));
+    } else if value.is_instance_of::<PyString>() || value.hasattr("__float__")? {
+        argv.push(format!("{flag}={}", value.str()?));
+    } else {
+        let kind = value.get_type().name()?;
+        let message = format!("RouterConfig() argument '{name}' cannot be of type {kind}");
+        return Err(PyTypeError::new_err(message));
+    }
+    Ok(())
+}
+
+/// Clap's message without the prefix and the hint at `--help`, which is of no use to a program.
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let message = lines.collect::<Vec<_>>().join(" ");
+    message.strip_prefix("error: ").unwrap_or(&message).to_owned()
+}

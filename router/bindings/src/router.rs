@@ -1,0 +1,169 @@
+//! `Router`: a running router as a Python object, with threads of its own.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use mla_router::{Config, Error, RouterHandle, cli};
+use parking_lot::Mutex;
+use pyo3::{exceptions::PyValueError, prelude::*};
+use tokio::{runtime::Runtime, time::timeout};
+
+use crate::{RouterError, config::RouterConfig};
+
+/// How late a Ctrl-C may be noticed while Python waits for the router.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// For the threads to end when the router has: only a name look-up can hold one up.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A router within this process. `start` and `stop` it, or use it as a context manager.
+#[pyclass(frozen, module = "mla_router")]
+pub(crate) struct Router {
+    config: Config,
+    /// Locked for moments only, so that any thread may call any method while others wait.
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+/// Lives until the last call that uses it has returned, also when another thread stops the router.
+struct Running {
+    handle: RouterHandle,
+    /// `None` only while being dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Running {
+    fn start(config: Config) -> Result<Self, String> {
+        let runtime = cli::threads().map_err(|error| format!("cannot start threads: {error}"))?;
+        let handle = runtime.block_on(RouterHandle::start(config));
+        Ok(Self { handle: handle.map_err(|error| error.to_string())?, runtime: Some(runtime) })
+    }
+
+    /// Waits for `future` without holding the interpreter, and lets Ctrl-C end the wait.
+    fn wait_for<T: Send>(
+        &self,
+        py: Python<'_>,
+        future: impl Future<Output = T> + Send,
+    ) -> PyResult<T> {
+        let runtime = self.runtime.as_ref().expect("contract: not being dropped");
+        let mut future = pin!(future);
+        loop {
+            let turn = async { timeout(SIGNAL_CHECK, future.as_mut()).await };
+            match py.detach(|| runtime.block_on(turn)) {
+                Ok(value) => return Ok(value),
+                Err(_) => py.check_signals()?,
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(JOIN_TIMEOUT);
+        }
+    }
+}
+
+#[pymethods]
+impl Router {
+    #[new]
+    #[pyo3(signature = (config = None))]
+    fn new(config: Option<&Bound<'_, RouterConfig>>) -> Self {
+        let config = config.map_or_else(Config::default, |config| config.get().config.clone());
+        Self { config, running: Mutex::default() }
+    }
+
+    /// Returns when the port is open.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let mut running = self.running.lock();
+            if running.is_some() {
+                return Err("the router is already running".to_owned());
+            }
+            cli::init_logging(self.config.log_level);
+            *running = Some(Arc::new(Running::start(self.config.clone())?));
+            Ok(())
+        })
+        .map_err(RouterError::new_err)
+    }
+
+    /// Where it listens.
+    #[getter]
+    fn url(&self) -> PyResult<String> {
+        Ok(format!("http://{}", self.running()?.handle.local_addr()))
+    }
+
+    /// Registers a worker; it takes requests after its first good health check.
+    fn add_worker(&self, url: &str) -> PyResult<()> {
+        self.running()?.handle.add_worker(url).map(drop).map_err(refused)
+    }
+
+    /// Takes a worker out of rotation; it may finish what it is serving.
+    fn remove_worker(&self, url: &str) -> PyResult<()> {
+        self.running()?.handle.remove_worker(url).map_err(refused)
+    }
+
+    /// The workers and their state, in the order of registration.
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(pythonize::pythonize(py, &self.running()?.handle.workers())?)
+    }
+
+    /// Takes no new requests; true when those in flight have finished in time.
+    fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        let grace = seconds(timeout_s)?;
+        let running = self.running()?;
+        running.wait_for(py, running.handle.drain(grace))
+    }
+
+    /// Closes the port and, after `timeout_s`, the connections. Does nothing if it is not running.
+    #[pyo3(signature = (timeout_s = 5.0))]
+    fn stop(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let grace = seconds(timeout_s)?;
+        let Some(running) = self.running.lock().take() else { return Ok(()) };
+        let stopped = running.wait_for(py, running.handle.stop(grace));
+        py.detach(|| drop(running));
+        stopped
+    }
+
+    /// Returns when the router has been stopped. Ctrl-C ends the wait, not the router.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let running = self.running()?;
+        running.wait_for(py, running.handle.wait())
+    }
+
+    fn __enter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        slf.get().start(slf.py())?;
+        Ok(slf.clone())
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.stop(py, 5.0)
+    }
+
+    fn __repr__(&self) -> String {
+        match self.url() {
+            Ok(url) => format!("<Router on {url}>"),
+            Err(_) => "<Router, not running>".to_owned(),
+        }
+    }
+}
+
+impl Router {
+    fn running(&self) -> PyResult<Arc<Running>> {
+        let running = self.running.lock();
+        running.clone().ok_or_else(|| RouterError::new_err("the router is not running"))
+    }
+}
+
+fn refused(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::BadRequest { .. } => PyValueError::new_err(message),
+        _ => RouterError::new_err(message),
+    }
+}
+
+fn seconds(timeout_s: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(timeout_s)
+        .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}")))
+}
