@@ -19,7 +19,9 @@ def _is_healthy(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        response.read()  # closing with bytes unread would be a reset
+        return response.status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:

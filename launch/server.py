@@ -84,7 +84,6 @@ async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy
     settings = config.to_dict()
     router = Router(config)
     router.start()
-    output.launch(f"router listens on {router.url}, policy {settings['policy']}")
 
     supervisor = Supervisor(workers, command, output, policy)
     signals = StopSignals(kill=supervisor.kill)

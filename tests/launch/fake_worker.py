@@ -56,6 +56,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that leaves in the middle is no news."""
+
+
 def main() -> int:
     die_with_parent()
     port, Handler.folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -67,8 +74,7 @@ def main() -> int:
         return int(exit_code.read_text())
     # Like the scheduler of a real worker: a process of its own that must not stay behind.
     subprocess.Popen([sys.executable, __file__.replace("fake_worker", "fake_scheduler")])
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        server.daemon_threads = True
+    with Server(("127.0.0.1", port), Handler) as server:
         print(f"fake worker on port {port}")
         server.serve_forever()
     return 0

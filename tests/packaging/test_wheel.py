@@ -90,7 +90,6 @@ import mla_router
 assert mla_router.__file__.startswith(PREFIX), mla_router.__file__
 assert importlib.util.find_spec("torch") is None
 with Router(RouterConfig(port=0, policy="round_robin")) as router:
-    router.start() if router.url is None else None
     answer = urllib.request.urlopen(router.url + "/health")
     assert answer.status == 200
 print("version", __version__)
