@@ -115,6 +115,7 @@ def _request_id(request: web.Request) -> str:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "mla-router"  # the library would name every version
     response.headers["x-mla-worker"] = request.app[STATE].config.name
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]

@@ -25,9 +25,9 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
-class Message(msgspec.Struct, frozen=True):
-    content: str
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
+    content: str
     refusal: None = None
     annotations: list[str] = []
 
@@ -39,13 +39,13 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[Choice]
     usage: Usage
-    object: str = "chat.completion"
     system_fingerprint: None = None
 
 
@@ -63,13 +63,13 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    object: str = "chat.completion.chunk"
+    usage: Usage | msgspec.UnsetType | None
     system_fingerprint: None = None
 
 
@@ -112,9 +112,15 @@ async def _whole(generation: Generation, model: str) -> web.Response:
             tokens += output.shown_ids
             logprobs += output.shown_logprobs
             reason = output.finish.reason if output.finish else ""
-    choice = Choice(0, Message("".join(text)), _logprobs(generation, tokens, logprobs), reason)
+    choice = Choice(
+        0, Message(content="".join(text)), _logprobs(generation, tokens, logprobs), reason
+    )
     completion = Completion(
-        f"chatcmpl-{generation.id}", int(time.time()), model, [choice], generation.usage
+        id=f"chatcmpl-{generation.id}",
+        created=int(time.time()),
+        model=model,
+        choices=[choice],
+        usage=generation.usage,
     )
     return json_response(completion, headers=generation.headers)
 
@@ -125,27 +131,33 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
     tokens: list[int] = []
     logprobs: list[float] = []
 
-    def chunk(delta: Piece, output: Output | None = None) -> bytes:
+    def chunk(choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+        body = Chunk(id=answer_id, created=created, model=model, choices=choices, usage=usage)
+        return event(body)
+
+    def piece(delta: Piece, output: Output | None = None) -> bytes:
         scores = _logprobs(generation, tokens, logprobs) if tokens else None
         tokens.clear()
         logprobs.clear()
         reason = output.finish.reason if output and output.finish else None
-        choices = [ChunkChoice(0, delta, scores, reason)]
-        return event(Chunk(answer_id, created, model, choices, no_usage))
+        return chunk([ChunkChoice(0, delta, scores, reason)], no_usage)
 
     outputs = await generation.next()
-    yield chunk(Piece("assistant", ""))
+    events = [piece(Piece("assistant", ""))]
     while outputs:
         for output in outputs:
             tokens += output.shown_ids
             logprobs += output.shown_logprobs
             if output.text:
-                yield chunk(Piece(content=output.text))
+                events.append(piece(Piece(content=output.text)))
             if output.finish:
-                yield chunk(Piece(), output)
+                events.append(piece(Piece(), output))
+        if events:
+            yield b"".join(events)  # in one write, however far the client is behind
+            events.clear()
         outputs = await generation.next()
     if usage:
-        yield event(Chunk(answer_id, created, model, [], generation.usage))
+        yield chunk([], generation.usage)
 
 
 def _logprobs(

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
-from mla_router.worker.server.logprobs import CompletionLogprobs, completion_logprobs
+from mla_router.worker.server.logprobs import CompletionLogprobs, CompletionScorer
 from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
@@ -32,15 +32,15 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The whole answer, and each chunk of a stream."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[Choice]
     usage: Usage | msgspec.UnsetType | None
-    object: str = "text_completion"
     system_fingerprint: None = None
 
 
@@ -48,11 +48,11 @@ class Completion(msgspec.Struct, frozen=True):
 class _Part:
     """What of one prompt's answer has not been sent yet."""
 
+    scorer: CompletionScorer
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
-    offset: int = 0  # characters of the tokens sent before
 
     def add(self, output: Output) -> None:
         self.text.append(output.text)
@@ -62,11 +62,8 @@ class _Part:
 
     def take(self, generation: Generation, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""
-        scores = None
-        if generation.sampling.logprobs:
-            tokenizer = generation.service.tokenizer
-            scores = completion_logprobs(tokenizer, self.tokens, self.logprobs, self.offset)
-            self.offset += sum(map(len, scores.tokens))
+        wanted = generation.sampling.logprobs
+        scores = self.scorer.score(self.tokens, self.logprobs) if wanted else None
         choice = Choice(index, "".join(self.text), scores, self.finish_reason)
         self.text, self.tokens, self.logprobs = [], [], []
         return choice
@@ -103,13 +100,17 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _whole(generation: Generation, model: str) -> web.Response:
-    parts = [_Part() for _ in generation.prompts]
+    parts = _parts(generation)
     while outputs := await generation.next():
         for output in outputs:
             parts[output.index].add(output)
     choices = [part.take(generation, index) for index, part in enumerate(parts)]
     completion = Completion(
-        f"cmpl-{generation.id}", int(time.time()), model, choices, generation.usage
+        id=f"cmpl-{generation.id}",
+        created=int(time.time()),
+        model=model,
+        choices=choices,
+        usage=generation.usage,
     )
     return json_response(completion, headers=generation.headers)
 
@@ -117,13 +118,25 @@ async def _whole(generation: Generation, model: str) -> web.Response:
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
     answer_id, created = f"cmpl-{generation.id}", int(time.time())
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
-    parts = [_Part() for _ in generation.prompts]
+    parts = _parts(generation)
+
+    def chunk(choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+        body = Completion(id=answer_id, created=created, model=model, choices=choices, usage=usage)
+        return event(body)
+
     while outputs := await generation.next():
+        events = []
         for output in outputs:
             part = parts[output.index]
             part.add(output)
             if output.text or output.finish:
-                choices = [part.take(generation, output.index)]
-                yield event(Completion(answer_id, created, model, choices, no_usage))
+                events.append(chunk([part.take(generation, output.index)], no_usage))
+        if events:
+            yield b"".join(events)  # in one write, however far the client is behind
     if usage:
-        yield event(Completion(answer_id, created, model, [], generation.usage))
+        yield chunk([], generation.usage)
+
+
+def _parts(generation: Generation) -> list[_Part]:
+    tokenizer = generation.service.tokenizer
+    return [_Part(CompletionScorer(tokenizer)) for _ in generation.prompts]

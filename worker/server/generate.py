@@ -113,9 +113,11 @@ async def _events(generation: Generation, single: bool, begun: float) -> AsyncIt
         for output in outputs:
             answers[output.index].add(output)
         # One event a prompt, however many of its tokens have come.
+        events = []
         for index in dict.fromkeys(output.index for output in outputs):
             body = answers[index].as_dict(generation, index, begun)
-            yield event(body if single else {**body, "index": index})
+            events.append(event(body if single else {**body, "index": index}))
+        yield b"".join(events)
 
 
 def _finish(answer: _Answer, finish: Finish) -> dict[str, Any]:

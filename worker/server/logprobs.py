@@ -38,13 +38,19 @@ def chat_logprobs(
     return ChatLogprobs(content)
 
 
-def completion_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[float], offset: int
-) -> CompletionLogprobs:
-    """`offset` is where in the text the first of these tokens begins."""
-    tokens = [tokenizer.text_of(token) for token in token_ids]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    return CompletionLogprobs(tokens, list(logprobs), offsets)
+class CompletionScorer:
+    """Tokens of one prompt's answer, as they come, to logprobs with their place in the text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._offset = 0
+
+    def score(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionLogprobs:
+        """Of the next tokens. Those that share a character begin where that character does."""
+        offsets = []
+        for token in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push([token]))
+        tokens = [self._tokenizer.text_of(token) for token in token_ids]
+        return CompletionLogprobs(tokens, list(logprobs), offsets)

@@ -1,0 +1,44 @@
+"""Children end with their parents, however those end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from support.processes import ROOT, wait_until
+from support.procfs import descendants
+
+CHILD = "from mla_router.worker.child import die_with_parent; die_with_parent({parent}); {rest}"
+FOREVER = "print('up', flush=True); import signal; signal.pause()"
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    environment = {"PYTHONPATH": str(ROOT / "python")}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+
+
+def test_a_killed_parent_takes_its_child_along() -> None:
+    child = CHILD.format(parent="", rest=FOREVER)
+    parent = start(
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"up\n"
+    (grandchild,) = descendants(parent.pid)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not grandchild.alive, 10.0, "the child is gone")
+
+
+def test_a_parent_that_was_gone_before() -> None:
+    """The kernel sends nothing for an end that is past: the child must find out by itself."""
+    orphan = start(CHILD.format(parent=1 << 22, rest=FOREVER))  # nobody's parent
+    assert orphan.wait(timeout=20) == -signal.SIGKILL
+    assert orphan.communicate()[0] == b""
+
+
+def test_a_living_parent_changes_nothing() -> None:
+    child = start(CHILD.format(parent="__import__('os').getppid()", rest="print('fine')"))
+    assert child.communicate(timeout=20)[0] == b"fine\n"
+    assert child.returncode == 0

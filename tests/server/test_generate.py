@@ -1,0 +1,164 @@
+"""/generate, SGLang's native form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+import tokenizers
+
+from support.client import sse_events
+from support.fake_worker import FakeWorker, script
+from support.processes import post_json
+
+
+def generate(worker: FakeWorker, **body: Any) -> Any:
+    return post_json(worker.url + "/generate", body)
+
+
+def stream(worker: FakeWorker, **body: Any) -> list[Any]:
+    async def read() -> list[str]:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(worker.url + "/generate", json=body | {"stream": True}) as response,
+        ):
+            assert response.status == 200
+            return [event async for event in sse_events(response)]
+
+    *events, done = asyncio.run(read())
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def test_the_shape(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+    ids = backend.encode("Hello, cats").ids
+    answer = generate(
+        worker,
+        text="Hello, cats",
+        sampling_params={"max_new_tokens": len(ids)},
+        return_logprob=True,
+        cache_salt=script(cached=1),
+    )
+    meta = answer.pop("meta_info")
+    assert answer == {"text": "Hello, cats", "output_ids": ids}
+    assert meta.pop("id")
+    assert meta.pop("e2e_latency") > 0
+    assert meta == {
+        "finish_reason": {"type": "length", "length": len(ids)},
+        "prompt_tokens": len(ids),
+        "completion_tokens": len(ids),
+        "cached_tokens": 1,
+        "output_token_logprobs": [[-token / 1024, token, None] for token in ids],
+    }
+
+
+def test_the_parameters_reach_the_scheduler(worker: FakeWorker) -> None:
+    answer = generate(
+        worker,
+        input_ids=[5, 6, 7],
+        sampling_params={
+            "max_new_tokens": 4,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 20,
+            "sampling_seed": 11,
+            "stop_token_ids": [9, 3],
+        },
+        return_logprob=True,
+        cache_salt="tenant",
+    )
+    rid = answer["meta_info"]["id"]
+    (heard,) = [fields for fields in worker.heard("Generate") if fields[0] == rid]
+    # EOS is 1; it is united with the client's own stop tokens.
+    assert heard[1:] == [[5, 6, 7], 4, 0.5, 20, 0.9, 11, [1, 3, 9], True, "tenant"]
+
+
+def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+    ids = backend.encode("one two three", add_special_tokens=False).ids
+    salt = script(say=[*ids, 1, *ids])
+    limit = {"max_new_tokens": 2 * len(ids) + 1}
+
+    answer = generate(worker, text="x", sampling_params=limit, cache_salt=salt)
+    assert answer["output_ids"] == [*ids, 1]
+    assert answer["text"] == "one two three"
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": 1}
+
+    params = limit | {"ignore_eos": True}
+    answer = generate(worker, text="x", sampling_params=params, cache_salt=salt)
+    assert answer["text"] == "one two threeone two three"
+    assert answer["meta_info"]["finish_reason"]["type"] == "length"
+
+    params = limit | {"stop_token_ids": [ids[1]]}
+    answer = generate(worker, text="x", sampling_params=params, cache_salt=salt)
+    assert answer["output_ids"] == ids[:2]
+    assert answer["text"] == backend.decode(ids[:1])
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": ids[1]}
+
+    params = limit | {"stop": [" thr"]}
+    answer = generate(worker, text="x", sampling_params=params, cache_salt=salt)
+    assert answer["text"] == "one two"
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": " thr"}
+
+
+def test_a_stream_repeats_the_text_so_far(worker: FakeWorker) -> None:
+    params = {"max_new_tokens": 6}
+    body: dict[str, Any] = {"text": "Hello, cats", "sampling_params": params, "rid": "of-mine"}
+    whole = generate(worker, **body)
+    events = stream(worker, **body)
+    for before, after in pairwise(events):
+        assert after["text"].startswith(before["text"])
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+    for answer in (whole, events[-1]):
+        assert answer["meta_info"].pop("e2e_latency") > 0
+    assert events[-1] == whole
+    assert whole["meta_info"]["id"] == "of-mine"
+
+
+def test_batches(worker: FakeWorker) -> None:
+    params = {"max_new_tokens": 3}
+    for body in ({"text": ["a", "b"]}, {"input_ids": [[70, 71], [72]]}):
+        answers = generate(worker, **body, sampling_params=params)
+        assert len(answers) == 2
+        assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [3, 3]
+        events = stream(worker, **body, sampling_params=params)
+        assert {event["index"] for event in events} == {0, 1}
+        for index, answer in enumerate(answers):
+            last = [event for event in events if event["index"] == index][-1]
+            assert last["text"] == answer["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": []}, "text"),
+        ({"input_ids": []}, "input_ids"),
+        ({"input_ids": [[]]}, "input_ids"),
+        ({"input_ids": [1, [2]]}, "input_ids"),
+        ({"input_ids": [4096]}, "input_ids"),
+        ({"input_ids": [-1]}, "input_ids"),
+        ({"input_ids": [10**30]}, "input_ids"),
+        ({"input_ids": [[1]] * 65}, "input_ids"),
+        ({"text": "a", "rid": ""}, "rid"),
+        ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
+        ({"text": "a", "sampling_params": []}, "sampling_params"),
+        ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": "a", "lora_path": "x"}, "lora_path"),
+    ],
+)
+def test_bad_requests(worker: FakeWorker, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        generate(worker, **body)
+    assert caught.value.code == 400
+    error = json.load(caught.value)["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"

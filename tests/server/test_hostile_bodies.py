@@ -1,0 +1,200 @@
+"""Bodies that are meant to hurt: a 4xx for the sender, nothing for anybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.fake_worker import FakeWorker
+from support.processes import post_json
+
+ENDPOINTS = {
+    "/v1/chat/completions": {
+        "model": "mla-small",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 1,
+    },
+    "/v1/completions": {"model": "mla-small", "prompt": "a", "max_tokens": 1},
+    "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 1}},
+}
+
+
+def send(worker: FakeWorker, path: str, body: bytes) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=60)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def assert_refused(worker: FakeWorker, path: str, body: bytes, status: int = 400) -> None:
+    got, answer = send(worker, path, body)
+    assert got == status, (body[:80], answer)
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"]
+    assert len(json.dumps(answer)) < 2000, "the answer repeats what was sent"
+
+
+def assert_serves(worker: FakeWorker) -> None:
+    for path, body in ENDPOINTS.items():
+        assert post_json(worker.url + path, body)
+
+
+HOSTILE: list[bytes] = [
+    b"",
+    b"\x00",
+    b"{",
+    b"nul",
+    b"[]" * 1000,
+    b'{"a":' * 200_000,
+    b"[" * 200_000,
+    b'{"unknown":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    b'{"model": NaN}',
+    b'{"temperature": Infinity}',
+    b'{"temperature": 1e999999999}',
+    b'{"seed": ' + b"9" * 10_000 + b"}",
+    b'{"max_tokens": ' + b"9" * 10_000 + b"}",
+    b'{"model": "\\ud800"}',
+    b'{"model": "\xff\xfe"}',
+    b'\xef\xbb\xbf{"model": "mla-small"}',
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:20]))
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_hostile_bytes(worker: FakeWorker, path: str, body: bytes) -> None:
+    assert_refused(worker, path, body)
+
+
+CHANGES: list[tuple[str, Any]] = [
+    ("temperature", -1),
+    ("temperature", 2.5),
+    ("temperature", 1e308),
+    ("temperature", "0"),
+    ("top_p", 0),
+    ("top_p", -0.0),
+    ("top_p", 1.5),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("max_tokens", 0),
+    ("max_tokens", -(2**63)),
+    ("max_tokens", 2**31),
+    ("max_tokens", 10**40),
+    ("max_tokens", 1024),  # with the prompt, more than the context
+    ("seed", 2**64),
+    ("n", 0),
+    ("n", 2),
+    ("n", 10**9),
+    ("stop", [""]),
+    ("stop", ["x"] * 17),
+    ("stop", "x" * 1000),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [10**20]),
+    ("stop_token_ids", list(range(300))),
+    ("logit_bias", {str(token): 1 for token in range(1000)}),
+    ("presence_penalty", 0.1),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("stream", "yes"),
+    ("stream_options", True),
+    ("cache_salt", "x" * 10_000),
+    ("cache_salt", 5),
+    ("model", None),
+    ("model", ["mla-small"]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_hostile_fields(worker: FakeWorker, path: str, name: str, value: Any) -> None:
+    assert_refused(worker, path, json.dumps(ENDPOINTS[path] | {name: value}).encode())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        {},
+        "hi",
+        [{}],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "wizard", "content": "x"}],
+        [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": ["x"]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
+    ],
+)
+def test_hostile_messages(worker: FakeWorker, messages: Any) -> None:
+    body = {"model": "mla-small", "messages": messages}
+    assert_refused(worker, "/v1/chat/completions", json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, [], [[]], {}, 5, [1, "a"], [[1], "a"], [4096], [-1], [1.5], [True], [["a"]], ["a"] * 65],
+)
+def test_hostile_prompts(worker: FakeWorker, prompt: Any) -> None:
+    body = {"model": "mla-small", "prompt": prompt}
+    assert_refused(worker, "/v1/completions", json.dumps(body).encode())
+
+
+def test_a_prompt_that_is_too_long(worker: FakeWorker) -> None:
+    for prompt in ([5] * 1024, [5] * 100_000, "word " * 2000, "x" * 10_000_000):
+        body = {"model": "mla-small", "prompt": prompt}
+        assert_refused(worker, "/v1/completions", json.dumps(body).encode())
+
+
+def test_control_characters_and_strange_text_are_text(worker: FakeWorker) -> None:
+    text = "".join(map(chr, range(32))) + "\u202e\u0300\u0300\x7f\ufffe\U0010ffff<|eos|>"
+    body = ENDPOINTS["/v1/chat/completions"] | {"messages": [{"role": "user", "content": text}]}
+    status, answer = send(worker, "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 200, answer
+
+
+def test_a_body_over_the_limit(worker: FakeWorker) -> None:
+    body = json.dumps({"model": "mla-small", "prompt": "x" * ((64 << 20) + 1)}).encode()
+    # The answer may come, and the connection end, before all of it was sent: refused as well.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        assert_refused(worker, "/v1/completions", body, 413)
+    assert_serves(worker)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_fields_never_break_it(worker: FakeWorker, path: str, data: st.DataObject) -> None:
+    names = [
+        "model", "messages", "prompt", "text", "input_ids", "sampling_params", "temperature",
+        "top_p", "top_k", "stop", "max_tokens", "stop_token_ids", "logprobs", "seed", "n", "tools",
+        "ignore_eos", "cache_salt", "rid", "logit_bias", "response_format", "stream_options",
+    ]  # fmt: skip
+    changes = data.draw(st.dictionaries(st.sampled_from(names), json_values, max_size=3))
+    status, answer = send(worker, path, json.dumps(ENDPOINTS[path] | changes).encode())
+    assert status in (200, 400, 404), answer
+    if status != 200:
+        assert set(answer) == {"error"}
+
+
+def test_after_all_that_it_still_serves(worker: FakeWorker) -> None:
+    assert_serves(worker)

@@ -1,0 +1,29 @@
+"""Names that clients choose."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.request_names import RequestNames
+
+
+def test_a_name_finds_only_its_own() -> None:
+    names = RequestNames()
+    names.add(["a1", "mine"], ["a1-0", "a1-1"])
+    names.add(["b2"], ["b2"])
+    assert names.find("mine") == names.find("a1") == ["a1-0", "a1-1"]
+    assert names.find("chatcmpl-b2") == names.find("cmpl-b2") == ["b2"]
+    for name in ("", "a", "min", "mine2", "chatcmpl-", "a1-0"):
+        assert names.find(name) == []
+
+
+def test_a_running_name_cannot_be_taken() -> None:
+    names = RequestNames()
+    names.add(["a1", "mine"], ["a1"])
+    with pytest.raises(InvalidRequest):
+        names.add(["b2", "mine"], ["b2"])
+    assert names.find("b2") == []
+    names.remove(["a1", "mine"])
+    names.add(["b2", "mine"], ["b2"])
+    assert names.find("mine") == ["b2"]

@@ -1,0 +1,126 @@
+"""The border check of sampling parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_router.worker.messages import Ready
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.sampling import Sampling, check_sampling, draw_seed, fit
+from mla_router.worker.server.schema import SamplingFields
+
+VOCAB = 1000
+
+
+def check(max_tokens: int | None = 5, seed: int | None = None, **fields: Any) -> Sampling:
+    return check_sampling(
+        SamplingFields(**fields),
+        max_tokens=max_tokens,
+        max_tokens_field="max_tokens",
+        seed=seed,
+        logprobs=False,
+        vocab_size=VOCAB,
+    )
+
+
+def limits(context: int, total: int) -> Ready:
+    return Ready(total, 16, 8, context, VOCAB, "cpu", "float32", "torch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.01),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("top_k", -2),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 10**30),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop", ["a" * 257]),
+        ("stop_token_ids", [VOCAB]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [0] * 257),
+    ],
+)
+def test_out_of_range_names_the_field(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(**{name: value})
+    assert caught.value.body.error.param == name
+    assert name in caught.value.body.error.message
+
+
+@given(
+    temperature=st.none() | st.floats() | st.integers().map(float),
+    top_p=st.none() | st.floats(),
+    top_k=st.none() | st.integers(),
+    stop=st.none() | st.text() | st.lists(st.text()),
+    stop_token_ids=st.none() | st.lists(st.integers()),
+    max_tokens=st.none() | st.integers(),
+    seed=st.none() | st.integers(),
+)
+def test_what_passes_can_be_trusted(**fields: Any) -> None:
+    try:
+        sampling = check(**fields)
+    except InvalidRequest:
+        return
+    assert sampling.temperature == 0.0 or 1e-6 <= sampling.temperature <= 2.0
+    assert 0.0 < sampling.top_p <= 1.0
+    assert 0 <= sampling.top_k < VOCAB
+    assert sampling.seed is None or 0 <= sampling.seed < 2**63
+    assert sampling.max_tokens is None or 1 <= sampling.max_tokens < 2**31
+    assert all(0 <= token < VOCAB for token in sampling.stop_token_ids)
+    assert all(sampling.stop)
+
+
+def test_defaults_are_openais() -> None:
+    sampling = check(max_tokens=None)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert (sampling.stop, sampling.max_tokens, sampling.seed) == ((), None, None)
+
+
+def test_switched_off_and_beyond_the_vocabulary() -> None:
+    assert check(top_k=-1).top_k == check(top_k=0).top_k == check(top_k=10**40).top_k == 0
+    assert check(temperature=1e-45).temperature == 0.0
+
+
+def test_seeds() -> None:
+    assert check(seed=7).seed == 7
+    assert check(seed=-1).seed == 2**63 - 1
+    assert draw_seed(42) == 42
+    assert draw_seed(0) != draw_seed(0)
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 60), st.none() | st.integers(1, 60))
+def test_a_request_that_passes_fits(
+    context: int, total: int, prompt: int, max_tokens: int | None
+) -> None:
+    room = min(context, total) - prompt
+    try:
+        granted = fit(check(max_tokens=max_tokens), prompt, limits(context, total), default=None)
+    except InvalidRequest as error:
+        assert room < (max_tokens or 1)
+        assert str(prompt) in str(error)
+        assert str(min(context, total)) in str(error)
+    else:
+        assert 1 <= granted <= room
+        assert granted == (room if max_tokens is None else max_tokens)
+
+
+def test_a_default_gives_way() -> None:
+    sampling = check(max_tokens=None)
+    assert fit(sampling, 10, limits(100, 100), default=16) == 16
+    assert fit(sampling, 90, limits(100, 100), default=16) == 10

@@ -1,0 +1,112 @@
+"""The tokenizer of a folder, against transformers' own path and the library alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.tokenizer import MAX_INLINE_CHARS, Tokenizer, TokenizerError
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+TOKENIZER = Tokenizer(SMALL_MODEL)
+REFERENCE = transformers.AutoTokenizer.from_pretrained(str(SMALL_MODEL))
+
+
+def encode(text: str) -> list[int]:
+    return asyncio.run(TOKENIZER.encode(text, context_length=100_000))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in FILES:
+        shutil.copy(SMALL_MODEL / name, tmp_path)
+    return tmp_path
+
+
+@given(st.text(max_size=50))
+def test_raw_prompts_are_encoded_as_transformers_does(text: str) -> None:
+    assert encode(text) == REFERENCE.encode(text)
+
+
+def test_long_texts_too() -> None:
+    text = "a long prompt " * MAX_INLINE_CHARS
+    assert encode(text) == REFERENCE.encode(text)
+
+
+TURNS = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20))
+
+
+@given(st.lists(TURNS, min_size=1))
+def test_chats_are_encoded_as_transformers_does(turns: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ids = asyncio.run(TOKENIZER.encode_chat(messages, context_length=100_000))
+    assert ids == REFERENCE.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_text_that_no_context_can_hold_is_refused_unread() -> None:
+    with pytest.raises(InvalidRequest, match="characters") as caught:
+        asyncio.run(TOKENIZER.encode("a" * 10_000, context_length=10))
+    assert caught.value.body.error.code == "context_length_exceeded"
+
+
+def test_every_tokens_bytes(backend: tokenizers.Tokenizer) -> None:
+    """Of a byte-level vocabulary, all bytes are known, and they are those of the whole text."""
+    ids = encode("naïve 😀 日本 mixed")
+    assert b"".join(bytes(TOKENIZER.bytes_of(token) or []) for token in ids) == (
+        backend.decode(ids, skip_special_tokens=False).encode()
+    )
+    parts = [backend.token_to_id(piece) for piece in "ðŁĺĢ"]
+    assert [TOKENIZER.bytes_of(token) for token in parts] == [[0xF0], [0x9F], [0x98], [0x80]]
+    assert TOKENIZER.text_of(parts[0]) == "\ufffd"
+
+
+def test_eos_of_all_files_counts(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 5}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [6, 7]}))
+    assert {5, 6, 7} < Tokenizer(folder).eos_ids
+    assert REFERENCE.eos_token_id in Tokenizer(folder).eos_ids
+
+
+def test_a_templates_own_error_is_the_clients(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        Tokenizer(folder).apply_template([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("template", ["{{ 1 + messages }}", "{{ messages[5].role }}", "{{ x.y }}"])
+def test_a_template_that_fails_is_a_clear_error(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(InvalidRequest) as caught:
+        Tokenizer(folder).apply_template([{"role": "user", "content": "x"}])
+    assert caught.value.body.error.param == "messages"
+
+
+def test_templates_run_in_a_sandbox(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequest):
+        Tokenizer(folder).apply_template([{"role": "user", "content": "x"}])
+
+
+def test_without_a_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(InvalidRequest, match="/v1/completions"):
+        Tokenizer(folder).apply_template([{"role": "user", "content": "x"}])
+
+
+def test_a_folder_without_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=str(folder)):
+        Tokenizer(folder)

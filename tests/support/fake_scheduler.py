@@ -1,0 +1,185 @@
+"""A scheduler process without a model: speaks the real wire, and does what a request's salt says.
+
+    python fake_scheduler.py RECORD [flags of a scheduler] --ipc-dir DIR
+
+A request's `cache_salt` is its script, in JSON; without one the prompt is repeated. Every message
+that arrives is appended to the file RECORD, one JSON line each, for tests to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mla_router.worker.child import die_with_parent
+from mla_router.worker.messages import (
+    Abort,
+    Delta,
+    Deltas,
+    FlushCache,
+    Generate,
+    GetStats,
+    Ready,
+    Shutdown,
+    Stats,
+    ToScheduler,
+    ToServer,
+)
+
+CONTEXT_LENGTH = 1024
+KV_TOKENS = 4096
+VOCAB_SIZE = 4096
+HEARTBEAT_S = 0.1
+
+
+class Script(msgspec.Struct):
+    say: list[int] | None = None  # the answer's tokens, repeated as needed; none: the prompt's
+    cached: int = 0
+    burst: int = 1  # tokens a step
+    hold_after: int | None = None  # say nothing more after so many tokens
+    error: str = ""  # fail, after `hold_after` tokens if given
+    die_after: int | None = None  # end this process after so many tokens
+    only: int | None = None  # all this is for a prompt of this length; others hold after a token
+    silent: bool = False  # no more heartbeats from now on
+
+
+@dataclass
+class Request:
+    generate: Generate
+    script: Script
+    said: int = 0
+
+
+@dataclass
+class FakeScheduler:
+    inbox: zmq.Socket[bytes]
+    outbox: zmq.Socket[bytes]
+    record: Path
+    requests: dict[str, Request] = field(default_factory=dict)
+    steps: int = 0
+    generated: int = 0
+    silent: bool = False
+
+    def send(self, message: ToServer) -> None:
+        self.outbox.send(msgspec.msgpack.encode(message))
+
+    def stats(self, query: int = 0) -> None:
+        used = len(self.requests)
+        self.send(
+            Stats(
+                query=query,
+                running=used,
+                waiting=0,
+                total_pages=KV_TOKENS // 16,
+                free_pages=KV_TOKENS // 16 - used,
+                cached_pages=0,
+                total_slots=128,
+                free_slots=128 - used,
+                steps=self.steps,
+                prompt_tokens=0,
+                cached_tokens=0,
+                generated_tokens=self.generated,
+            )
+        )
+
+    def run(self) -> None:
+        heartbeat_at = 0.0
+        decoder = msgspec.msgpack.Decoder(ToScheduler)
+        while True:
+            now = time.monotonic()
+            if now >= heartbeat_at and not self.silent:
+                self.stats()
+                heartbeat_at = now + HEARTBEAT_S
+            busy = any(not self.holds(request) for request in self.requests.values())
+            while self.inbox.poll(0 if busy else HEARTBEAT_S * 1000):
+                message = decoder.decode(self.inbox.recv())
+                if isinstance(message, Shutdown):
+                    return
+                self.hear(message)
+                busy = True
+            if self.requests:
+                self.step()
+
+    def hear(self, message: ToScheduler) -> None:
+        with self.record.open("ab") as file:
+            file.write(msgspec.json.encode(message) + b"\n")
+        if isinstance(message, Generate):
+            salt = message.cache_salt
+            script = msgspec.json.decode(salt, type=Script) if salt.startswith("{") else Script()
+            if script.only not in (None, len(message.token_ids)):
+                script = Script(hold_after=1)
+            self.requests[message.rid] = Request(message, script)
+            self.silent = self.silent or script.silent
+        elif isinstance(message, Abort):
+            self.requests.pop(message.rid, None)
+        elif isinstance(message, GetStats | FlushCache):
+            self.stats(message.query)
+
+    def holds(self, request: Request) -> bool:
+        after = request.script.hold_after
+        return after is not None and request.said >= after and not request.script.error
+
+    def step(self) -> None:
+        deltas = [
+            self.delta(request)
+            for request in list(self.requests.values())
+            if not self.holds(request)
+        ]
+        self.steps += 1
+        if deltas:
+            self.send(Deltas(deltas))
+
+    def delta(self, request: Request) -> Delta:
+        generate, script = request.generate, request.script
+        if script.die_after is not None and request.said >= script.die_after:
+            self.outbox.close()  # waits until what was said before is out
+            self.outbox.context.term()
+            os._exit(9)
+        if script.error and request.said >= (script.hold_after or 0):
+            del self.requests[generate.rid]
+            return Delta(generate.rid, [], finish_reason="error", error=script.error)
+        answer = script.say or generate.token_ids
+        tokens: list[int] = []
+        reason = ""
+        while len(tokens) < script.burst and not reason:
+            token = answer[request.said % len(answer)]
+            tokens.append(token)
+            request.said += 1
+            if token in generate.stop_token_ids:
+                reason = "stop"
+            elif request.said == generate.max_tokens:
+                reason = "length"
+            elif request.said in (script.hold_after, script.die_after):
+                break
+        self.generated += len(tokens)
+        if reason:
+            del self.requests[generate.rid]
+        logprobs = [-token / 1024 for token in tokens] if generate.logprobs else None
+        return Delta(generate.rid, tokens, logprobs, script.cached, reason)
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    record, directory = Path(sys.argv[1]), sys.argv[sys.argv.index("--ipc-dir") + 1]
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind(f"ipc://{directory}/to_scheduler")
+    outbox.connect(f"ipc://{directory}/to_server")
+    with record.open("a") as file:
+        file.write(json.dumps(["Start", os.getpid(), directory]) + "\n")
+    scheduler = FakeScheduler(inbox, outbox, record)
+    scheduler.send(Ready(KV_TOKENS, 16, 128, CONTEXT_LENGTH, VOCAB_SIZE, "cpu", "float32", "torch"))
+    scheduler.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A worker whose scheduler is the fake: the real server process, and what its scheduler heard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import processes
+from support.processes import Flag, Running, wait_until
+
+FAKE_SCHEDULER = Path(__file__).resolve().with_name("fake_scheduler.py")
+ENTRY = """
+import sys
+from mla_router.worker.__main__ import main
+scheduler, record, *flags = sys.argv[1:]
+sys.exit(main(flags, [sys.executable, scheduler, record]))
+"""
+
+
+@dataclass
+class FakeWorker:
+    running: Running
+    record: Path
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    def heard(self, kind: str) -> list[list[Any]]:
+        """Messages of this kind that the scheduler got, each a list of its fields."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        messages = [json.loads(line) for line in lines]
+        return [message[1:] for message in messages if message[0] == kind]
+
+    def wait_heard(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
+        wait_until(lambda: condition(self), 20.0, what)
+
+
+def script(**fields: Any) -> str:
+    """The cache_salt that makes the fake scheduler do this; see fake_scheduler.Script."""
+    return json.dumps(fields, separators=(",", ":"))
+
+
+@contextlib.contextmanager
+def fake_worker(ready_path: str | None = "/health", **flags: Flag) -> Iterator[FakeWorker]:
+    (port,) = processes.free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
+        record = Path(folder) / "heard"
+        values = {"port": port} | flags
+        argv = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), *processes.to_argv(values)]
+        with processes.running(argv, f"http://127.0.0.1:{port}", ready_path) as running:
+            yield FakeWorker(running, record)
