@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, CommandFactory};
+use clap::{
+    Arg, CommandFactory,
+    builder::{PossibleValue, Str},
+};
 use mla_router::{Config, cli};
 use pyo3::{
     exceptions::PyKeyboardInterrupt,
@@ -26,10 +29,10 @@ fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
     let default: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
     let values = flag.get_possible_values();
     let choices: Vec<_> =
-        values.iter().filter(|_| takes_value).map(|value| value.get_name()).collect();
+        values.iter().filter(|_| takes_value).map(PossibleValue::get_name).collect();
     let described = PyDict::new(py);
     described.set_item("name", flag.get_long().expect("contract: every flag has a long name"))?;
-    described.set_item("value_name", value_names.first().map(|name| name.as_str()))?;
+    described.set_item("value_name", value_names.first().map(Str::as_str))?;
     described
         .set_item("default", (takes_value && !default.is_empty()).then(|| default.join(" ")))?;
     described.set_item("help", flag.get_help().map_or_else(String::new, ToString::to_string))?;

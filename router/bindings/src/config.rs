@@ -7,7 +7,7 @@
 use clap::{CommandFactory, Parser};
 use mla_router::Config;
 use pyo3::{
-    exceptions::{PyAttributeError, PyTypeError, PyValueError},
+    exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyBool, PyDict, PyList, PyString, PyTuple},
 };
@@ -43,13 +43,6 @@ impl RouterConfig {
 
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         Ok(pythonize::pythonize(py, &self.config)?.cast_into()?)
-    }
-
-    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let value = self.to_dict(py)?.get_item(name)?;
-        value.ok_or_else(|| {
-            PyAttributeError::new_err(format!("'RouterConfig' object has no attribute '{name}'"))
-        })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -94,12 +94,12 @@ impl Router {
 
     /// Registers a worker; it takes requests after its first good health check.
     fn add_worker(&self, url: &str) -> PyResult<()> {
-        self.running()?.handle.add_worker(url).map(drop).map_err(refused)
+        self.running()?.handle.add_worker(url).map(drop).map_err(|error| refused(&error))
     }
 
     /// Takes a worker out of rotation; it may finish what it is serving.
     fn remove_worker(&self, url: &str) -> PyResult<()> {
-        self.running()?.handle.remove_worker(url).map_err(refused)
+        self.running()?.handle.remove_worker(url).map_err(|error| refused(&error))
     }
 
     /// The workers and their state, in the order of registration.
@@ -155,7 +155,7 @@ impl Router {
     }
 }
 
-fn refused(error: Error) -> PyErr {
+fn refused(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::BadRequest { .. } => PyValueError::new_err(message),

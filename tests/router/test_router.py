@@ -1,0 +1,201 @@
+"""`Router` in a Python program: its life, its workers, and threads around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from mla_router import Router, RouterConfig, RouterError
+from support.processes import get_json, post_json, status_of, wait_until
+from support.tiny_worker import TinyWorker, tiny_worker
+
+START_TIMEOUT = 30.0
+
+
+@pytest.fixture
+def worker() -> Iterator[TinyWorker]:
+    with tiny_worker() as worker:
+        yield worker
+
+
+def config(*workers: TinyWorker, **settings: Any) -> RouterConfig:
+    urls = [worker.url for worker in workers]
+    common: dict[str, Any] = {"port": 0, "health_check_interval_secs": 0.05, "log_level": "warn"}
+    return RouterConfig(worker_urls=urls, **common, **settings)
+
+
+def until_healthy(router: Router, count: int) -> None:
+    def enough() -> bool:
+        return sum(worker["healthy"] for worker in router.workers()) == count
+
+    wait_until(enough, START_TIMEOUT, f"{count} healthy workers")
+
+
+def complete(router: Router, prompt: str = "Hi") -> str:
+    answer = post_json(f"{router.url}/v1/completions", {"model": "m", "prompt": prompt})
+    return str(answer["from"])
+
+
+def test_it_proxies_what_it_was_sent(worker: TinyWorker) -> None:
+    with Router(config(worker)) as router:
+        until_healthy(router, 1)
+        body = '{ "model":"m",\n"prompt": "\\u00e4ß" , "x":[1.0]}'.encode()
+        request = urllib.request.Request(f"{router.url}/v1/completions", body)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert json.load(response) == {"from": worker.url}
+        assert worker.bodies == [body]
+
+
+def test_workers_come_and_go(worker: TinyWorker) -> None:
+    with tiny_worker() as second, Router(config(worker, policy="round_robin")) as router:
+        router.add_worker(second.url)
+        until_healthy(router, 2)
+        listed = router.workers()
+        assert [view["url"] for view in listed] == [worker.url, second.url]
+        assert {"phase": "healthy", "requests": 0, "boot_id": "first"}.items() <= listed[1].items()
+        assert {complete(router) for _ in range(4)} == {worker.url, second.url}
+
+        router.remove_worker(worker.url)
+        assert [view["url"] for view in router.workers()] == [second.url]
+        assert {complete(router) for _ in range(4)} == {second.url}
+        with pytest.raises(RouterError, match="registered"):
+            router.remove_worker(worker.url)
+        with pytest.raises(RouterError, match="already registered"):
+            router.add_worker(second.url)
+        with pytest.raises(ValueError, match="http://"):
+            router.add_worker("127.0.0.1:1")
+
+
+def test_a_prompt_returns_to_the_worker_that_knows_it() -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(tiny_worker()) for _ in range(3)]
+        router = stack.enter_context(Router(config(*workers)))
+        until_healthy(router, 3)
+        homes = {}
+        for group in range(12):
+            prompt = f"group {group}: " + "shared words " * 50
+            homes[group] = complete(router, prompt)
+            assert {complete(router, f"{prompt} {turn}") for turn in range(3)} == {homes[group]}
+        assert len(set(homes.values())) > 1
+
+
+def test_two_routers_live_in_one_process(worker: TinyWorker) -> None:
+    with Router(config(worker)) as first, Router(config(worker)) as second:
+        until_healthy(first, 1)
+        until_healthy(second, 1)
+        assert first.url != second.url
+        assert complete(first) == complete(second) == worker.url
+        first.stop()
+        assert complete(second) == worker.url
+
+
+def test_a_taken_port_is_one_clear_line() -> None:
+    with Router(config()) as first:
+        port = int(first.url.rsplit(":", 1)[1])
+        second = Router(RouterConfig(port=port))
+        with pytest.raises(RouterError, match=f"127.0.0.1:{port}") as error:
+            second.start()
+        assert "\n" not in str(error.value)
+        with pytest.raises(RouterError, match="not running"):
+            _ = second.url
+
+
+def test_start_and_stop_may_be_repeated() -> None:
+    router = Router(config())
+    router.stop()
+    router.start()
+    with pytest.raises(RouterError, match="already running"):
+        router.start()
+    url = router.url
+    assert url in repr(router) and get_json(f"{url}/workers")["total"] == 0
+    router.stop()
+    router.stop()
+    assert "not running" in repr(router) and status_of(f"{url}/health") == 0
+    for use in (router.workers, router.wait, lambda: router.add_worker("http://a:1")):
+        with pytest.raises(RouterError, match="not running"):
+            use()
+    router.start()
+    assert status_of(f"{router.url}/health") == 200
+    router.stop()
+
+
+def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
+    with Router(config(worker)) as router, ThreadPoolExecutor() as threads:
+        until_healthy(router, 1)
+        assert status_of(f"{router.url}/readiness") == 200
+        worker.may_answer.clear()
+        answer = threads.submit(complete, router)
+        assert worker.asked.wait(START_TIMEOUT)
+
+        assert router.drain(0.0) is False
+        assert status_of(f"{router.url}/readiness") == 503
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            complete(router)
+
+        # The interpreter is free while a thread waits in Rust, or nobody could let it end.
+        drained = threads.submit(router.drain, 60.0)
+        worker.may_answer.set()
+        assert drained.result(START_TIMEOUT) is True
+        assert answer.result(START_TIMEOUT) == worker.url
+
+
+def test_stop_ends_wait_in_other_threads() -> None:
+    router = Router(config())
+    router.start()
+    with ThreadPoolExecutor() as threads:
+        waits = [threads.submit(router.wait) for _ in range(3)]
+        router.stop()
+        assert [wait.result(START_TIMEOUT) for wait in waits] == [None] * 3
+
+
+def test_stop_does_not_wait_longer_than_told(worker: TinyWorker) -> None:
+    with Router(config(worker)) as router, ThreadPoolExecutor() as threads:
+        until_healthy(router, 1)
+        worker.may_answer.clear()
+        answer = threads.submit(complete, router)
+        assert worker.asked.wait(START_TIMEOUT)
+        router.stop(timeout_s=0.0)
+        with pytest.raises(OSError):
+            answer.result(START_TIMEOUT)
+
+
+def test_ctrl_c_ends_wait_but_not_the_router() -> None:
+    with Router(config()) as router:
+        interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            router.wait()
+        interrupt.join()
+        assert status_of(f"{router.url}/health") == 200
+
+
+def test_an_exception_inside_with_stops_the_router() -> None:
+    with pytest.raises(ZeroDivisionError), Router(config()) as router:
+        url = router.url
+        raise ZeroDivisionError
+    assert status_of(f"{url}/health") == 0
+
+
+def test_a_forgotten_router_goes_away() -> None:
+    router = Router(config())
+    router.start()
+    url = router.url
+    del router
+    assert status_of(f"{url}/health") == 0
+
+
+def test_bad_times_are_value_errors() -> None:
+    with Router(config()) as router:
+        for bad in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="timeout_s"):
+                router.drain(bad)
