@@ -40,15 +40,14 @@ def mla_prefill(
         chunk_k = k[first_key : first_key + keys].permute(1, 2, 0).float()
         chunk_v = v[first_key : first_key + keys].transpose(0, 1).float()
         for begin in range(0, queries, QUERY_BLOCK):
-            end = min(begin + QUERY_BLOCK, queries)
-            seen = keys - queries + end  # keys that the block's last query sees
-            scores = torch.matmul(chunk_q[:, begin:end], chunk_k[:, :, :seen]) * scale
-            future = torch.ones(end - begin, end - begin, dtype=torch.bool, device=q.device).triu_(
-                1
-            )
-            scores[:, :, seen - (end - begin) :].masked_fill_(future, float("-inf"))
-            block = torch.matmul(scores.softmax(dim=-1), chunk_v[:, :seen])
-            out[first_query + begin : first_query + end] = block.transpose(0, 1)
+            rows = min(QUERY_BLOCK, queries - begin)
+            seen = keys - queries + begin + rows  # keys that the block's last query sees
+            scores = torch.matmul(chunk_q[:, begin : begin + rows], chunk_k[:, :, :seen]) * scale
+            future = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
+            scores[:, :, seen - rows :].masked_fill_(future, float("-inf"))
+            attended = torch.matmul(scores.softmax(dim=-1), chunk_v[:, :seen])
+            row = first_query + begin
+            out[row : row + rows] = attended.transpose(0, 1)
         first_query += queries
         first_key += keys
     return out

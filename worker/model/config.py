@@ -112,7 +112,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if yarn is not None:
         max_position = max(max_position, int(yarn.original_max_position * yarn.factor))
     num_layers = _size(raw, "num_hidden_layers")
-    experts = _size(raw, "n_routed_experts") if raw.get("n_routed_experts") else 0
+    experts = _optional_size(raw, "n_routed_experts") or 0
     config = ModelConfig(
         architecture=architecture,
         dtype=_dtype(raw),
@@ -125,17 +125,21 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         max_position_embeddings=max_position,
-        num_mtp_layers=raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers")) or 0,
-        q_lora_rank=_size(raw, "q_lora_rank") if raw.get("q_lora_rank") else None,
+        num_mtp_layers=_optional_size(raw, "num_nextn_predict_layers")
+        or _optional_size(raw, "num_mtp_layers")
+        or 0,
+        q_lora_rank=_optional_size(raw, "q_lora_rank"),
         kv_lora_rank=_size(raw, "kv_lora_rank"),
         qk_nope_head_dim=_size(raw, "qk_nope_head_dim"),
         qk_rope_head_dim=_size(raw, "qk_rope_head_dim"),
         v_head_dim=_size(raw, "v_head_dim"),
-        num_dense_layers=min(raw.get("first_k_dense_replace") or 0, num_layers)
-        if experts
-        else num_layers,
+        num_dense_layers=(
+            min(_optional_size(raw, "first_k_dense_replace") or 0, num_layers)
+            if experts
+            else num_layers
+        ),
         num_experts=experts,
-        num_shared_experts=raw.get("n_shared_experts") or 0,
+        num_shared_experts=_optional_size(raw, "n_shared_experts") or 0,
         experts_per_token=_size(raw, "num_experts_per_tok") if experts else 0,
         moe_intermediate_size=_size(raw, "moe_intermediate_size") if experts else 0,
         **_routing(raw, model_type),
@@ -239,6 +243,11 @@ def _size(raw: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ModelError(f"{name} {value!r} is not a positive integer")
     return value
+
+
+def _optional_size(raw: Mapping[str, Any], name: str) -> int | None:
+    """None if absent, null or 0."""
+    return _size(raw, name) if raw.get(name) else None
 
 
 def _expect(raw: Mapping[str, Any], name: str, *values: str) -> None:
