@@ -61,10 +61,7 @@ struct Target {
 
 impl Target {
     fn parse(&self) -> Result<WorkerUrl, Error> {
-        self.url.parse().map_err(|message| Error::BadRequest {
-            param: "url",
-            message,
-        })
+        self.url.parse().map_err(|message| Error::BadRequest { param: "url", message })
     }
 
     fn from_json(body: &[u8]) -> Result<WorkerUrl, Error> {
@@ -92,16 +89,9 @@ async fn alive() -> &'static str {
 
 async fn readiness(State(router): Shared) -> Response {
     let workers = router.registry.workers();
-    let healthy = workers
-        .iter()
-        .filter(|worker| worker.view().healthy)
-        .count();
+    let healthy = workers.iter().filter(|worker| worker.view().healthy).count();
     let ready = router.is_ready();
-    let status = if ready {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({
         "ready": ready,
         "draining": router.gate.is_draining(),
@@ -113,19 +103,12 @@ async fn readiness(State(router): Shared) -> Response {
 
 async fn metrics(State(router): Shared) -> impl IntoResponse {
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
-    (
-        [(header::CONTENT_TYPE, content_type)],
-        router.metrics.render(&router),
-    )
+    ([(header::CONTENT_TYPE, content_type)], router.metrics.render(&router))
 }
 
 async fn list(State(router): Shared) -> Json<Value> {
-    let workers: Vec<WorkerView> = router
-        .registry
-        .workers()
-        .iter()
-        .map(|worker| worker.view())
-        .collect();
+    let workers: Vec<WorkerView> =
+        router.registry.workers().iter().map(|worker| worker.view()).collect();
     Json(json!({ "workers": workers, "total": workers.len() }))
 }
 
@@ -143,12 +126,8 @@ async fn unregister(
 
 /// SGLang v0.4's shape of the three.
 async fn list_urls(State(router): Shared) -> Json<Value> {
-    let urls: Vec<String> = router
-        .registry
-        .workers()
-        .iter()
-        .map(|worker| worker.url.to_string())
-        .collect();
+    let urls: Vec<String> =
+        router.registry.workers().iter().map(|worker| worker.url.to_string()).collect();
     Json(json!({ "urls": urls }))
 }
 
@@ -181,10 +160,7 @@ impl Answer {
     }
 
     fn json(&self) -> Option<Value> {
-        self.outcome
-            .as_ref()
-            .ok()
-            .and_then(|(_, body)| serde_json::from_slice(body).ok())
+        self.outcome.as_ref().ok().and_then(|(_, body)| serde_json::from_slice(body).ok())
     }
 
     fn report(&self) -> Value {
@@ -204,11 +180,7 @@ async fn ask_all(router: &Router, method: Method, path: &'static str, body: Byte
     let limit = router.config.health_check_timeout_secs.get();
     let mut calls = JoinSet::new();
     for (place, worker) in router.registry.workers().iter().cloned().enumerate() {
-        let call = Call {
-            method: method.clone(),
-            path,
-            body: body.clone(),
-        };
+        let call = Call { method: method.clone(), path, body: body.clone() };
         calls.spawn(async move {
             let outcome = match timeout(limit, call.to(&worker)).await {
                 Ok(answered) => answered.map_err(|error| error.to_string()),
@@ -224,11 +196,7 @@ async fn ask_all(router: &Router, method: Method, path: &'static str, body: Byte
 
 fn reports(status: StatusCode, answers: &[Answer]) -> Response {
     let workers: Vec<Value> = answers.iter().map(Answer::report).collect();
-    (
-        status,
-        Json(json!({ "success": status.is_success(), "workers": workers })),
-    )
-        .into_response()
+    (status, Json(json!({ "success": status.is_success(), "workers": workers }))).into_response()
 }
 
 /// Every worker's prefix cache and its share of the tree. A worker that did not flush keeps both.
@@ -238,31 +206,19 @@ async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
         router.tree.purge_worker(answer.worker.id);
     }
     let all = answers.iter().all(Answer::is_success);
-    reports(
-        if all {
-            StatusCode::OK
-        } else {
-            StatusCode::BAD_GATEWAY
-        },
-        &answers,
-    )
+    reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
 }
 
 /// Only one worker knows the request, and the router does not keep which: it is enough that one
 /// worker has taken note.
 async fn abort_request(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/abort_request", body).await;
-    let refused = answers
-        .iter()
-        .filter_map(|answer| answer.outcome.as_ref().ok());
+    let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
     let status = if answers.iter().any(Answer::is_success) {
         StatusCode::OK
     } else {
         // Their own word if they agree to refuse it, such as 400 for a bad body.
-        refused
-            .map(|(status, _)| *status)
-            .next()
-            .unwrap_or(StatusCode::BAD_GATEWAY)
+        refused.map(|(status, _)| *status).next().unwrap_or(StatusCode::BAD_GATEWAY)
     };
     reports(status, &answers)
 }

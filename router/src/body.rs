@@ -16,9 +16,7 @@ use thiserror::Error;
 use tokio::time::Sleep;
 
 use crate::{
-    metrics::{Metrics, UpstreamFailure},
-    shutdown::InFlight,
-    upstream::Connection,
+    metrics::UpstreamFailure, router::Router, shutdown::InFlight, upstream::Connection,
     worker::Booking,
 };
 
@@ -90,7 +88,7 @@ pub struct WorkerBody {
     /// Until the first byte: when the request was read.
     waiting_since: Option<Instant>,
     deadline: Pin<Box<Sleep>>,
-    metrics: Arc<Metrics>,
+    router: Arc<Router>,
     _in_flight: InFlight,
 }
 
@@ -101,7 +99,7 @@ impl WorkerBody {
         booking: Booking,
         received: Instant,
         deadline: Pin<Box<Sleep>>,
-        metrics: Arc<Metrics>,
+        router: Arc<Router>,
         in_flight: InFlight,
     ) -> Self {
         let mut body = Self {
@@ -110,7 +108,7 @@ impl WorkerBody {
             booking,
             waiting_since: Some(received),
             deadline,
-            metrics,
+            router,
             _in_flight: in_flight,
         };
         if body.incoming.is_end_stream() {
@@ -135,7 +133,7 @@ impl WorkerBody {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Some(since) = self.waiting_since.take_if(|_| frame.is_data()) {
                     self.booking.prefill_done();
-                    self.metrics.first_byte.observe(since.elapsed());
+                    self.router.metrics.first_byte.observe(since.elapsed());
                 }
                 if self.incoming.is_end_stream() {
                     self.finish();
@@ -147,12 +145,13 @@ impl WorkerBody {
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(error))) => {
-                self.break_off(UpstreamFailure::Body);
-                self.booking.worker().suspect();
+                self.connection = None;
+                self.router.suspect(self.booking.worker(), UpstreamFailure::Body, &error);
                 Poll::Ready(Some(Err(BodyError::Broken(error))))
             }
             Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
-                self.break_off(UpstreamFailure::Timeout);
+                self.connection = None;
+                self.router.metrics.upstream_error(UpstreamFailure::Timeout);
                 Poll::Ready(Some(Err(BodyError::Timeout)))
             }
             Poll::Pending => Poll::Pending,
@@ -166,17 +165,12 @@ impl WorkerBody {
             self.booking.worker().pool.checkin(connection);
         }
     }
-
-    fn break_off(&mut self, failure: UpstreamFailure) {
-        self.connection = None;
-        self.metrics.upstream_error(failure);
-    }
 }
 
 impl Drop for WorkerBody {
     fn drop(&mut self) {
         if self.connection.is_some() {
-            self.metrics.client_abort();
+            self.router.metrics.client_abort();
         }
     }
 }

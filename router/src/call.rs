@@ -23,11 +23,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub fn get(path: &'a str) -> Self {
-        Self {
-            method: Method::GET,
-            path,
-            body: Bytes::new(),
-        }
+        Self { method: Method::GET, path, body: Bytes::new() }
     }
 
     /// Asks over `connection` if that still works, else over a new one, which takes its place.
@@ -65,10 +61,7 @@ impl<'a> Call<'a> {
     ) -> Result<(StatusCode, Bytes), UpstreamError> {
         let mut request = Request::new(Full::new(self.body.clone()));
         *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self
-            .path
-            .parse()
-            .expect("contract: a path that was checked before");
+        *request.uri_mut() = self.path.parse().expect("contract: a path that was checked before");
         let headers = request.headers_mut();
         headers.insert(header::HOST, pool.host_header());
         if !self.body.is_empty() {
@@ -77,9 +70,7 @@ impl<'a> Call<'a> {
         }
         let response = connection.send(request).await?;
         let status = response.status();
-        let body = connection
-            .read(response.into_body(), RESPONSE_LIMIT)
-            .await?;
+        let body = connection.read(response.into_body(), RESPONSE_LIMIT).await?;
         Ok((status, body))
     }
 }

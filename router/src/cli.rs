@@ -28,11 +28,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
             // Help and version go to stdout and are a success; clap knows. If nobody reads the
             // message there is nobody to tell.
             let _unread = error.print();
-            return if error.use_stderr() {
-                ExitCode::from(2)
-            } else {
-                ExitCode::SUCCESS
-            };
+            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
     init_logging(config.log_level);

@@ -158,9 +158,7 @@ impl TryFrom<f64> for Seconds {
         if seconds > 0.0 && seconds <= 366.0 * 86400.0 {
             Ok(Self(Duration::from_secs_f64(seconds)))
         } else {
-            Err(format!(
-                "{seconds} is not a time in seconds above 0 and up to a year"
-            ))
+            Err(format!("{seconds} is not a time in seconds above 0 and up to a year"))
         }
     }
 }
@@ -175,9 +173,7 @@ impl FromStr for Seconds {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse::<f64>()
-            .map_err(|_| format!("{text:?} is not a number"))?
-            .try_into()
+        text.parse::<f64>().map_err(|_| format!("{text:?} is not a number"))?.try_into()
     }
 }
 
@@ -280,23 +276,11 @@ mod tests {
 
     #[test]
     fn flags_and_serde_agree() {
-        let flags = [
-            "--worker-urls",
-            "http://a:1",
-            "http://b:2",
-            "--policy",
-            "round_robin",
-        ];
+        let flags = ["--worker-urls", "http://a:1", "http://b:2", "--policy", "round_robin"];
         let config = parse(&flags).expect("valid flags");
         let json = serde_json::to_string(&config).expect("serializable");
-        assert_eq!(
-            serde_json::from_str::<Config>(&json).expect("round trip"),
-            config
-        );
-        assert_eq!(
-            serde_json::from_str::<Config>("{}").expect("defaults"),
-            Config::default()
-        );
+        assert_eq!(serde_json::from_str::<Config>(&json).expect("round trip"), config);
+        assert_eq!(serde_json::from_str::<Config>("{}").expect("defaults"), Config::default());
     }
 
     #[test]

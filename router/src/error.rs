@@ -16,10 +16,7 @@ pub enum Error {
     #[error("the request body could not be read: {0}")]
     BadBody(String),
     #[error("{message}")]
-    BadRequest {
-        param: &'static str,
-        message: String,
-    },
+    BadRequest { param: &'static str, message: String },
     #[error("missing or wrong API key; send it as `Authorization: Bearer KEY`")]
     Unauthorized,
     #[error("unknown path: {0}")]
@@ -57,11 +54,9 @@ impl Error {
             Self::BadRequest { .. } => (StatusCode::BAD_REQUEST, INVALID, "invalid_value"),
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, "unknown_path"),
-            Self::MethodNotAllowed { .. } => (
-                StatusCode::METHOD_NOT_ALLOWED,
-                INVALID,
-                "method_not_allowed",
-            ),
+            Self::MethodNotAllowed { .. } => {
+                (StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed")
+            }
             Self::WorkerExists(_) => (StatusCode::CONFLICT, INVALID, "worker_exists"),
             Self::WorkerUnknown(_) => (StatusCode::NOT_FOUND, INVALID, "worker_unknown"),
             Self::NoHealthyWorker { .. } => {
@@ -97,10 +92,7 @@ impl Error {
         let mut response = Response::new(Full::from(body.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        );
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self {
             // One second: the pace of health checks, after which a retry can meet another state.
             _ if matches!(status.as_u16(), 502 | 503) => {

@@ -13,11 +13,7 @@ use crate::{
 #[derive(Debug, ThisError)]
 pub enum StartError {
     #[error("cannot listen on {host}:{port}: {source}")]
-    Listen {
-        host: String,
-        port: u16,
-        source: io::Error,
-    },
+    Listen { host: String, port: u16, source: io::Error },
 }
 
 /// Dropping the handle ends the router at once. Its methods may be called from any thread.
@@ -53,13 +49,7 @@ impl RouterHandle {
             drop(alive);
         })
         .abort_handle();
-        Ok(Self {
-            router,
-            local_addr,
-            stopping,
-            running,
-            server,
-        })
+        Ok(Self { router, local_addr, stopping, running, server })
     }
 
     /// Where it listens: the port is the real one, also when the config says 0.
@@ -78,12 +68,7 @@ impl RouterHandle {
     }
 
     pub fn workers(&self) -> Vec<WorkerView> {
-        self.router
-            .registry
-            .workers()
-            .iter()
-            .map(|worker| worker.view())
-            .collect()
+        self.router.registry.workers().iter().map(|worker| worker.view()).collect()
     }
 
     /// Not ready any more, no new requests; true when those in flight have finished within `grace`.
@@ -123,21 +108,14 @@ impl Drop for RouterHandle {
 }
 
 fn parse(url: &str) -> Result<WorkerUrl, Error> {
-    url.parse().map_err(|message| Error::BadRequest {
-        param: "url",
-        message,
-    })
+    url.parse().map_err(|message| Error::BadRequest { param: "url", message })
 }
 
 /// The one line that says what runs where.
 fn announce(router: &Router, address: SocketAddr) {
     let policy = router.policy.name();
-    let workers: Vec<String> = router
-        .registry
-        .workers()
-        .iter()
-        .map(|worker| worker.url.to_string())
-        .collect();
+    let workers: Vec<String> =
+        router.registry.workers().iter().map(|worker| worker.url.to_string()).collect();
     let workers = match workers.len() {
         0 => "no workers yet".to_owned(),
         1 => format!("1 worker: {}", workers[0]),

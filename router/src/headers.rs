@@ -51,12 +51,7 @@ mod tests {
     fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         lines
             .iter()
-            .map(|(name, value)| {
-                (
-                    HeaderName::from_static(name),
-                    HeaderValue::from_static(value),
-                )
-            })
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect()
     }
 
@@ -78,10 +73,7 @@ mod tests {
             ("x-request-id", "r"),
         ]);
         for_worker(&mut from_client);
-        assert_eq!(
-            from_client,
-            headers(&[("authorization", "Bearer x"), ("x-request-id", "r")])
-        );
+        assert_eq!(from_client, headers(&[("authorization", "Bearer x"), ("x-request-id", "r")]));
     }
 
     #[test]

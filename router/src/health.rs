@@ -18,21 +18,13 @@ use crate::{
 
 /// Checks `worker` until it is removed or the router is gone.
 pub async fn run(router: Weak<Router>, worker: Arc<Worker>) {
-    let Some(period) = router
-        .upgrade()
-        .map(|r| r.config.health_check_interval_secs.get())
-    else {
+    let Some(period) = router.upgrade().map(|r| r.config.health_check_interval_secs.get()) else {
         return;
     };
     let mut ticks = interval(period);
     // After a check that took long, the worker needs a pause more than we need the missed ones.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut check = HealthCheck {
-        worker,
-        connection: None,
-        failures: 0,
-        successes: 0,
-    };
+    let mut check = HealthCheck { worker, connection: None, failures: 0, successes: 0 };
     loop {
         ticks.tick().await;
         let Some(router) = router.upgrade() else {
@@ -93,7 +85,7 @@ impl HealthCheck {
             // First what it is, then traffic: the tree must not claim what a restart has emptied.
             self.learn(router, phase).await;
             worker.set_phase(Phase::Healthy);
-            router.registry.announce_healthy();
+            router.registry.announce();
             tracing::info!("worker {} is up", worker.url);
         }
     }
@@ -110,6 +102,7 @@ impl HealthCheck {
         };
         if down {
             worker.set_phase(Phase::Down);
+            router.registry.announce();
             worker.pool.clear();
             router.tree.purge_worker(worker.id);
             tracing::warn!("worker {} is down: {reason}", worker.url);
@@ -129,7 +122,7 @@ impl HealthCheck {
             _ => WorkerInfo::default(),
         };
         let worker = &self.worker;
-        let before = worker.info.swap(Arc::new(info.clone()));
+        let before = worker.info.load_full();
         let same = info.boot_id.is_some() && info.boot_id == before.boot_id;
         let was_away = phase == Phase::Suspect;
         let restarted = before.boot_id.is_some() && !same;
@@ -140,9 +133,10 @@ impl HealthCheck {
             tracing::info!("worker {} has restarted: its cache is empty", worker.url);
         }
         if let Some(tokens) = info.max_total_num_tokens {
-            router
-                .tree
-                .set_capacity(worker.id, tokens / u64::from(BLOCK_TOKENS));
+            router.tree.set_capacity(worker.id, tokens / u64::from(BLOCK_TOKENS));
         }
+        // Last, so that who sees the new information finds the tree in accord with it.
+        worker.info.store(Arc::new(info));
+        router.registry.announce();
     }
 }

@@ -69,11 +69,7 @@ impl Metrics {
     }
 
     pub fn connection(&self, reused: bool) {
-        let counter = if reused {
-            &self.connections_reused
-        } else {
-            &self.connections_opened
-        };
+        let counter = if reused { &self.connections_reused } else { &self.connections_opened };
         counter.fetch_add(1, Relaxed);
     }
 
@@ -95,11 +91,7 @@ impl Metrics {
                 }
             }
         }
-        page.family(
-            "upstream_errors_total",
-            "counter",
-            "Failed requests to a worker, by kind.",
-        );
+        page.family("upstream_errors_total", "counter", "Failed requests to a worker, by kind.");
         for (kind, count) in UpstreamFailure::LABELS.iter().zip(&self.upstream_errors) {
             page.sample(&[("kind", kind)], count.load(Relaxed));
         }
@@ -115,24 +107,10 @@ impl Metrics {
             "Requests whose client left before the end of the response.",
             &self.client_aborts,
         );
-        page.family(
-            "upstream_connections_total",
-            "counter",
-            "Connections taken, new or reused.",
-        );
-        page.sample(
-            &[("state", "opened")],
-            self.connections_opened.load(Relaxed),
-        );
-        page.sample(
-            &[("state", "reused")],
-            self.connections_reused.load(Relaxed),
-        );
-        page.histogram(
-            "overhead_seconds",
-            "Time to choose a worker.",
-            &self.overhead,
-        );
+        page.family("upstream_connections_total", "counter", "Connections taken, new or reused.");
+        page.sample(&[("state", "opened")], self.connections_opened.load(Relaxed));
+        page.sample(&[("state", "reused")], self.connections_reused.load(Relaxed));
+        page.histogram("overhead_seconds", "Time to choose a worker.", &self.overhead);
         page.histogram(
             "first_byte_seconds",
             "From the end of the request to the first byte of the response's body.",
@@ -140,18 +118,10 @@ impl Metrics {
         );
         page.family("requests_in_flight", "gauge", "Requests now in the router.");
         page.sample(&[], router.gate.in_flight() as u64);
-        page.family(
-            "requests_waiting",
-            "gauge",
-            "Requests now waiting for a healthy worker.",
-        );
+        page.family("requests_waiting", "gauge", "Requests now waiting for a healthy worker.");
         page.sample(&[], router.waiting() as u64);
         let tree = router.tree.stats();
-        page.family(
-            "tree_blocks",
-            "gauge",
-            "Blocks in the prefix tree, each counted once.",
-        );
+        page.family("tree_blocks", "gauge", "Blocks in the prefix tree, each counted once.");
         page.sample(&[], tree.blocks);
         page.family("tree_bytes", "gauge", "Memory of the prefix tree.");
         page.sample(&[], tree.bytes);
@@ -264,24 +234,18 @@ impl Page {
                 }
             }
         }
-        self.per_worker(
-            workers,
-            "worker_requests",
-            "Requests now on a worker.",
-            |worker| u64::from(worker.requests()),
-        );
+        self.per_worker(workers, "worker_requests", "Requests now on a worker.", |worker| {
+            u64::from(worker.requests())
+        });
         self.per_worker(
             workers,
             "worker_pending_tokens",
             "Prompt tokens that a worker has yet to compute.",
             Worker::pending_tokens,
         );
-        self.per_worker(
-            workers,
-            "worker_healthy",
-            "1 if the worker is in rotation.",
-            |worker| u64::from(worker.phase() == Phase::Healthy),
-        );
+        self.per_worker(workers, "worker_healthy", "1 if the worker is in rotation.", |worker| {
+            u64::from(worker.phase() == Phase::Healthy)
+        });
     }
 
     fn per_worker(
@@ -339,11 +303,7 @@ mod tests {
             "mla_router_x_seconds_sum 300.000005",
             "mla_router_x_seconds_count 4",
         ] {
-            assert!(
-                page.text.lines().any(|l| l == line),
-                "{line} not in\n{}",
-                page.text
-            );
+            assert!(page.text.lines().any(|l| l == line), "{line} not in\n{}", page.text);
         }
     }
 }

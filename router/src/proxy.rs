@@ -55,22 +55,14 @@ pub async fn forward(
             Err(Error::Timeout { after: limit })
         }
     };
-    let Reply {
-        response,
-        connection,
-        booking,
-    } = abort.disarm(reply)?;
+    let Reply { response, connection, booking } = abort.disarm(reply)?;
     let (mut head, incoming) = response.into_parts();
     headers::for_client(&mut head.headers);
     head.version = Version::HTTP_11;
-    let metrics = Arc::clone(&router.metrics);
-    let body = WorkerBody::new(
-        incoming, connection, booking, received, deadline, metrics, in_flight,
-    );
-    Ok(Response::from_parts(
-        head,
-        ResponseBody::Worker(Box::new(body)),
-    ))
+    let router = Arc::clone(router);
+    let body =
+        WorkerBody::new(incoming, connection, booking, received, deadline, router, in_flight);
+    Ok(Response::from_parts(head, ResponseBody::Worker(Box::new(body))))
 }
 
 /// A response whose head has arrived, with all that its body needs.
@@ -89,12 +81,8 @@ async fn obtain(
     received: Instant,
 ) -> Result<Reply, Error> {
     // A body without a key still goes to a worker, which is the one to judge it.
-    let key = endpoint
-        .key_route()
-        .map(|route| RouteKey::extract(route, &request.body).ok());
-    let wish = key
-        .as_ref()
-        .map_or(Wish::LeastLoaded, |key| Wish::Policy(key.as_ref()));
+    let key = endpoint.key_route().map(|route| RouteKey::extract(route, &request.body).ok());
+    let wish = key.as_ref().map_or(Wish::LeastLoaded, |key| Wish::Policy(key.as_ref()));
     let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
     let mut attempts = 0;
     let mut failure = None;
@@ -121,24 +109,14 @@ async fn obtain(
         let error = match outcome {
             Ok((response, _)) if is_refusal(response.status()) => {
                 router.metrics.upstream_error(UpstreamFailure::Status);
-                Error::WorkersBusy {
-                    attempts,
-                    status: response.status(),
-                }
+                Error::WorkersBusy { attempts, status: response.status() }
             }
             Ok((response, connection)) => {
-                return Ok(Reply {
-                    response,
-                    connection,
-                    booking,
-                });
+                return Ok(Reply { response, connection, booking });
             }
             Err(error) => {
-                suspect(router, &worker, &error);
-                Error::WorkersFailed {
-                    attempts,
-                    last: error.to_string(),
-                }
+                router.suspect(&worker, kind(&error), &error);
+                Error::WorkersFailed { attempts, last: error.to_string() }
             }
         };
         if attempts > router.config.max_retries {
@@ -151,10 +129,7 @@ async fn obtain(
 
 /// The worker cannot take the request now, but another may.
 fn is_refusal(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE
-    )
+    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// One worker, one request: over an idle connection if there is one.
@@ -178,14 +153,10 @@ async fn send(
     Ok((response, connection))
 }
 
-fn suspect(router: &Router, worker: &Worker, error: &UpstreamError) {
-    router.metrics.upstream_error(match error {
+fn kind(error: &UpstreamError) -> UpstreamFailure {
+    match error {
         UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_) => UpstreamFailure::Connect,
         UpstreamError::Reset(_) | UpstreamError::TooLarge(_) => UpstreamFailure::Reset,
-    });
-    if worker.suspect() {
-        let url = &worker.url;
-        tracing::warn!("worker {url} out of rotation until its next good health check: {error}");
     }
 }
 
@@ -202,12 +173,7 @@ impl WorkerRequest {
         headers::for_worker(&mut head.headers);
         let path = head.uri.into_parts().path_and_query;
         let uri = path.map_or_else(Uri::default, Uri::from);
-        Self {
-            method: head.method,
-            uri,
-            headers: head.headers,
-            body,
-        }
+        Self { method: head.method, uri, headers: head.headers, body }
     }
 
     fn to(&self, worker: &Worker) -> Request<Full<Bytes>> {
@@ -215,9 +181,7 @@ impl WorkerRequest {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
-        request
-            .headers_mut()
-            .insert(header::HOST, worker.pool.host_header());
+        request.headers_mut().insert(header::HOST, worker.pool.host_header());
         request
     }
 }

@@ -21,8 +21,8 @@ pub struct Registry {
     workers: ArcSwap<Snapshot>,
     /// The next id. Changes of the set are serialised by it; readers never take it.
     next_id: Mutex<u32>,
-    /// Rings when a worker becomes healthy: requests may be waiting for one.
-    became_healthy: Notify,
+    /// Rings when the set or a worker's phase changes: requests may be waiting for a healthy one.
+    changed: Notify,
 }
 
 impl Registry {
@@ -40,6 +40,7 @@ impl Registry {
         *next_id += 1;
         workers.push(Arc::clone(&worker));
         self.workers.store(Arc::new(workers));
+        self.announce();
         Ok(worker)
     }
 
@@ -52,30 +53,30 @@ impl Registry {
         // `remove` and not `swap_remove`: round robin and people count on the order.
         let worker = workers.remove(index);
         self.workers.store(Arc::new(workers));
+        self.announce();
         Ok(worker)
     }
 
-    pub fn has_healthy(&self) -> bool {
-        self.workers()
-            .iter()
-            .any(|worker| worker.phase() == Phase::Healthy)
+    /// Tells whoever waits that a worker's phase or the set has changed.
+    pub fn announce(&self) {
+        self.changed.notify_waiters();
     }
 
-    pub fn announce_healthy(&self) {
-        self.became_healthy.notify_waiters();
-    }
-
-    /// Resolves when some worker is healthy, at once if one is.
-    pub async fn healthy(&self) {
+    /// Resolves when `holds` is true of the workers, at once if it is.
+    pub async fn wait_until(&self, holds: impl Fn(&[Arc<Worker>]) -> bool) {
         loop {
-            let announced = self.became_healthy.notified();
-            tokio::pin!(announced);
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
             // Listen before looking, or an announcement in between is lost.
-            announced.as_mut().enable();
-            if self.has_healthy() {
+            changed.as_mut().enable();
+            if holds(&self.workers()) {
                 return;
             }
-            announced.await;
+            changed.await;
         }
     }
+}
+
+pub fn any_healthy(workers: &[Arc<Worker>]) -> bool {
+    workers.iter().any(|worker| worker.phase() == Phase::Healthy)
 }

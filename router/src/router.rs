@@ -1,6 +1,6 @@
 //! Everything that lives as long as the router: what each request and each health check shares.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::{runtime, sync::Semaphore};
@@ -9,9 +9,9 @@ use crate::{
     config::Config,
     error::Error,
     health,
-    metrics::Metrics,
+    metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
-    registry::Registry,
+    registry::{self, Registry},
     select::Scratch,
     shutdown::Gate,
     tree::PrefixTree,
@@ -81,12 +81,18 @@ impl Router {
         Ok(())
     }
 
+    /// A request has failed on a worker in a way that speaks against the worker.
+    pub fn suspect(&self, worker: &Worker, failure: UpstreamFailure, error: &dyn Display) {
+        self.metrics.upstream_error(failure);
+        if worker.suspect() {
+            self.registry.announce();
+            let url = &worker.url;
+            tracing::warn!("worker {url} out of rotation until a good health check: {error}");
+        }
+    }
+
     pub fn find(&self, url: &WorkerUrl) -> Option<Arc<Worker>> {
-        self.registry
-            .workers()
-            .iter()
-            .find(|worker| worker.url == *url)
-            .cloned()
+        self.registry.workers().iter().find(|worker| worker.url == *url).cloned()
     }
 
     /// Requests that wait for a healthy worker.
@@ -102,6 +108,6 @@ impl Router {
     }
 
     pub fn is_ready(&self) -> bool {
-        !self.gate.is_draining() && self.registry.has_healthy()
+        !self.gate.is_draining() && registry::any_healthy(&self.registry.workers())
     }
 }

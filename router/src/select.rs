@@ -9,6 +9,7 @@ use crate::{
     error::Error,
     key::RouteKey,
     policy::{Candidate, PolicyRequest, Reason},
+    registry::any_healthy,
     router::Router,
     worker::{Booking, Phase},
     worker_id::WorkerId,
@@ -98,11 +99,9 @@ impl Router {
     pub async fn wait_for_worker(&self) -> Result<(), Error> {
         let limit = self.config.queue_timeout_secs.get();
         let Ok(_place) = self.queue.try_acquire() else {
-            return Err(Error::QueueFull {
-                limit: self.config.queue_size,
-            });
+            return Err(Error::QueueFull { limit: self.config.queue_size });
         };
-        let waited = timeout(limit, self.registry.healthy()).await;
+        let waited = timeout(limit, self.registry.wait_until(any_healthy)).await;
         waited.map_err(|_| Error::NoHealthyWorker { waited: limit })
     }
 }

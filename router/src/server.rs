@@ -79,10 +79,7 @@ pub(crate) async fn accept(
     drop(listener);
     let all_closed = async { while connections.join_next().await.is_some() {} };
     if timeout_at(deadline, all_closed).await.is_err() {
-        tracing::warn!(
-            "closing {} connections that did not end in time",
-            connections.len()
-        );
+        tracing::warn!("closing {} connections that did not end in time", connections.len());
     }
 }
 

@@ -58,13 +58,7 @@ struct Idle {
 impl Pool {
     pub fn new(url: WorkerUrl, connect_timeout: Duration, idle_timeout: Duration) -> Self {
         let host_header = url.authority();
-        Self {
-            url,
-            host_header,
-            connect_timeout,
-            idle_timeout,
-            idle: Mutex::default(),
-        }
+        Self { url, host_header, connect_timeout, idle_timeout, idle: Mutex::default() }
     }
 
     /// What goes into the `Host` header of a request to this worker.
@@ -75,10 +69,7 @@ impl Pool {
     /// A live idle connection, or none.
     pub fn checkout(&self) -> Option<Connection> {
         loop {
-            let Idle {
-                mut connection,
-                since,
-            } = self.idle.lock().pop()?;
+            let Idle { mut connection, since } = self.idle.lock().pop()?;
             if since.elapsed() < self.idle_timeout && connection.is_reusable() {
                 return Some(connection);
             }
@@ -96,21 +87,13 @@ impl Pool {
         stream.set_nodelay(true)?;
         let handshake = http1::handshake(TokioIo::new(stream)).await;
         let (sender, driver) = handshake.map_err(UpstreamError::Reset)?;
-        Ok(Connection {
-            sender,
-            driver,
-            opened_at: Instant::now(),
-            finished: false,
-        })
+        Ok(Connection { sender, driver, opened_at: Instant::now(), finished: false })
     }
 
     /// Takes back a connection whose response has ended. One that cannot be used again is closed.
     pub fn checkin(&self, mut connection: Connection) {
         if connection.is_reusable() {
-            self.idle.lock().push(Idle {
-                connection,
-                since: Instant::now(),
-            });
+            self.idle.lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
@@ -178,11 +161,7 @@ impl Connection {
         if !self.finished {
             self.finished = Pin::new(&mut self.driver).poll(cx).is_ready();
         }
-        if self.finished {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        if self.finished { Poll::Ready(()) } else { Poll::Pending }
     }
 
     pub fn opened_at(&self) -> Instant {

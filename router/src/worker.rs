@@ -107,9 +107,7 @@ impl Worker {
     /// Takes the worker out of rotation until its next good health check. False if it was out already.
     pub fn suspect(&self) -> bool {
         let (from, to) = (Phase::Healthy as u8, Phase::Suspect as u8);
-        self.phase
-            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     pub fn is_removed(&self) -> bool {
@@ -118,9 +116,7 @@ impl Worker {
 
     /// Its health check ends with it.
     pub fn attach_health_check(&self, task: AbortHandle) {
-        self.health_check
-            .set(task)
-            .expect("contract: one health check per worker");
+        self.health_check.set(task).expect("contract: one health check per worker");
     }
 
     /// Out of the registry for good. Requests in flight finish on the connections they hold.
@@ -153,13 +149,8 @@ impl Worker {
     /// Books a request and the prompt tokens that the worker has yet to compute for it.
     pub fn book(self: &Arc<Self>, pending_tokens: u64) -> Booking {
         self.load.requests.fetch_add(1, Ordering::Relaxed);
-        self.load
-            .pending_tokens
-            .fetch_add(pending_tokens, Ordering::Relaxed);
-        Booking {
-            worker: Arc::clone(self),
-            pending_tokens,
-        }
+        self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
+        Booking { worker: Arc::clone(self), pending_tokens }
     }
 
     pub fn view(&self) -> WorkerView {
@@ -193,10 +184,7 @@ impl Booking {
     /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way.
     pub fn prefill_done(&mut self) {
         let tokens = std::mem::take(&mut self.pending_tokens);
-        self.worker
-            .load
-            .pending_tokens
-            .fetch_sub(tokens, Ordering::Relaxed);
+        self.worker.load.pending_tokens.fetch_sub(tokens, Ordering::Relaxed);
     }
 }
 

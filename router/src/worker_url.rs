@@ -82,11 +82,7 @@ impl FromStr for WorkerUrl {
 fn explicit_port(authority: &Authority) -> Option<u16> {
     match authority.as_str().strip_prefix(authority.host())? {
         "" => Some(DEFAULT_PORT),
-        rest => rest
-            .strip_prefix(':')?
-            .parse()
-            .ok()
-            .filter(|port| *port != 0),
+        rest => rest.strip_prefix(':')?.parse().ok().filter(|port| *port != 0),
     }
 }
 

@@ -1,0 +1,54 @@
+//! A client that leaves takes its request to the worker with it, in both phases.
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use tokio::sync::mpsc;
+
+use crate::support::{
+    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, post, router,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaving_before_the_response_aborts_upstream() {
+    let mut worker = FakeWorker::start(|_| Reply::Hang).await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let waiting = tokio::spawn(async move {
+        let _never = client.send(post("/v1/completions", r#"{"prompt":"x"}"#)).await;
+    });
+    worker.request().await;
+    assert_eq!(router.workers()[0].requests, 1);
+    waiting.abort();
+    assert!(matches!(worker.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+    let metrics = router.router().metrics.render(router.router());
+    assert!(metrics.contains("mla_router_client_aborts_total 1"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaving_in_the_stream_aborts_upstream() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut worker =
+        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
+    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    response.frame().await.expect("not over").expect("not broken");
+    worker.request().await;
+    drop(response);
+    drop(client);
+    assert!(matches!(worker.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaving_in_the_upload_never_reaches_a_worker() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345";
+    drop(crate::support::Raw::send(router.local_addr(), head).await);
+    assert_nothing_booked(&router).await;
+    assert_eq!(worker.requests_so_far(), 0);
+}

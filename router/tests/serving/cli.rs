@@ -1,0 +1,68 @@
+//! The `mla-router` command as a process.
+
+use std::process::{Command, Output, Stdio};
+
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use crate::support::{Client, FakeWorker};
+
+fn run(arguments: &[&str]) -> Output {
+    let binary = env!("CARGO_BIN_EXE_mla-router");
+    Command::new(binary).args(arguments).output().expect("the binary runs")
+}
+
+#[test]
+fn a_taken_port_is_one_clear_line() {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    let output = run(&["--port", &port]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(
+        message.starts_with(&format!("mla-router: cannot listen on 127.0.0.1:{port}: ")),
+        "{message}"
+    );
+    assert!(message.contains("in use"), "{message}");
+}
+
+#[test]
+fn a_bad_flag_is_named_and_help_is_a_success() {
+    for (arguments, named) in [
+        (["--worker-urls", "https://w1"], "--worker-urls"),
+        (["--policy", "magic"], "cache_aware"),
+        (["--nonsense", "1"], "--nonsense"),
+    ] {
+        let output = run(&arguments);
+        assert_eq!(output.status.code(), Some(2));
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert!(message.contains(named), "{message}");
+    }
+    let output = run(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let help = String::from_utf8(output.stdout).expect("text");
+    assert!(help.contains("--worker-urls") && help.contains("[default: 30000]"), "{help}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
+    let worker = FakeWorker::plain().await;
+    let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_mla-router"))
+        .args(["--port", "0", "--worker-urls", &worker.url()])
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the binary runs");
+    let mut log = BufReader::new(process.stderr.take().expect("piped")).lines();
+    let line = log.next_line().await.expect("readable").expect("a first line");
+    assert!(line.contains(&format!("policy cache_aware, 1 worker: {}", worker.url())), "{line}");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split(',').next());
+    let address = address.expect("an address").parse().expect("a socket address");
+    let line = log.next_line().await.expect("readable").expect("a second line");
+    assert!(line.contains(&format!("worker {} is up", worker.url())), "{line}");
+    let mut client = Client::connect(address).await;
+    assert_eq!(client.post("/generate", "{}").await.status, 200);
+    let pid = process.id().expect("running").to_string();
+    assert!(Command::new("kill").arg(&pid).status().expect("kill exists").success());
+    assert_eq!(process.wait().await.expect("it ends").code(), Some(0));
+}

@@ -1,0 +1,120 @@
+//! Going down: the door closes, those inside finish, and then it ends.
+
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use mla_router::{Config, server};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot},
+};
+
+use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs};
+
+/// A worker that answers when told, and the means to tell it.
+async fn gated() -> (FakeWorker, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    (FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await, gate)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
+    let (mut worker, gate) = gated().await;
+    let router = Arc::new(router(config(), &[&worker]).await);
+    let address = router.local_addr();
+    let inside =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
+    worker.request().await;
+    assert!(!router.drain(Duration::from_millis(1)).await, "one request is inside");
+    let mut client = Client::connect(address).await;
+    let refused = client.post("/generate", "{}").await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.error_code(), "draining");
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    gate.add_permits(1);
+    assert_eq!(inside.await.expect("no panic").status, StatusCode::OK);
+    assert!(router.drain(Duration::from_secs(60)).await);
+    router.stop(Duration::from_secs(60)).await;
+    assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the port is closed");
+}
+
+/// `server::run` as the binary uses it, with the listener and both signals in the test's hands.
+struct Running {
+    worker: FakeWorker,
+    gate: Arc<Semaphore>,
+    inside: tokio::task::JoinHandle<hyper::Result<StatusCode>>,
+    drain: oneshot::Sender<()>,
+    stop: oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+async fn running(config: Config) -> Running {
+    let (mut worker, gate) = gated().await;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let config = Config { worker_urls: vec![worker.url().parse().expect("valid")], ..config };
+    let (drain, draining) = oneshot::channel::<()>();
+    let (stop, stopping) = oneshot::channel::<()>();
+    let server = tokio::spawn(server::run(
+        listener,
+        config,
+        async move { draining.await.expect("the test sends") },
+        async move {
+            if stopping.await.is_err() {
+                std::future::pending().await
+            }
+        },
+    ));
+    let inside = tokio::spawn(async move {
+        let mut client = Client::connect(address).await;
+        client.call(post("/generate", "{}")).await.map(|answer| answer.status)
+    });
+    worker.request().await;
+    Running { worker, gate, inside, drain, stop, server }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_ends_when_the_last_request_has() {
+    let running = running(config()).await;
+    running.drain.send(()).expect("running");
+    running.gate.add_permits(1);
+    assert_eq!(running.inside.await.expect("no panic").expect("whole"), StatusCode::OK);
+    running.server.await.expect("no panic").expect("no error");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_grace_period_has_an_end() {
+    let config = Config { shutdown_grace_period_secs: secs(0.05), ..config() };
+    let mut running = running(config).await;
+    running.drain.send(()).expect("running");
+    running.server.await.expect("no panic").expect("no error");
+    running.inside.await.expect("no panic").expect_err("cut off");
+    assert!(matches!(running.worker.event().await, Event::Aborted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_does_not_wait_for_the_drain() {
+    let mut running = running(config()).await;
+    running.drain.send(()).expect("running");
+    running.stop.send(()).expect("running");
+    running.server.await.expect("no panic").expect("no error");
+    running.inside.await.expect("no panic").expect_err("cut off");
+    assert!(matches!(running.worker.event().await, Event::Aborted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_the_handle_ends_everything() {
+    let (mut worker, _gate) = gated().await;
+    let router = router(config(), &[&worker]).await;
+    let address = router.local_addr();
+    let inside = tokio::spawn(async move {
+        Client::connect(address).await.call(post("/generate", "{}")).await.map(|a| a.status)
+    });
+    worker.request().await;
+    drop(router);
+    inside.await.expect("no panic").expect_err("cut off");
+    assert!(matches!(worker.event().await, Event::Aborted));
+}

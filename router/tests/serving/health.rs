@@ -1,0 +1,149 @@
+//! Workers go and come back, and the tree believes only what the running process can hold.
+
+use http::StatusCode;
+use mla_router::{Config, RouterHandle, worker::Phase, worker_id::WorkerId};
+
+use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs};
+
+/// A prompt of some blocks.
+fn prompt() -> String {
+    format!(r#"{{"prompt":"{}"}}"#, "All happy families are alike. ".repeat(40))
+}
+
+fn blocks_held(router: &RouterHandle) -> u64 {
+    router.router().tree.held_by(WorkerId(router.workers()[0].id))
+}
+
+async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
+    let is = |worker: &std::sync::Arc<mla_router::worker::Worker>| {
+        worker.info.load().boot_id.as_deref() == Some(boot_id)
+    };
+    router.router().registry.wait_until(|workers| workers.iter().all(is)).await;
+}
+
+async fn ask(router: &RouterHandle) {
+    let mut client = Client::connect(router.local_addr()).await;
+    assert_eq!(client.post("/v1/completions", prompt()).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_goes_down_and_comes_back_by_its_health_check() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    ask(&router).await;
+    assert!(blocks_held(&router) > 0);
+    worker.set_healthy(false);
+    all_in(Phase::Down, &router).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    worker.set_healthy(true);
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(client.get("/readiness").await.status, StatusCode::OK);
+    assert_eq!(blocks_held(&router), 0, "who was down has lost its cache");
+    ask(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_takes_as_many_checks_as_configured() {
+    let worker = FakeWorker::plain().await;
+    let config = Config { health_failure_threshold: 2, health_success_threshold: 3, ..config() };
+    let router = router(config, &[&worker]).await;
+    for _ in 0..3 {
+        worker.set_healthy(false);
+        all_in(Phase::Down, &router).await;
+        worker.set_healthy(true);
+        all_in(Phase::Healthy, &router).await;
+    }
+    let (bad, good) = worker.checks();
+    assert!(bad >= 3 * 2, "{bad} failed checks for 3 times down");
+    assert!(good >= 4 * 3, "{good} good checks for 4 times up");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_worker_serves_again_after_its_restart() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    ask(&router).await;
+    worker.kill().await;
+    all_in(Phase::Down, &router).await;
+    worker.restart().await;
+    all_in(Phase::Healthy, &router).await;
+    ask(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_between_two_checks_is_seen_by_the_boot_id() {
+    let mut worker = FakeWorker::plain().await;
+    worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":100000}"#);
+    // So many failures are forgiven that it never counts as down.
+    let config = Config { health_failure_threshold: u32::MAX, ..config() };
+    let router = router(config, &[&worker]).await;
+    until_boot_id(&router, "one").await;
+    ask(&router).await;
+    let held = blocks_held(&router);
+    assert!(held > 0);
+    worker.kill().await;
+    worker.set_info(r#"{"boot_id":"two","max_total_num_tokens":100000}"#);
+    worker.restart().await;
+    until_boot_id(&router, "two").await;
+    assert_eq!(blocks_held(&router), 0);
+    ask(&router).await;
+    assert_eq!(blocks_held(&router), held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_suspect_that_is_the_same_process_keeps_its_share() {
+    let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
+        "/tokenize" => Reply::Close,
+        _ => Reply::ok("{}"),
+    })
+    .await;
+    worker.set_info(r#"{"boot_id":"one"}"#);
+    let config = Config { max_retries: 0, ..config() };
+    let router = router(config, &[&worker]).await;
+    ask(&router).await;
+    let held = blocks_held(&router);
+    let mut client = Client::connect(router.local_addr()).await;
+    assert_eq!(client.post("/tokenize", "{}").await.status, StatusCode::BAD_GATEWAY);
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(blocks_held(&router), held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_tree_share_is_bounded_by_the_cache_of_the_worker() {
+    let worker = FakeWorker::plain().await;
+    worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":64,"model_path":"m"}"#);
+    let router = router(config(), &[&worker]).await;
+    ask(&router).await;
+    assert_eq!(blocks_held(&router), 4, "64 tokens are 4 blocks of 16");
+    assert_eq!(router.workers()[0].max_total_num_tokens, Some(64));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_without_server_info_serves_as_well() {
+    for info in [None, Some("not json"), Some(r#"{"max_total_num_tokens":"many"}"#), Some("[]")] {
+        let worker = FakeWorker::plain().await;
+        if let Some(info) = info {
+            worker.set_info(info);
+        }
+        let router = router(config(), &[&worker]).await;
+        ask(&router).await;
+        assert!(blocks_held(&router) > 0);
+        assert_eq!(router.workers()[0].boot_id, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushing_empties_the_tree() {
+    let mut worker = FakeWorker::plain().await;
+    let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
+    let router = router(config, &[&worker]).await;
+    ask(&router).await;
+    worker.request().await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let answer = client.post("/flush_cache", "").await;
+    assert_eq!((answer.status, &answer.json()["success"]), (StatusCode::OK, &true.into()));
+    assert_eq!(worker.request().await.head.uri, "/flush_cache");
+    assert_eq!(blocks_held(&router), 0);
+}

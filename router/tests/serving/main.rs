@@ -1,0 +1,16 @@
+//! The router over real sockets: fake workers behind it, real clients before it. One module per
+//! promise, one binary for all of them, because linking is most of what a test costs.
+
+mod abort;
+mod admin;
+mod cli;
+mod drain;
+mod health;
+mod load;
+mod pool;
+mod queue;
+mod refusals;
+mod retry;
+mod sockets;
+mod streaming;
+mod support;

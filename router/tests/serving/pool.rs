@@ -1,0 +1,104 @@
+//! Connections to a worker: kept, found dead, and never mixed up.
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use mla_router::{Config, worker::Phase};
+use tokio::sync::mpsc;
+
+use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs};
+
+fn quiet() -> Config {
+    Config { health_check_interval_secs: secs(3600.0), ..config() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_client_after_another_uses_one_connection() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(quiet(), &[&worker]).await;
+    let mut used = Vec::new();
+    for _ in 0..5 {
+        // A client of its own each time: it is the router that keeps the worker's connection.
+        let mut client = Client::connect(router.local_addr()).await;
+        assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
+        used.push(worker.request().await.connection);
+    }
+    assert!(used.windows(2).all(|pair| pair[0] == pair[1]), "{used:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_without_length_leaves_its_connection_usable() {
+    let mut worker = FakeWorker::start(|_| {
+        let (frames, source) = mpsc::unbounded_channel();
+        frames.send(Bytes::from_static(b"data: [DONE]\n\n")).expect("open");
+        Reply::Frames(source)
+    })
+    .await;
+    let router = router(quiet(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut used = Vec::new();
+    for _ in 0..3 {
+        assert_eq!(&client.post("/generate", "{}").await.body[..], b"data: [DONE]\n\n");
+        used.push(worker.request().await.connection);
+    }
+    assert!(used.windows(2).all(|pair| pair[0] == pair[1]), "{used:?}");
+}
+
+/// The race that every keep-alive pool has: the worker closes an idle connection at the moment in
+/// which a request is written to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_dies_under_a_request_is_replaced() {
+    let seen_before = parking_lot::Mutex::new(std::collections::HashSet::new());
+    let mut worker = FakeWorker::start(move |seen| {
+        // Good once per connection.
+        if seen_before.lock().insert(seen.connection) { Reply::ok("{}") } else { Reply::Close }
+    })
+    .await;
+    let router = router(quiet(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..3 {
+        assert_eq!(client.post("/generate", "{\"text\":\"x\"}").await.status, StatusCode::OK);
+    }
+    let mut connections = Vec::new();
+    for _ in 0..5 {
+        connections.push(worker.request().await.connection);
+    }
+    let first = connections[0];
+    assert_eq!(connections, [first, first, first + 1, first + 1, first + 2]);
+    assert_eq!(router.workers()[0].phase, Phase::Healthy, "the worker is not to blame");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_worker_is_reached_over_a_new_connection() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(quiet(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..3 {
+        assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
+        worker.kill().await;
+        worker.restart().await;
+    }
+    assert_eq!(router.workers()[0].phase, Phase::Healthy);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_left_halfway_is_never_used_again() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut worker = FakeWorker::start(move |_| match source.lock().take() {
+        Some(source) => Reply::Frames(source),
+        None => Reply::ok("second"),
+    })
+    .await;
+    let router = router(quiet(), &[&worker]).await;
+    let mut first = Client::connect(router.local_addr()).await;
+    let mut response = first.send(post("/generate", "{}")).await.expect("a head");
+    frames.send(Bytes::from_static(b"first")).expect("streaming");
+    response.frame().await.expect("not over").expect("not broken");
+    let left = worker.request().await.connection;
+    drop((response, first));
+    assert!(matches!(worker.event().await, Event::Aborted));
+    let mut second = Client::connect(router.local_addr()).await;
+    assert_eq!(&second.post("/generate", "{}").await.body[..], b"second");
+    assert_ne!(worker.request().await.connection, left);
+}

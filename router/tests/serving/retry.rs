@@ -1,0 +1,137 @@
+//! A worker that fails before its first byte costs the client nothing; after it, nothing is hidden.
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use mla_router::{Config, config::PolicyName, worker::Phase};
+use tokio::sync::mpsc;
+
+use crate::support::{
+    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
+};
+
+const PATH: &str = "/v1/chat/completions";
+const BODY: &str = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
+
+/// In turn, so that a test knows who is asked; checks so rare that they do not interfere.
+fn in_turn() -> Config {
+    Config { policy: PolicyName::RoundRobin, health_check_interval_secs: secs(3600.0), ..config() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_worker_is_skipped_and_leaves_the_rotation() {
+    let mut dead = FakeWorker::plain().await;
+    let mut alive = FakeWorker::start(|seen| Reply::ok(seen.body.clone())).await;
+    let router = router(in_turn(), &[&dead, &alive]).await;
+    dead.kill().await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..4 {
+        let answer = client.post(PATH, BODY).await;
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, BODY.as_bytes()));
+    }
+    assert_eq!(alive.requests_so_far(), 4);
+    let phases: Vec<Phase> = router.workers().iter().map(|worker| worker.phase).collect();
+    assert_eq!(phases, [Phase::Suspect, Phase::Healthy]);
+    let metrics = router.router().metrics.render(router.router());
+    assert!(metrics.contains("mla_router_retries_total 1"), "{metrics}");
+    assert!(metrics.contains("mla_router_upstream_errors_total{kind=\"connect\"} 1"), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_closed_without_an_answer_goes_to_the_other_worker() {
+    let mut closing = FakeWorker::start(|_| Reply::Close).await;
+    let mut good = FakeWorker::plain().await;
+    let router = router(in_turn(), &[&closing, &good]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(closing.request().await.body, good.request().await.body);
+    assert_eq!(router.workers()[0].phase, Phase::Suspect);
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_worker_is_passed_over_and_stays_in_rotation() {
+    for status in [502, 503] {
+        let mut busy = FakeWorker::start(move |_| Reply::status(status)).await;
+        let mut good = FakeWorker::plain().await;
+        let router = router(in_turn(), &[&busy, &good]).await;
+        let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!((busy.requests_so_far(), good.requests_so_far()), (1, 1));
+        all_in(Phase::Healthy, &router).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_is_an_answer_even_a_bad_one() {
+    for status in [400, 404, 413, 422, 429, 500, 501] {
+        let mut first = FakeWorker::start(move |_| Reply::status(status)).await;
+        let mut other = FakeWorker::plain().await;
+        let router = router(in_turn(), &[&first, &other]).await;
+        let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+        assert_eq!(answer.status.as_u16(), status);
+        assert_eq!(&answer.body[..], b"{\"from\":\"worker\"}");
+        assert_eq!((first.requests_so_far(), other.requests_so_far()), (1, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_the_first_byte_a_break_is_shown_and_not_retried() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut breaking =
+        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+    let mut other = FakeWorker::plain().await;
+    let router = router(in_turn(), &[&breaking, &other]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut response = client.send(post(PATH, BODY)).await.expect("a head");
+    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    response.frame().await.expect("not over").expect("not broken");
+    breaking.kill().await;
+    let ended = response.frame().await;
+    assert!(matches!(ended, Some(Err(_))), "the stream ended as if it were whole: {ended:?}");
+    assert_eq!(other.requests_so_far(), 0);
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_fail_the_client_is_told_when_to_come_back() {
+    let closing = FakeWorker::start(|_| Reply::Close).await;
+    let mut dead = FakeWorker::plain().await;
+    let config = Config { max_retries: 1, ..in_turn() };
+    let router = router(config, &[&closing, &dead]).await;
+    dead.kill().await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_eq!(answer.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(answer.error_code(), "workers_failed");
+    assert_eq!(answer.headers["retry-after"], "1");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_are_busy_it_is_a_503() {
+    let workers = [
+        FakeWorker::start(|_| Reply::status(503)).await,
+        FakeWorker::start(|_| Reply::status(503)).await,
+    ];
+    let router = router(in_turn(), &[&workers[0], &workers[1]]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.error_code(), "workers_busy");
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn max_retries_bounds_the_attempts() {
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(FakeWorker::start(|_| Reply::status(503)).await);
+    }
+    let config = Config { max_retries: 1, ..in_turn() };
+    let router = router(config, &workers.iter().collect::<Vec<_>>()).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    let asked: Vec<usize> = workers.iter_mut().map(FakeWorker::requests_so_far).collect();
+    assert_eq!(asked.iter().sum::<usize>(), 2, "{asked:?}");
+    assert!(asked.iter().all(|count| *count <= 1), "one worker was asked twice: {asked:?}");
+}

@@ -1,0 +1,113 @@
+//! Clients: one that speaks HTTP and sees each frame, one that sends bytes.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use std::convert::Infallible;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinHandle,
+};
+
+type AnyBody = BoxBody<Bytes, Infallible>;
+
+/// One keep-alive connection. Dropping it closes the connection.
+pub(crate) struct Client {
+    sender: http1::SendRequest<AnyBody>,
+    driver: JoinHandle<()>,
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("a JSON body")
+    }
+
+    /// The `code` of an error in OpenAI's shape, which it must have in full.
+    pub(crate) fn error_code(&self) -> String {
+        let body = self.json();
+        let error = body["error"].as_object().expect("an error object");
+        assert!(error["message"].is_string() && error["type"].is_string(), "{body}");
+        assert!(error.contains_key("param"), "{body}");
+        error["code"].as_str().expect("a code").to_owned()
+    }
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.expect("the router listens");
+        let (sender, driver) =
+            http1::handshake(TokioIo::new(stream)).await.expect("a fresh connection");
+        // It fails when a test makes it fail; the test then sees that from the sender.
+        let driver = tokio::spawn(async move { drop(driver.await) });
+        Self { sender, driver }
+    }
+
+    /// The head of the response; the body is the test's to read.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<AnyBody>,
+    ) -> hyper::Result<Response<Incoming>> {
+        self.sender.ready().await?;
+        self.sender.send_request(request).await
+    }
+
+    pub(crate) async fn call(&mut self, request: Request<AnyBody>) -> hyper::Result<Answer> {
+        let (head, body) = self.send(request).await?.into_parts();
+        let body = body.collect().await?.to_bytes();
+        Ok(Answer { status: head.status, headers: head.headers, body })
+    }
+
+    pub(crate) async fn post(&mut self, path: &str, body: impl Into<Bytes>) -> Answer {
+        self.call(post(path, body)).await.expect("a whole response")
+    }
+
+    pub(crate) async fn get(&mut self, path: &str) -> Answer {
+        self.call(request(Method::GET, path, Bytes::new())).await.expect("a whole response")
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+pub(crate) fn post(path: &str, body: impl Into<Bytes>) -> Request<AnyBody> {
+    request(Method::POST, path, body)
+}
+
+pub(crate) fn request(method: Method, path: &str, body: impl Into<Bytes>) -> Request<AnyBody> {
+    let builder = Request::builder().method(method).uri(path).header("host", "router.test");
+    builder.body(Full::new(body.into()).boxed()).expect("a valid request")
+}
+
+/// Bytes out, bytes in: for what no client library would send.
+pub(crate) struct Raw(TcpStream);
+
+impl Raw {
+    pub(crate) async fn send(address: SocketAddr, bytes: &[u8]) -> Self {
+        let mut stream = TcpStream::connect(address).await.expect("the router listens");
+        stream.write_all(bytes).await.expect("the router reads");
+        Self(stream)
+    }
+
+    /// All that comes until the router closes the connection.
+    pub(crate) async fn read_to_close(mut self) -> String {
+        let mut bytes = Vec::new();
+        // A reset is an end as well: the router may refuse what it has not read.
+        let _ended = self.0.read_to_end(&mut bytes).await;
+        String::from_utf8(bytes).expect("text")
+    }
+}

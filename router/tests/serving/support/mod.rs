@@ -1,0 +1,53 @@
+//! What the tests stand on: a worker that does as it is told, a client that sees each frame, and a
+//! router on a free port between them. All over real sockets.
+
+mod client;
+mod worker;
+
+use std::net::Ipv4Addr;
+
+use mla_router::{Config, RouterHandle, worker::Phase};
+use tokio::net::TcpListener;
+
+pub(crate) use client::{Client, Raw, post, request};
+pub(crate) use worker::{Event, FakeWorker, Reply};
+
+/// Defaults, but with checks fast enough for tests to wait for.
+pub(crate) fn config() -> Config {
+    Config { health_check_interval_secs: secs(0.02), ..Config::default() }
+}
+
+pub(crate) fn secs(seconds: f64) -> mla_router::config::Seconds {
+    seconds.try_into().expect("a valid time")
+}
+
+/// A router in front of `workers`, all of them in rotation.
+pub(crate) async fn router(config: Config, workers: &[&FakeWorker]) -> RouterHandle {
+    let router = router_without_waiting(config, workers).await;
+    all_in(Phase::Healthy, &router).await;
+    router
+}
+
+pub(crate) async fn router_without_waiting(
+    mut config: Config,
+    workers: &[&FakeWorker],
+) -> RouterHandle {
+    let urls = workers.iter().map(|worker| worker.url().parse().expect("a valid URL"));
+    config.worker_urls.extend(urls);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    RouterHandle::serve(listener, config).expect("a bound listener")
+}
+
+/// Waits until every worker is in that phase.
+pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
+    let registry = &router.router().registry;
+    registry.wait_until(|workers| workers.iter().all(|worker| worker.phase() == phase)).await;
+}
+
+/// Waits until no request is in the router; then no load may be booked.
+pub(crate) async fn assert_nothing_booked(router: &RouterHandle) {
+    router.drain(std::time::Duration::from_secs(60)).await;
+    for worker in router.workers() {
+        assert_eq!((worker.requests, worker.pending_tokens), (0, 0), "{worker:?}");
+    }
+}

@@ -1,0 +1,322 @@
+//! A worker that answers what a test scripts, and tells what happened to it.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, mpsc},
+    task::{AbortHandle, JoinSet},
+};
+
+/// A request of the data plane as it arrived.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) head: Parts,
+    pub(crate) body: Bytes,
+    /// The number of the connection it came on.
+    pub(crate) connection: usize,
+}
+
+/// What happened at the worker, in order. Health checks are not told.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Request(Seen),
+    /// The router has let go of a request before its response was complete.
+    Aborted,
+}
+
+/// What the worker does with a request.
+pub(crate) enum Reply {
+    Whole(StatusCode, HeaderMap, Bytes),
+    /// The frames that a test sends, as it sends them; then the end.
+    Frames(mpsc::UnboundedReceiver<Bytes>),
+    /// Frames, then the connection breaks.
+    Broken(Vec<Bytes>),
+    /// No answer, until the router lets go.
+    Hang,
+    /// The connection is closed without an answer.
+    Close,
+    /// A good answer once the test allows it.
+    When(Arc<Semaphore>),
+}
+
+impl Reply {
+    pub(crate) fn ok(body: impl Into<Bytes>) -> Self {
+        Self::Whole(StatusCode::OK, HeaderMap::new(), body.into())
+    }
+
+    pub(crate) fn status(status: u16) -> Self {
+        let status = StatusCode::from_u16(status).expect("a status");
+        Self::Whole(status, HeaderMap::new(), Bytes::from_static(b"{\"from\":\"worker\"}"))
+    }
+}
+
+type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
+
+struct State {
+    script: Script,
+    events: mpsc::UnboundedSender<Event>,
+    healthy: Mutex<bool>,
+    /// Health checks answered badly and well.
+    checks: Mutex<(usize, usize)>,
+    info: Mutex<Option<String>>,
+}
+
+impl State {
+    /// The status of a health check, which is counted.
+    fn check(&self) -> u16 {
+        let mut checks = self.checks.lock();
+        if *self.healthy.lock() {
+            checks.1 += 1;
+            200
+        } else {
+            checks.0 += 1;
+            503
+        }
+    }
+}
+
+pub(crate) struct FakeWorker {
+    address: SocketAddr,
+    state: Arc<State>,
+    events: mpsc::UnboundedReceiver<Event>,
+    server: Option<AbortHandle>,
+}
+
+impl FakeWorker {
+    pub(crate) async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        let (sender, events) = mpsc::unbounded_channel();
+        let state = Arc::new(State {
+            script: Box::new(script),
+            events: sender,
+            healthy: Mutex::new(true),
+            checks: Mutex::default(),
+            info: Mutex::new(None),
+        });
+        let address = (Ipv4Addr::LOCALHOST, 0).into();
+        let mut worker = Self { address, state, events, server: None };
+        worker.restart().await;
+        worker
+    }
+
+    /// Answers 200 with its own address to whatever comes.
+    pub(crate) async fn plain() -> Self {
+        Self::start(|_| Reply::ok("{\"ok\":true}")).await
+    }
+
+    /// Listens (again), on the same port as before.
+    pub(crate) async fn restart(&mut self) {
+        let listener = TcpListener::bind(self.address).await.expect("the port is ours");
+        self.address = listener.local_addr().expect("bound");
+        let accepting = accept(listener, Arc::clone(&self.state));
+        self.server = Some(tokio::spawn(accepting).abort_handle());
+    }
+
+    /// Gone, as after kill -9: every connection closes, new ones are refused.
+    pub(crate) async fn kill(&mut self) {
+        let server = self.server.take().expect("running");
+        server.abort();
+        // The sockets close when the runtime drops the tasks, which is soon and not at once. Each
+        // of them holds the state.
+        while Arc::strong_count(&self.state) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) fn set_healthy(&self, healthy: bool) {
+        *self.state.healthy.lock() = healthy;
+    }
+
+    /// Health checks so far: answered badly, answered well.
+    pub(crate) fn checks(&self) -> (usize, usize) {
+        *self.state.checks.lock()
+    }
+
+    pub(crate) fn set_info(&self, json: &str) {
+        *self.state.info.lock() = Some(json.to_owned());
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) async fn event(&mut self) -> Event {
+        self.events.recv().await.expect("the worker holds the sender")
+    }
+
+    /// The next event, which must be a request.
+    pub(crate) async fn request(&mut self) -> Seen {
+        match self.event().await {
+            Event::Request(seen) => seen,
+            Event::Aborted => panic!("aborted, where a request was expected"),
+        }
+    }
+
+    /// Requests that have arrived since the last look.
+    pub(crate) fn requests_so_far(&mut self) -> usize {
+        let mut count = 0;
+        while let Ok(event) = self.events.try_recv() {
+            count += usize::from(matches!(event, Event::Request(_)));
+        }
+        count
+    }
+}
+
+impl Drop for FakeWorker {
+    fn drop(&mut self) {
+        if let Some(server) = &self.server {
+            server.abort();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    // Connections die with the task that owns the set.
+    let mut connections = JoinSet::new();
+    for number in 0.. {
+        let (stream, _) = listener.accept().await.expect("a listening socket");
+        stream.set_nodelay(true).expect("a TCP socket");
+        let state = Arc::clone(&state);
+        connections.spawn(async move {
+            let service = service_fn(|request| answer(&state, number, request));
+            // Ends with an error whenever a script says so.
+            let _ended =
+                http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(
+    state: &Arc<State>,
+    connection: usize,
+    request: Request<Incoming>,
+) -> io::Result<Response<ScriptedBody>> {
+    let (head, body) = request.into_parts();
+    match head.uri.path() {
+        "/health" => {
+            let status = state.check();
+            return respond(Unfinished(None), Reply::status(status)).await;
+        }
+        "/get_server_info" => {
+            let info = state.info.lock().clone();
+            let reply = info.map_or_else(|| Reply::status(404), Reply::ok);
+            return respond(Unfinished(None), reply).await;
+        }
+        _ => {}
+    }
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let seen = Seen { head, body, connection };
+    let reply = (state.script)(&seen);
+    // A test that has ended no longer listens.
+    let _told = state.events.send(Event::Request(seen));
+    respond(Unfinished(Some(state.events.clone())), reply).await
+}
+
+async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Response<ScriptedBody>> {
+    let (status, headers, frames) = match reply {
+        Reply::Whole(status, headers, body) => (status, headers, Source::Whole(body)),
+        Reply::Frames(frames) => (StatusCode::OK, HeaderMap::new(), Source::Live(frames)),
+        Reply::Broken(frames) => (StatusCode::OK, HeaderMap::new(), Source::Broken(frames.into())),
+        Reply::Hang => std::future::pending().await,
+        Reply::Close => {
+            unfinished.done();
+            return Err(io::Error::other("scripted"));
+        }
+        Reply::When(gate) => {
+            gate.acquire().await.expect("an open semaphore").forget();
+            (StatusCode::OK, HeaderMap::new(), Source::Whole("{\"ok\":true}".into()))
+        }
+    };
+    if matches!(&frames, Source::Whole(body) if body.is_empty()) {
+        unfinished.done(); // hyper does not poll a body that is over before it begins
+    }
+    let mut response = Response::new(ScriptedBody { source: frames, unfinished });
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+enum Source {
+    Whole(Bytes),
+    Live(mpsc::UnboundedReceiver<Bytes>),
+    Broken(VecDeque<Bytes>),
+}
+
+struct ScriptedBody {
+    source: Source,
+    unfinished: Unfinished,
+}
+
+impl Body for ScriptedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let next = match &mut self.source {
+            Source::Whole(body) if body.is_empty() => None,
+            Source::Whole(body) => Some(std::mem::take(body)),
+            Source::Live(frames) => std::task::ready!(frames.poll_recv(cx)),
+            Source::Broken(frames) => {
+                let frame = frames.pop_front();
+                if frame.is_none() {
+                    self.unfinished.done();
+                    return Poll::Ready(Some(Err(io::Error::other("scripted"))));
+                }
+                frame
+            }
+        };
+        if next.is_none() || self.is_end_stream() {
+            self.unfinished.done();
+        }
+        Poll::Ready(next.map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.source, Source::Whole(body) if body.is_empty())
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        match &self.source {
+            Source::Whole(body) => http_body::SizeHint::with_exact(body.len() as u64),
+            _ => http_body::SizeHint::default(),
+        }
+    }
+}
+
+/// Tells of an abort when it is dropped before it is done.
+struct Unfinished(Option<mpsc::UnboundedSender<Event>>);
+
+impl Unfinished {
+    fn done(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(events) = self.0.take() {
+            let _told = events.send(Event::Aborted);
+        }
+    }
+}
