@@ -82,7 +82,9 @@ $(INSTALLED): requirements.lock
 	  || $(BIN)/python -m pip install --require-hashes -r requirements.lock
 	@touch $@
 
+# Removed first: written over, the library would change under a router that runs from it.
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
+	rm -f python/mla_router/_router.abi3.so
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
 	@touch $@
 
