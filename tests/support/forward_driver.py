@@ -33,8 +33,9 @@ class ForwardDriver:
         pages = torch.randperm(num_slots * per_slot, generator=shuffle) + 1
         self.page_table = pages.to(torch.int32).view(num_slots, per_slot)
         weight = model.model.embed_tokens.weight
+        self.device = weight.device
         shape = (model.config.num_layers, len(pages) + 1, page_size, model.config.cache_width)
-        self.cache = torch.full(shape, float("nan"), dtype=weight.dtype)
+        self.cache = torch.full(shape, float("nan"), dtype=weight.dtype, device=self.device)
 
     def step(
         self,
@@ -56,17 +57,18 @@ class ForwardDriver:
                 locations.append(page * self.page_size + position % self.page_size)
                 self.lengths[slot] += 1
         decode_lengths = [self.lengths[slot] for slot in decodes]
+        at = self.device
         batch = ForwardBatch(
-            tokens=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            cache_locations=torch.tensor(locations),
-            page_table=self.page_table,
-            decode_slots=torch.tensor(list(decodes), dtype=torch.int64),
-            decode_lengths=torch.tensor(decode_lengths, dtype=torch.int32),
+            tokens=torch.tensor(tokens, device=at),
+            positions=torch.tensor(positions, device=at),
+            cache_locations=torch.tensor(locations, device=at),
+            page_table=self.page_table.to(at),
+            decode_slots=torch.tensor(list(decodes), dtype=torch.int64, device=at),
+            decode_lengths=torch.tensor(decode_lengths, dtype=torch.int32, device=at),
             max_decode_length=max(decode_lengths, default=0),
             chunks=tuple(
                 ChunkExtent(slot, self.lengths[slot] - len(run), len(run)) for slot, run in chunks
             ),
-            sampled_rows=torch.arange(len(tokens)),
+            sampled_rows=torch.arange(len(tokens), device=at),
         )
         return self.model(batch, self.cache).log_softmax(dim=-1)

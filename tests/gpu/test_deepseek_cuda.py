@@ -1,0 +1,46 @@
+"""The model on a GPU gives what it gives on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.tiny_model import CONFIGS, write_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+
+def run(folder: Path, device: str, dtype: torch.dtype) -> Tensor:
+    """Log-probabilities of two prefilled prompts, a mixed step and a decode step."""
+    driver = ForwardDriver(load_model(folder, device=device, dtype=dtype), page_size=16, seed=1)
+    steps = [
+        driver.step(chunks=[(0, range(5, 105)), (1, range(300, 280, -1))]),
+        driver.step({1: 7, 0: 250}, [(2, range(40, 77))]),
+        driver.step({0: 11, 1: 12, 2: 13}),
+    ]
+    return torch.cat(steps).cpu()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_float32(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    got, expected = (run(tmp_path, device, torch.float32) for device in ("cuda", "cpu"))
+    assert (got - expected).abs().max().item() <= 1e-4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bfloat16(tmp_path: Path, name: str) -> None:
+    """As close to float32 as bfloat16 on the CPU is, by median divergence."""
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    exact = run(tmp_path, "cpu", torch.float32)
+
+    def divergence(device: str) -> float:
+        short = run(tmp_path, device, torch.bfloat16)
+        return (exact.exp() * (exact - short)).sum(dim=-1).median().item()
+
+    assert divergence("cuda") <= 2 * divergence("cpu") + 1e-4
