@@ -200,7 +200,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = Router(config)
+        self.gate = Gate(config)
         self.experts = Experts(config)
         self.shared_experts = (
             MLP(config.hidden_size, config.num_shared_experts * config.moe_intermediate_size)
@@ -214,7 +214,7 @@ class MixtureOfExperts(nn.Module):
         return out if self.shared_experts is None else out + self.shared_experts(hidden)
 
 
-class Router(nn.Module):
+class Gate(nn.Module):
     """Chooses experts, in float32 whatever the model's dtype: near ties must not flip."""
 
     def __init__(self, config: ModelConfig) -> None:
