@@ -1,6 +1,6 @@
 //! The whole `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
 
-use std::{ffi::OsString, io, process::ExitCode, thread::available_parallelism};
+use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, thread::available_parallelism};
 
 use clap::Parser;
 use tokio::{
@@ -56,6 +56,7 @@ pub fn init_logging(level: LogLevel) {
     let subscriber = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
+        .with_ansi(io::stderr().is_terminal())
         .with_env_filter(EnvFilter::new(level.as_str()))
         .finish();
     // An embedding program that has set up its own logging keeps it.

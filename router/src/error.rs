@@ -15,6 +15,8 @@ pub enum Error {
     PayloadTooLarge { limit: usize },
     #[error("the request body could not be read: {0}")]
     BadBody(String),
+    #[error("the request has both a content length and a transfer encoding")]
+    AmbiguousLength,
     #[error("{message}")]
     BadRequest { param: &'static str, message: String },
     #[error("missing or wrong API key; send it as `Authorization: Bearer KEY`")]
@@ -51,6 +53,7 @@ impl Error {
                 (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "payload_too_large")
             }
             Self::BadBody(_) => (StatusCode::BAD_REQUEST, INVALID, "bad_body"),
+            Self::AmbiguousLength => (StatusCode::BAD_REQUEST, INVALID, "ambiguous_length"),
             Self::BadRequest { .. } => (StatusCode::BAD_REQUEST, INVALID, "invalid_value"),
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, "unknown_path"),

@@ -2,7 +2,7 @@
 //!
 //! The map, in the order of a request's life:
 //!
-//! - [`server`] accepts connections; [`endpoint`] says what a path means.
+//! - [`server`] accepts connections, [`framing`] watches their heads; [`endpoint`] says what a path means.
 //! - [`proxy`] reads the request and sees it through to a response.
 //! - [`key`] scans the body, borrowed, into the block hashes of its prompt.
 //! - [`select`] puts together what is known: [`registry`] and [`worker`] (who is there, how loaded),
@@ -23,6 +23,7 @@ pub mod cli;
 pub mod config;
 pub mod endpoint;
 pub mod error;
+pub mod framing;
 pub mod handle;
 pub mod headers;
 pub mod health;

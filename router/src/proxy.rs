@@ -17,6 +17,7 @@ use crate::{
     body::{ResponseBody, WorkerBody},
     endpoint::Endpoint,
     error::Error,
+    framing::Framing,
     headers,
     key::RouteKey,
     metrics::{Metrics, UpstreamFailure},
@@ -35,6 +36,7 @@ pub async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
     request: Request<Incoming>,
+    framing: &Framing,
 ) -> Result<Response<ResponseBody>, Error> {
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let abort = AbortCount(Some(&router.metrics));
@@ -43,6 +45,7 @@ pub async fn forward(
         Ok(body) => body,
         Err(error) => return abort.disarm(Err(error)),
     };
+    framing.end(body.len());
     let received = Instant::now();
     let request = WorkerRequest::new(head, body);
     let limit = router.config.request_timeout_secs.get();

@@ -3,7 +3,8 @@
 
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
-use http::{Request, Response, header};
+use http::{HeaderValue, Request, Response, header};
+use http_body::Body;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
@@ -16,8 +17,15 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
-    admin, body::ResponseBody, config::Config, endpoint::Endpoint, error::Error,
-    handle::RouterHandle, proxy, router::Router,
+    admin,
+    body::ResponseBody,
+    config::Config,
+    endpoint::Endpoint,
+    error::Error,
+    framing::{Framing, Watched},
+    handle::RouterHandle,
+    proxy,
+    router::Router,
 };
 
 /// For a request's head to arrive, and for an idle client to send the next one.
@@ -104,11 +112,13 @@ impl Serving {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!("TCP_NODELAY: {error}");
         }
-        let service = service_fn(|request| self.serve(request));
+        let framing = Framing::default();
+        let watched = Watched::new(stream, framing.clone());
+        let service = service_fn(|request| self.serve(request, &framing));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(watched), service);
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
@@ -125,13 +135,19 @@ impl Serving {
     async fn serve(
         &self,
         request: Request<Incoming>,
+        framing: &Framing,
     ) -> Result<Response<ResponseBody>, Infallible> {
+        let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
         let endpoint = Endpoint::of(request.method(), request.uri().path());
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
-        let response = match self.answer(endpoint, request).await {
+        let mut response = match self.answer(endpoint, request, framing).await {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
+        if chunked {
+            // How long its encoding was is not known here, and so not where the next head begins.
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         self.router.metrics.request(named, response.status());
         Ok(response)
     }
@@ -140,7 +156,12 @@ impl Serving {
         &self,
         endpoint: Result<Endpoint, Error>,
         request: Request<Incoming>,
+        framing: &Framing,
     ) -> Result<Response<ResponseBody>, Error> {
+        framing.begin(request.headers())?;
+        if request.body().is_end_stream() {
+            framing.end(0);
+        }
         if !self.is_allowed(&request) {
             return Err(Error::Unauthorized);
         }
@@ -149,7 +170,7 @@ impl Serving {
                 let Ok(response) = self.admin.clone().oneshot(request).await;
                 Ok(response.map(ResponseBody::Admin))
             }
-            endpoint => proxy::forward(&self.router, endpoint, request).await,
+            endpoint => proxy::forward(&self.router, endpoint, request, framing).await,
         }
     }
 

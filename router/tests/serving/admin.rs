@@ -165,11 +165,11 @@ fn lint(text: &str) {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             let (name, help) = rest.split_once(' ').expect("a help text");
             assert!(help.ends_with('.'), "{line}");
-            family = name.to_owned();
+            name.clone_into(&mut family);
         } else if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, of) = rest.split_once(' ').expect("a type");
             assert_eq!(name, family, "TYPE follows its HELP");
-            kind = of.to_owned();
+            of.clone_into(&mut kind);
             assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
         } else {
             let (name, value) = line.rsplit_once(' ').expect("a value");

@@ -64,7 +64,7 @@ async fn running(config: Config) -> Running {
         async move { draining.await.expect("the test sends") },
         async move {
             if stopping.await.is_err() {
-                std::future::pending().await
+                std::future::pending::<()>().await;
             }
         },
     ));

@@ -34,7 +34,7 @@ pub(crate) struct Seen {
 /// What happened at the worker, in order. Health checks are not told.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Request(Seen),
+    Request(Box<Seen>),
     /// The router has let go of a request before its response was complete.
     Aborted,
 }
@@ -163,7 +163,7 @@ impl FakeWorker {
     }
 
     /// The next event, which must be a request.
-    pub(crate) async fn request(&mut self) -> Seen {
+    pub(crate) async fn request(&mut self) -> Box<Seen> {
         match self.event().await {
             Event::Request(seen) => seen,
             Event::Aborted => panic!("aborted, where a request was expected"),
@@ -226,7 +226,7 @@ async fn answer(
     let seen = Seen { head, body, connection };
     let reply = (state.script)(&seen);
     // A test that has ended no longer listens.
-    let _told = state.events.send(Event::Request(seen));
+    let _told = state.events.send(Event::Request(Box::new(seen)));
     respond(Unfinished(Some(state.events.clone())), reply).await
 }
 
