@@ -25,7 +25,7 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.app import make_app
-from mla_router.worker.server.errors import InternalError, Unavailable
+from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.request_names import RequestNames
 from mla_router.worker.server.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.state import ServerState, Service
@@ -112,7 +112,11 @@ async def _until_told(
     finally:
         state.draining = True
         if died.done():
-            client.fail(InternalError("The scheduler of this worker has ended"))
+            # 503 and not 500: what has had no byte yet can be answered by another worker, and the
+            # router knows from this status that it may ask one.
+            client.fail(
+                Unavailable("The scheduler of this worker has ended", code="scheduler_ended")
+            )
         else:
             client.fail(Unavailable("This worker is shutting down", code="draining"))
         stop.cancel()
