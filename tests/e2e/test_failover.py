@@ -79,6 +79,7 @@ def test_kill_9_of_a_worker_loses_no_request_and_it_comes_back(
             os.kill(pid, signal.SIGKILL)
 
             def restarted() -> bool:
+                assert server.process.poll() is None, "the launcher is gone"
                 with contextlib.suppress(OSError):
                     return bool(
                         processes.get_json(url + "/get_server_info")["boot_id"] != before["boot_id"]
