@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from mla_router.launch.extension import require_extension
+from mla_router.launch.installed import require_router
 
 
 def main() -> int:
-    require_extension()
+    require_router()
     from mla_router._router import run_cli
 
     return run_cli(sys.argv[1:])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mla_router.launch.arguments import WORKER_HOST, Options, parse, router_error
 from mla_router.launch.banner import ready_text
-from mla_router.launch.extension import require_extension
+from mla_router.launch.installed import require_router, require_worker
 from mla_router.launch.output import Output
 from mla_router.launch.ports import NoPortError, choose_ports
 from mla_router.launch.signals import KILLED_BY_CTRL_C, StopSignals
@@ -43,6 +43,7 @@ class BadRouterFlagError(ValueError):
 
 
 def main() -> int:
+    require_worker()
     return run(sys.argv[1:])
 
 
@@ -58,7 +59,7 @@ def run(
     policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
 ) -> int:
     """The whole command; its exit status. Tests bring workers of their own by `command`."""
-    require_extension()
+    require_router()
     from mla_router._router import RouterError, router_flags
 
     options = parse(argv, router_flags())

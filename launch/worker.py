@@ -1,7 +1,12 @@
-"""`python -m mla_router.launch_worker`: one worker alone; the same as `python -m mla_router.worker`."""
+"""`python -m mla_router.launch_worker`: one worker alone, the same as `-m mla_router.worker`."""
 
 from __future__ import annotations
 
-from mla_router.worker.__main__ import main
+from mla_router.launch.installed import require_worker
 
-__all__ = ["main"]
+
+def main() -> int:
+    require_worker()
+    from mla_router.worker.__main__ import main as worker_main
+
+    return worker_main()

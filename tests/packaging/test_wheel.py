@@ -96,18 +96,43 @@ print("version", __version__)
 """
 
 
-def test_the_router_alone_needs_nothing_else(wheel: Path, tmp_path: Path) -> None:
-    """Installed without extras and without an index to take anything from."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    run(python, "-m", "pip", "install", "--quiet", "--no-index", str(wheel), cwd=tmp_path)
-    program = ROUTER_ALONE.replace("PREFIX", repr(str(tmp_path)))
+@pytest.fixture(scope="session")
+def router_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh venv with the wheel, no extras, and no index to take anything from."""
+    folder: Path = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    install = ("-m", "pip", "install", "--quiet", "--no-index", str(wheel))
+    assert in_venv(python, *install).returncode == 0
+    return python
+
+
+def in_venv(python: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [python, "-c", program],
-        cwd=tmp_path, env=outside, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    return subprocess.run(
+        [python, *argv],
+        cwd=python.parent,
+        env=outside,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_router_alone_needs_nothing_else(router_only: Path) -> None:
+    program = ROUTER_ALONE.replace("PREFIX", repr(str(router_only.parents[1])))
+    done = in_venv(router_only, "-c", program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("version 0.")
-    shown = run(python, "-m", "mla_router.launch_router", "--help", cwd=tmp_path)
-    assert "--worker-urls" in shown
+    shown = in_venv(router_only, "-m", "mla_router.launch_router", "--help")
+    assert shown.returncode == 0
+    assert "--worker-urls" in shown.stdout
+
+
+@pytest.mark.parametrize("entry", ["launch_server", "launch_worker"])
+def test_a_worker_says_what_it_lacks(router_only: Path, entry: str) -> None:
+    done = in_venv(router_only, "-m", f"mla_router.{entry}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a worker needs torch, ")
+    assert "pip install 'mla-router[worker]'" in done.stderr
+    assert done.stderr.count("\n") == 1
