@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -82,8 +83,9 @@ async def measure(args: argparse.Namespace, concurrency: int) -> dict[str, Any]:
 
         await one(http, args, rng)  # warm-up
         start = time.perf_counter()
-        timings = sum(await asyncio.gather(*(client() for _ in range(concurrency))), [])
+        per_client = await asyncio.gather(*(client() for _ in range(concurrency)))
         elapsed = time.perf_counter() - start
+    timings = list(itertools.chain.from_iterable(per_client))
     return {
         "concurrency": concurrency,
         "requests": len(timings),
