@@ -15,44 +15,27 @@ fn chat(bytes: usize, line: &str) -> Value {
 /// As Python's json module writes by default: nothing but ASCII.
 fn ascii(body: &Value) -> String {
     let escape = |c: char| {
-        if c.is_ascii() {
-            c.to_string()
-        } else {
-            format!("\\u{:04x}", c as u32)
-        }
+        if c.is_ascii() { c.to_string() } else { format!("\\u{:04x}", c as u32) }
     };
     body.to_string().chars().map(escape).collect()
 }
 
 fn extraction(c: &mut Criterion) {
-    let english = "The quick brown fox jumps over the lazy dog, as \"they\" say.\n";
-    let ids: Vec<u32> = (0..8192_u32)
-        .map(|id| id.wrapping_mul(7919) % 128_000)
-        .collect();
-    let bodies = [
-        (
-            "chat 2 KiB",
-            Route::ChatCompletions,
-            chat(2 << 10, english).to_string(),
-        ),
-        (
-            "chat 32 KiB",
-            Route::ChatCompletions,
-            chat(32 << 10, english).to_string(),
-        ),
-        (
-            "chat 32 KiB, escaped Chinese",
-            Route::ChatCompletions,
-            ascii(&chat(16 << 10, "敏捷的棕色狐狸跳过了懒狗。")),
-        ),
-        (
-            "8192 token ids",
-            Route::Generate,
-            json!({ "input_ids": ids }).to_string(),
-        ),
+    let prose =
+        "The quick brown fox jumps over the lazy dog, as it has done for a hundred years.\n";
+    let quoted = "    \"fox\": {\"speed\": \"quick\", \"colour\": \"brown\"},\n";
+    let chinese = "敏捷的棕色狐狸跳过了懒狗。";
+    let ids: Vec<u32> = (0..8192_u32).map(|id| id.wrapping_mul(7919) % 128_000).collect();
+    let chats = [
+        ("chat 2 KiB", chat(2 << 10, prose).to_string()),
+        ("chat 32 KiB", chat(32 << 10, prose).to_string()),
+        ("chat 32 KiB, JSON in JSON", chat(32 << 10, quoted).to_string()),
+        ("chat 32 KiB, escaped Chinese", ascii(&chat(16 << 10, chinese))),
     ];
+    let chats = chats.map(|(name, body)| (name, Route::ChatCompletions, body));
+    let ids = ("8192 token ids", Route::Generate, json!({ "input_ids": ids }).to_string());
     let mut group = c.benchmark_group("key");
-    for (name, route, body) in &bodies {
+    for (name, route, body) in chats.iter().chain([&ids]) {
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(*name, |bencher| {
             bencher.iter(|| RouteKey::extract(*route, body.as_bytes()).expect("a key"));

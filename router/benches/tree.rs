@@ -16,18 +16,11 @@ const BLOCKS: u64 = 512;
 fn prompt(group: u64, own: u64, shared: u64) -> RouteKey {
     let mut chain = group;
     let blocks = (0..BLOCKS).map(|block| {
-        let part = if block < shared {
-            block
-        } else {
-            own << 32 | block
-        };
+        let part = if block < shared { block } else { own << 32 | block };
         chain = xxh3_64_with_seed(&part.to_le_bytes(), chain);
         chain
     });
-    RouteKey {
-        blocks: blocks.collect(),
-        ..RouteKey::default()
-    }
+    RouteKey { blocks: blocks.collect(), ..RouteKey::default() }
 }
 
 fn full_tree(shared: u64) -> PrefixTree {
@@ -36,10 +29,7 @@ fn full_tree(shared: u64) -> PrefixTree {
         tree.set_capacity(WorkerId(worker), CAPACITY);
     }
     for own in 0..u64::from(WORKERS) * 2 * CAPACITY / (BLOCKS - shared) {
-        tree.insert(
-            &prompt(own % 64, own, shared),
-            WorkerId((own % u64::from(WORKERS)) as u32),
-        );
+        tree.insert(&prompt(own % 64, own, shared), WorkerId((own % u64::from(WORKERS)) as u32));
     }
     tree
 }

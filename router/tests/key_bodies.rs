@@ -33,22 +33,13 @@ fn what_separates_caches_shares_no_block() {
         ("lora", json!("adapter")),
         ("cache_salt", json!("tenant")),
         ("extra_key", json!("tenant")),
-        (
-            "tools",
-            json!([{"type": "function", "function": {"name": "weather"}}]),
-        ),
+        ("tools", json!([{"type": "function", "function": {"name": "weather"}}])),
     ];
     for (field, value) in fields {
         let mut other = body();
         other[field] = value;
         let other = chat(&other);
-        assert!(
-            plain
-                .blocks
-                .iter()
-                .all(|block| !other.blocks.contains(block)),
-            "{field}"
-        );
+        assert!(plain.blocks.iter().all(|block| !other.blocks.contains(block)), "{field}");
         assert_eq!(plain.root == other.root, field == "tools", "{field}");
     }
 }
@@ -62,13 +53,7 @@ fn what_the_engine_does_not_cache_by_changes_nothing() {
     other["messages"][1]["tool_calls"] = Value::Null;
     assert_eq!(chat(&body()), chat(&other));
     other["stream"] = json!(true);
-    assert_eq!(
-        RouteKey {
-            stream: true,
-            ..chat(&body())
-        },
-        chat(&other)
-    );
+    assert_eq!(RouteKey { stream: true, ..chat(&body()) }, chat(&other));
 }
 
 #[test]
@@ -108,10 +93,7 @@ fn text_parts_equal_text_and_images_count_by_their_data() {
         r#"{{"messages":[{{"content":[{{"image_url":{{"url":"data:a\/b"}},"type":"image_url"}},{{"type":"text","text":"{}"}}],"role":"user"}}]}}"#,
         long("a")
     );
-    assert_eq!(
-        RouteKey::extract(Route::ChatCompletions, reordered.as_bytes()),
-        Ok(ours)
-    );
+    assert_eq!(RouteKey::extract(Route::ChatCompletions, reordered.as_bytes()), Ok(ours));
 }
 
 #[test]
@@ -136,19 +118,9 @@ fn generate_takes_ids_before_text() {
     let key = |body: &Value| extract(Route::Generate, body).expect("a prompt");
     let by_ids = key(&json!({"input_ids": ids, "text": "ignored"}));
     assert_eq!(by_ids, key(&json!({"input_ids": ids, "text": null})));
-    assert_eq!(
-        (by_ids.blocks.len(), by_ids.prompt_len, by_ids.block_tokens),
-        (4, 64, 16)
-    );
+    assert_eq!((by_ids.blocks.len(), by_ids.prompt_len, by_ids.block_tokens), (4, 64, 16));
     let by_text = key(&json!({"text": long("a"), "input_ids": null}));
-    assert_eq!(
-        (
-            by_text.blocks.len(),
-            by_text.prompt_len,
-            by_text.prompt_tokens
-        ),
-        (1, 100, 25)
-    );
+    assert_eq!((by_text.blocks.len(), by_text.prompt_len, by_text.prompt_tokens), (1, 100, 25));
 }
 
 #[test]
@@ -164,79 +136,35 @@ fn the_last_of_equal_fields_wins() {
 #[test]
 fn bodies_without_a_prompt_say_why() {
     let cases = [
-        (
-            Route::ChatCompletions,
-            json!({}),
-            KeyError::Missing("messages"),
-        ),
-        (
-            Route::ChatCompletions,
-            json!({"messages": null}),
-            KeyError::Missing("messages"),
-        ),
+        (Route::ChatCompletions, json!({}), KeyError::Missing("messages")),
+        (Route::ChatCompletions, json!({"messages": null}), KeyError::Missing("messages")),
         (
             Route::ChatCompletions,
             json!({"messages": [{"content": 3}]}),
             KeyError::Unreadable("messages"),
         ),
-        (
-            Route::Completions,
-            json!({"text": "a"}),
-            KeyError::Missing("prompt"),
-        ),
-        (
-            Route::Completions,
-            json!({"prompt": []}),
-            KeyError::Unreadable("prompt"),
-        ),
-        (
-            Route::Completions,
-            json!({"prompt": {}}),
-            KeyError::Unreadable("prompt"),
-        ),
-        (
-            Route::Generate,
-            json!({"input_ids": [1, -1]}),
-            KeyError::Unreadable("input_ids"),
-        ),
+        (Route::Completions, json!({"text": "a"}), KeyError::Missing("prompt")),
+        (Route::Completions, json!({"prompt": []}), KeyError::Unreadable("prompt")),
+        (Route::Completions, json!({"prompt": {}}), KeyError::Unreadable("prompt")),
+        (Route::Generate, json!({"input_ids": [1, -1]}), KeyError::Unreadable("input_ids")),
         (
             Route::Generate,
             json!({"input_ids": [1, 4_294_967_296_u64]}),
             KeyError::Unreadable("input_ids"),
         ),
-        (
-            Route::Generate,
-            json!({"input_ids": [1.5]}),
-            KeyError::Unreadable("input_ids"),
-        ),
+        (Route::Generate, json!({"input_ids": [1.5]}), KeyError::Unreadable("input_ids")),
         (Route::Other, json!({"prompt": "a"}), KeyError::NoPrompt),
     ];
     for (route, body, error) in cases {
         assert_eq!(extract(route, &body), Err(error), "{body}");
     }
-    for body in [
-        "",
-        "[]",
-        "{",
-        r#"{"prompt":"a"#,
-        r#"{"prompt" "a"}"#,
-        r#"{"prompt":}"#,
-        "\u{feff}{}",
-    ] {
+    for body in
+        ["", "[]", "{", r#"{"prompt":"a"#, r#"{"prompt" "a"}"#, r#"{"prompt":}"#, "\u{feff}{}"]
+    {
         let key = RouteKey::extract(Route::Completions, body.as_bytes());
-        assert!(
-            matches!(key, Err(KeyError::Malformed { .. })),
-            "{body}: {key:?}"
-        );
+        assert!(matches!(key, Err(KeyError::Malformed { .. })), "{body}: {key:?}");
     }
-    for escape in [
-        r"\x",
-        r"\u12",
-        r"\ud800",
-        r"\ud800\u0041",
-        r"\udc00",
-        r"\u00zz",
-    ] {
+    for escape in [r"\x", r"\u12", r"\ud800", r"\ud800\u0041", r"\udc00", r"\u00zz"] {
         let body = format!(r#"{{"prompt":"{escape}"}}"#);
         let key = RouteKey::extract(Route::Completions, body.as_bytes());
         assert_eq!(key, Err(KeyError::Escape), "{escape}");
@@ -249,10 +177,7 @@ fn depth_and_length_are_harmless() {
     for body in [
         format!(r#"{{"prompt":{deep}"#),
         format!(r#"{{"prompt":{deep}{}}}"#, "]".repeat(100_000)),
-        format!(
-            r#"{{"messages":[{{"role":"user","content":{deep}{}}}]}}"#,
-            "]".repeat(100_000)
-        ),
+        format!(r#"{{"messages":[{{"role":"user","content":{deep}{}}}]}}"#, "]".repeat(100_000)),
         format!(r#"{{"messages":[],"tools":{deep}{}}}"#, "]".repeat(100_000)),
     ] {
         for route in [Route::ChatCompletions, Route::Completions] {

@@ -20,7 +20,7 @@ fn chat(messages: &[(String, String)]) -> Value {
 
 /// The byte stream that is cut into blocks.
 fn rendered(messages: &[(String, String)]) -> String {
-    let message = |(role, content): &(String, String)| format!("\x1e\"{role}\"\x1e\x1f{content}");
+    let message = |(role, content): &(String, String)| format!("\x1e{role}\x1e\x1f{content}");
     messages.iter().map(message).collect()
 }
 

@@ -32,29 +32,48 @@ impl Blocks {
         }
     }
 
-    pub(super) fn push(&mut self, mut bytes: &[u8]) {
+    #[inline]
+    pub(super) fn push(&mut self, bytes: &[u8]) {
         self.length += bytes.len();
+        let filled = self.filled + bytes.len();
+        if filled < BLOCK_BYTES {
+            self.tail[self.filled..filled].copy_from_slice(bytes);
+            self.filled = filled;
+        } else {
+            self.push_over(bytes);
+        }
+    }
+
+    /// Pushes a token id; a prompt is either ids or text, so ids never lie across two blocks.
+    pub(super) fn push_id(&mut self, id: u32) {
+        self.length += 4;
+        self.tail[self.filled..self.filled + 4].copy_from_slice(&id.to_le_bytes());
+        self.filled += 4;
+        if self.filled == BLOCK_BYTES {
+            self.filled = 0;
+            let block = self.tail;
+            self.seal(&block);
+        }
+    }
+
+    /// Pushes what completes at least one block.
+    fn push_over(&mut self, mut bytes: &[u8]) {
         if self.filled > 0 {
-            let (head, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - self.filled));
-            self.tail[self.filled..self.filled + head.len()].copy_from_slice(head);
-            self.filled += head.len();
-            if self.filled < BLOCK_BYTES {
-                return;
-            }
+            let (head, rest) = bytes.split_at(BLOCK_BYTES - self.filled);
+            self.tail[self.filled..].copy_from_slice(head);
             let block = self.tail;
             self.seal(&block);
             bytes = rest;
         }
-        let mut whole = bytes.chunks_exact(BLOCK_BYTES);
-        for block in &mut whole {
+        let (whole, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+        for block in whole {
             self.seal(block);
         }
-        let rest = whole.remainder();
         self.tail[..rest.len()].copy_from_slice(rest);
         self.filled = rest.len();
     }
 
-    fn seal(&mut self, block: &[u8]) {
+    fn seal(&mut self, block: &[u8; BLOCK_BYTES]) {
         if self.hashes.len() < MAX_BLOCKS {
             self.chain = xxh3_64_with_seed(block, self.chain);
             self.hashes.push(self.chain);

@@ -9,21 +9,21 @@ use memchr::{memchr, memchr3};
 
 use super::KeyError;
 
+/// Of the fields that the router reads.
+pub(super) const LONGEST_NAME: usize = 16;
+
 /// A string literal as it stands between its quotes, escapes and all.
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a>(&'a [u8]);
 
-impl Text<'_> {
+impl<'a> Text<'a> {
     /// Feeds the decoded bytes to `sink`, in as few pieces as the escapes allow.
     pub(super) fn decode(self, mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
         let mut rest = self.0;
         while !rest.is_empty() {
             // Escapes come in runs when a client writes all but ASCII as \uXXXX.
-            let plain = if rest[0] == b'\\' {
-                0
-            } else {
-                memchr(b'\\', rest).unwrap_or(rest.len())
-            };
+            let plain =
+                if rest[0] == b'\\' { 0 } else { memchr(b'\\', rest).unwrap_or(rest.len()) };
             if plain > 0 {
                 sink(&rest[..plain]);
                 rest = &rest[plain..];
@@ -34,14 +34,20 @@ impl Text<'_> {
         Ok(())
     }
 
-    /// Whether the decoded text is `name`.
-    pub(super) fn is(self, name: &str) -> bool {
+    /// The decoded text, or nothing if it is too long to be the name of a field that matters.
+    /// `buffer` is for the client that escapes even names.
+    pub(super) fn name(self, buffer: &'a mut [u8; LONGEST_NAME]) -> &'a [u8] {
         if memchr(b'\\', self.0).is_none() {
-            return self.0 == name.as_bytes();
+            return self.0;
         }
-        let mut wanted = Some(name.as_bytes());
-        let decoded = self.decode(|piece| wanted = wanted.and_then(|w| w.strip_prefix(piece)));
-        decoded.is_ok() && wanted.is_some_and(<[u8]>::is_empty)
+        let mut length = 0;
+        let copied = self.decode(|piece| {
+            if let Some(place) = buffer.get_mut(length..length + piece.len()) {
+                place.copy_from_slice(piece);
+            }
+            length += piece.len();
+        });
+        buffer.get(..length).filter(|_| copied.is_ok()).unwrap_or_default()
     }
 }
 
@@ -61,10 +67,7 @@ fn unescape<'a>(text: &'a [u8], sink: &mut impl FnMut(&[u8])) -> Result<&'a [u8]
                     let low = rest.strip_prefix(b"\\u").ok_or(KeyError::Escape)?;
                     let (low, rest) = hex4(low)?;
                     let low = low.checked_sub(0xdc00).filter(|low| *low < 0x400);
-                    (
-                        0x10000 + ((unit - 0xd800) << 10) + low.ok_or(KeyError::Escape)?,
-                        rest,
-                    )
+                    (0x10000 + ((unit - 0xd800) << 10) + low.ok_or(KeyError::Escape)?, rest)
                 }
                 _ => (unit, rest),
             };
@@ -118,11 +121,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn expect(&mut self, byte: u8) -> Result<(), KeyError> {
-        if self.take(byte) {
-            Ok(())
-        } else {
-            Err(self.malformed())
-        }
+        if self.take(byte) { Ok(()) } else { Err(self.malformed()) }
     }
 
     pub(super) fn string(&mut self) -> Result<Text<'a>, KeyError> {
@@ -138,6 +137,22 @@ impl<'a> Cursor<'a> {
                 return Ok(Text(text));
             }
         }
+    }
+
+    /// A token id: digits alone.
+    #[inline]
+    pub(super) fn id(&mut self) -> Option<u32> {
+        self.peek();
+        let rest = &self.bytes[self.at..];
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
+        let (mut id, mut length) = (0_u64, 0);
+        for digit in digits.take(11) {
+            id = id * 10 + u64::from(digit - b'0');
+            length += 1;
+        }
+        self.at += length;
+        let ends = !matches!(self.bytes.get(self.at), Some(b'0'..=b'9' | b'.' | b'e' | b'E'));
+        u32::try_from(id).ok().filter(|_| length > 0 && ends)
     }
 
     /// A number, `true`, `false` or `null`, unchecked.
@@ -196,7 +211,7 @@ impl<'a> Cursor<'a> {
     /// Calls `field` with each name and value of an object.
     pub(super) fn object(
         &mut self,
-        mut field: impl FnMut(Text<'a>, &'a [u8]) -> Result<(), KeyError>,
+        mut field: impl FnMut(&[u8], &'a [u8]) -> Result<(), KeyError>,
     ) -> Result<(), KeyError> {
         self.expect(b'{')?;
         if self.take(b'}') {
@@ -205,7 +220,7 @@ impl<'a> Cursor<'a> {
         loop {
             let name = self.string()?;
             self.expect(b':')?;
-            field(name, self.value()?)?;
+            field(name.name(&mut [0; LONGEST_NAME]), self.value()?)?;
             if !self.take(b',') {
                 return self.expect(b'}');
             }

@@ -75,17 +75,17 @@ impl<'a> Fields<'a> {
     fn scan(body: &'a [u8]) -> Result<Self, KeyError> {
         let mut fields = Self::default();
         Cursor::new(body).object(|name, value| {
-            let slot = match () {
-                () if name.is("model") => &mut fields.model,
-                () if name.is("lora_path") || name.is("lora") => &mut fields.adapter,
-                () if name.is("cache_salt") || name.is("extra_key") => &mut fields.salt,
-                () if name.is("stream") => &mut fields.stream,
-                () if name.is("tools") => &mut fields.tools,
-                () if name.is("messages") => &mut fields.messages,
-                () if name.is("prompt") => &mut fields.prompt,
-                () if name.is("text") => &mut fields.text,
-                () if name.is("input_ids") => &mut fields.input_ids,
-                () => return Ok(()),
+            let slot = match name {
+                b"model" => &mut fields.model,
+                b"lora_path" | b"lora" => &mut fields.adapter,
+                b"cache_salt" | b"extra_key" => &mut fields.salt,
+                b"stream" => &mut fields.stream,
+                b"tools" => &mut fields.tools,
+                b"messages" => &mut fields.messages,
+                b"prompt" => &mut fields.prompt,
+                b"text" => &mut fields.text,
+                b"input_ids" => &mut fields.input_ids,
+                _ => return Ok(()),
             };
             // The last of several fields of one name wins, as in Python's parser.
             *slot = Some(value).filter(|value| *value != b"null");

@@ -24,6 +24,9 @@ const CONTENT: &[u8] = b"\x1f";
 const CALLS: &[u8] = b"\x1c";
 const MEDIA: &[u8] = b"\x1b";
 
+/// Between the parts of the root: no UTF-8 text has this byte.
+const SEPARATOR: &[u8] = b"\xff";
+
 /// Pushes tools and messages.
 pub(super) fn chat(
     tools: Option<&[u8]>,
@@ -34,18 +37,21 @@ pub(super) fn chat(
         blocks.push(TOOLS);
         canonical(tools, |bytes| blocks.push(bytes))?;
     }
-    opening(messages, b'[', MESSAGES)?.array(|item| message(item.value()?, blocks))
+    opening(messages, b'[', MESSAGES)?.array(|item| message(item, blocks))
 }
 
-fn message(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
+fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
+    if item.peek() != Some(b'{') {
+        return Err(KeyError::Unreadable(MESSAGES));
+    }
     let (mut role, mut name, mut content, mut calls) = (None, None, None, None);
-    opening(value, b'{', MESSAGES)?.object(|field, value| {
-        let slot = match () {
-            () if field.is("role") => &mut role,
-            () if field.is("name") => &mut name,
-            () if field.is("content") => &mut content,
-            () if field.is("tool_calls") => &mut calls,
-            () => return Ok(()),
+    item.object(|field, value| {
+        let slot = match field {
+            b"role" => &mut role,
+            b"name" => &mut name,
+            b"content" => &mut content,
+            b"tool_calls" => &mut calls,
+            _ => return Ok(()),
         };
         *slot = Some(value).filter(|value| *value != b"null");
         Ok(())
@@ -53,7 +59,7 @@ fn message(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
     for value in [role, name] {
         blocks.push(ROLE);
         if let Some(value) = value {
-            canonical(value, |bytes| blocks.push(bytes))?;
+            text(value, MESSAGES, blocks)?;
         }
     }
     blocks.push(CONTENT);
@@ -78,14 +84,16 @@ fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
     }
     let (mut words, mut media) = (None, 0_u64);
     opening(value, b'{', MESSAGES)?.object(|field, value| {
-        if field.is("text") {
-            words = Some(value).filter(|value| *value != b"null");
-        } else if !field.is("type") && !field.is("cache_control") {
-            let mut hasher = Xxh3::new();
-            field.decode(|bytes| hasher.update(bytes))?;
-            canonical(value, |bytes| hasher.update(bytes))?;
-            // A sum: clients differ in the order in which they write a part's fields.
-            media = media.wrapping_add(hasher.digest());
+        match field {
+            b"text" => words = Some(value).filter(|value| *value != b"null"),
+            b"type" | b"cache_control" => {}
+            _ => {
+                let mut hasher = Xxh3::new();
+                hasher.update(field);
+                canonical(value, |bytes| hasher.update(bytes))?;
+                // A sum: clients differ in the order in which they write a part's fields.
+                media = media.wrapping_add(hasher.digest());
+            }
         }
         Ok(())
     })?;
@@ -126,11 +134,7 @@ pub(super) struct Plain<'a> {
 
 /// Finds out what kind of prompt `value`, the value of `field`, is.
 pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyError> {
-    let one = |kind, first| Plain {
-        kind,
-        first,
-        others: 0,
-    };
+    let one = |kind, first| Plain { kind, first, others: 0 };
     match (value[0], Cursor::new(&value[1..]).peek()) {
         (b'"', _) => return Ok(one(Kind::Text, value)),
         (b'[', Some(b'0'..=b'9')) => return Ok(one(Kind::Ids, value)),
@@ -157,22 +161,14 @@ pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyEr
 
 /// Pushes the decoded text of a string.
 pub(super) fn text(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
-    opening(value, b'"', field)?
-        .string()?
-        .decode(|bytes| blocks.push(bytes))
+    opening(value, b'"', field)?.string()?.decode(|bytes| blocks.push(bytes))
 }
 
 /// Pushes each token id as four bytes.
 pub(super) fn ids(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
-    let unreadable = KeyError::Unreadable(field);
     opening(value, b'[', field)?.array(|item| {
-        let mut id = 0_u32;
-        for digit in item.scalar().map_err(|_| unreadable)? {
-            let digit = char::from(*digit).to_digit(10).ok_or(unreadable)?;
-            let shifted = id.checked_mul(10).ok_or(unreadable)?;
-            id = shifted.checked_add(digit).ok_or(unreadable)?;
-        }
-        blocks.push(&id.to_le_bytes());
+        let id = item.id().ok_or(KeyError::Unreadable(field))?;
+        blocks.push_id(id);
         Ok(())
     })
 }
@@ -193,9 +189,8 @@ pub(super) fn root(kind: Kind, parts: [Option<&[u8]>; 3]) -> Result<u64, KeyErro
         Kind::Text => b"text",
     });
     for part in parts {
-        let mut value = Xxh3::new();
-        canonical(part.unwrap_or_default(), |bytes| value.update(bytes))?;
-        hasher.update(&value.digest().to_le_bytes());
+        hasher.update(SEPARATOR);
+        canonical(part.unwrap_or_default(), |bytes| hasher.update(bytes))?;
     }
     Ok(hasher.digest())
 }
