@@ -79,7 +79,7 @@ impl Endpoint {
             Self::Detokenize => "detokenize",
             Self::Models => "models",
             Self::ModelInfo => "model_info",
-            Self::Admin => "admin",
+            Self::Admin => "router",
         }
     }
 }

@@ -89,8 +89,10 @@ async fn obtain(
     let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
     let mut attempts = 0;
     let mut failure = None;
+    let mut selection = router.select(wish, &tried);
+    router.metrics.overhead.observe(received.elapsed());
     loop {
-        let booking = match (router.select(wish, &tried), failure.take()) {
+        let booking = match (selection, failure.take()) {
             (Selection::Booked(booking), _) => booking,
             (Selection::AllTried, Some(failure)) => return Err(failure),
             // All tried and yet no failure: cannot be told from none healthy, so wait likewise.
@@ -98,12 +100,11 @@ async fn obtain(
                 router.wait_for_worker().await?;
                 // Who is healthy now has passed a health check since it failed.
                 tried.clear();
+                selection = router.select(wish, &tried);
                 continue;
             }
         };
-        if attempts == 0 {
-            router.metrics.overhead.observe(received.elapsed());
-        } else {
+        if attempts > 0 {
             router.metrics.retry();
         }
         attempts += 1;
@@ -118,7 +119,12 @@ async fn obtain(
                 return Ok(Reply { response, connection, booking });
             }
             Err(error) => {
-                router.suspect(&worker, kind(&error), &error);
+                if error.is_local() {
+                    tracing::warn!("worker {}: {error}", worker.url);
+                    router.metrics.upstream_error(UpstreamFailure::Connect);
+                } else {
+                    router.suspect(&worker, kind(&error), &error);
+                }
                 Error::WorkersFailed { attempts, last: error.to_string() }
             }
         };
@@ -127,6 +133,7 @@ async fn obtain(
         }
         tried.push(worker.id);
         failure = Some(error);
+        selection = router.select(wish, &tried);
     }
 }
 

@@ -162,12 +162,16 @@ impl Serving {
         if request.body().is_end_stream() {
             framing.end(0);
         }
+        let length = request.body().size_hint().exact();
         if !self.is_allowed(&request) {
             return Err(Error::Unauthorized);
         }
         match endpoint? {
             Endpoint::Admin => {
                 let Ok(response) = self.admin.clone().oneshot(request).await;
+                if let Some(length) = length {
+                    framing.end(length as usize);
+                }
                 Ok(response.map(ResponseBody::Admin))
             }
             endpoint => proxy::forward(&self.router, endpoint, request, framing).await,

@@ -38,6 +38,17 @@ pub enum UpstreamError {
     TooLarge(usize),
 }
 
+impl UpstreamError {
+    /// The router itself has run out of something, which is no word against the worker.
+    pub fn is_local(&self) -> bool {
+        /// Too many open files, in the process or in the system (`EMFILE`, `ENFILE` on Unix).
+        const TOO_MANY_FILES: [i32; 2] = [24, 23];
+        let Self::Connect(error) = self else { return false };
+        matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory)
+            || error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
+    }
+}
+
 /// The idle connections to one worker, last used first: the longer-idle ones get to time out.
 #[derive(Debug)]
 pub struct Pool {

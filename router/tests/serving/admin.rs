@@ -143,7 +143,7 @@ async fn metrics_are_well_formed_and_count() {
     let url = worker.url();
     for line in [
         r#"mla_router_requests_total{endpoint="chat_completions",status="2xx"} 3"#.to_owned(),
-        r#"mla_router_requests_total{endpoint="admin",status="4xx"} 1"#.to_owned(),
+        r#"mla_router_requests_total{endpoint="router",status="4xx"} 1"#.to_owned(),
         "mla_router_first_byte_seconds_count 3".to_owned(),
         "mla_router_overhead_seconds_count 3".to_owned(),
         format!(r#"mla_router_selections_total{{worker="{url}",reason="no_prefix"}} 3"#),

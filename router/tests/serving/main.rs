@@ -14,3 +14,4 @@ mod retry;
 mod sockets;
 mod streaming;
 mod support;
+mod timeouts;

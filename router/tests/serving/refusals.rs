@@ -15,9 +15,12 @@ async fn a_body_above_the_limit_is_a_413_however_it_is_framed() {
     let mut worker = FakeWorker::plain().await;
     let router = router(with_limit(1000), &[&worker]).await;
     let address = router.local_addr();
-    let answer = Client::connect(address).await.post("/generate", vec![b'x'; 1001]).await;
-    assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
-    assert_eq!(answer.error_code(), "payload_too_large");
+    for length in [1001, 100_000] {
+        let body = vec![b'x'; length];
+        let answer = Client::connect(address).await.post("/generate", body).await;
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(answer.error_code(), "payload_too_large");
+    }
 
     let (mut upload, source) = Channel::new(2);
     let request = post("/generate", "").map(|_| source.boxed());

@@ -1,11 +1,18 @@
 //! Bytes pass through as they come, both ways.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, channel::Channel};
 use tokio::sync::mpsc;
 
-use crate::support::{Client, FakeWorker, Reply, config, post, request, router};
+use crate::support::{
+    Client, ENDLESS_FRAME, Event, FakeWorker, Reply, config, post, request, router,
+};
 
 /// Bytes in which no shift or loss goes unnoticed.
 fn pattern(length: usize) -> Bytes {
@@ -139,4 +146,36 @@ async fn every_path_of_the_data_plane_is_forwarded() {
         let seen = worker.request().await;
         assert_eq!((seen.head.method, seen.head.uri.path()), (method, path));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_read_holds_the_worker_back() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&taken);
+    let mut worker = FakeWorker::start(move |seen| match seen.head.uri.path() {
+        "/generate" => Reply::Endless(Arc::clone(&counted)),
+        _ => Reply::ok("{}"),
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let mut slow = Client::connect(router.local_addr()).await;
+    let mut response = slow.send(post("/generate", "{}")).await.expect("a head");
+    response.frame().await.expect("not over").expect("not broken");
+    worker.request().await;
+    // It comes to rest when the buffers on the way are full; others are served all the while.
+    let mut other = Client::connect(router.local_addr()).await;
+    loop {
+        let before = taken.load(Ordering::Relaxed);
+        for _ in 0..50 {
+            assert_eq!(other.post("/tokenize", "{}").await.status, StatusCode::OK);
+            worker.request().await;
+        }
+        if taken.load(Ordering::Relaxed) == before {
+            break;
+        }
+    }
+    let held = taken.load(Ordering::Relaxed) * ENDLESS_FRAME;
+    assert!(held < 64 << 20, "{held} bytes were taken from the worker");
+    drop((response, slow));
+    assert!(matches!(worker.event().await, Event::Aborted));
 }

@@ -10,7 +10,7 @@ use mla_router::{Config, RouterHandle, worker::Phase};
 use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};
-pub(crate) use worker::{Event, FakeWorker, Reply};
+pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply};
 
 /// Defaults, but with checks fast enough for tests to wait for.
 pub(crate) fn config() -> Config {

@@ -5,7 +5,10 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -39,11 +42,16 @@ pub(crate) enum Event {
     Aborted,
 }
 
+/// Size of a frame of [`Reply::Endless`].
+pub(crate) const ENDLESS_FRAME: usize = 1 << 14;
+
 /// What the worker does with a request.
 pub(crate) enum Reply {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The frames that a test sends, as it sends them; then the end.
     Frames(mpsc::UnboundedReceiver<Bytes>),
+    /// Frames without end, as fast as they are taken. They are counted.
+    Endless(Arc<AtomicUsize>),
     /// Frames, then the connection breaks.
     Broken(Vec<Bytes>),
     /// No answer, until the router lets go.
@@ -234,6 +242,7 @@ async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Respons
     let (status, headers, frames) = match reply {
         Reply::Whole(status, headers, body) => (status, headers, Source::Whole(body)),
         Reply::Frames(frames) => (StatusCode::OK, HeaderMap::new(), Source::Live(frames)),
+        Reply::Endless(taken) => (StatusCode::OK, HeaderMap::new(), Source::Endless(taken)),
         Reply::Broken(frames) => (StatusCode::OK, HeaderMap::new(), Source::Broken(frames.into())),
         Reply::Hang => std::future::pending().await,
         Reply::Close => {
@@ -257,6 +266,7 @@ async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Respons
 enum Source {
     Whole(Bytes),
     Live(mpsc::UnboundedReceiver<Bytes>),
+    Endless(Arc<AtomicUsize>),
     Broken(VecDeque<Bytes>),
 }
 
@@ -277,6 +287,10 @@ impl Body for ScriptedBody {
             Source::Whole(body) if body.is_empty() => None,
             Source::Whole(body) => Some(std::mem::take(body)),
             Source::Live(frames) => std::task::ready!(frames.poll_recv(cx)),
+            Source::Endless(taken) => {
+                taken.fetch_add(1, Ordering::Relaxed);
+                Some(Bytes::from_static(&[b'x'; ENDLESS_FRAME]))
+            }
             Source::Broken(frames) => {
                 let frame = frames.pop_front();
                 if frame.is_none() {
