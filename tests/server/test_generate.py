@@ -81,7 +81,7 @@ def test_the_parameters_reach_the_scheduler(worker: FakeWorker) -> None:
 def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     ids = backend.encode("one two three", add_special_tokens=False).ids
     salt = script(say=[*ids, 1, *ids])
-    limit = {"max_new_tokens": 2 * len(ids) + 1}
+    limit: dict[str, Any] = {"max_new_tokens": 2 * len(ids) + 1}
 
     answer = generate(worker, text="x", sampling_params=limit, cache_salt=salt)
     assert answer["output_ids"] == [*ids, 1]

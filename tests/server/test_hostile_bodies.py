@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.fake_worker import FakeWorker
 from support.processes import post_json
 
-ENDPOINTS = {
+ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "mla-small",
         "messages": [{"role": "user", "content": "a"}],

@@ -37,7 +37,7 @@ from mla_router.worker.messages import (
 CONTEXT_LENGTH = 1024
 KV_TOKENS = 4096
 VOCAB_SIZE = 4096
-HEARTBEAT_S = 0.1
+HEARTBEAT_MS = 100
 
 
 class Script(msgspec.Struct):
@@ -97,9 +97,9 @@ class FakeScheduler:
             now = time.monotonic()
             if now >= heartbeat_at and not self.silent:
                 self.stats()
-                heartbeat_at = now + HEARTBEAT_S
+                heartbeat_at = now + HEARTBEAT_MS / 1000
             busy = any(not self.holds(request) for request in self.requests.values())
-            while self.inbox.poll(0 if busy else HEARTBEAT_S * 1000):
+            while self.inbox.poll(0 if busy else HEARTBEAT_MS):
                 message = decoder.decode(self.inbox.recv())
                 if isinstance(message, Shutdown):
                     return

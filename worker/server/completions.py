@@ -53,6 +53,7 @@ class _Part:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+    begun: bool = False
 
     def add(self, output: Output) -> None:
         self.text.append(output.text)
@@ -65,7 +66,7 @@ class _Part:
         wanted = generation.sampling.logprobs
         scores = self.scorer.score(self.tokens, self.logprobs) if wanted else None
         choice = Choice(index, "".join(self.text), scores, self.finish_reason)
-        self.text, self.tokens, self.logprobs = [], [], []
+        self.text, self.tokens, self.logprobs, self.begun = [], [], [], True
         return choice
 
 
@@ -129,7 +130,8 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
         for output in outputs:
             part = parts[output.index]
             part.add(output)
-            if output.text or output.finish:
+            # The first token goes out even if it shows nothing yet: the headers go with it.
+            if output.text or output.finish or not part.begun:
                 events.append(chunk([part.take(generation, output.index)], no_usage))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind

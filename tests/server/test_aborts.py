@@ -1,0 +1,145 @@
+"""A client that leaves: its requests are aborted, once, whenever it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+
+from support.client import sse_events
+from support.fake_worker import FakeWorker, script
+from support.processes import get_json, post_json, wait_until
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "mla-small",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 500,
+    },
+    "/v1/completions": {"model": "mla-small", "prompt": ["a", "b"], "max_tokens": 500},
+    "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 500}},
+}
+
+
+def running(worker: FakeWorker) -> int:
+    info = get_json(worker.url + "/get_server_info")
+    count: int = info["scheduler"]["running"]
+    return count
+
+
+def wait_idle(worker: FakeWorker) -> None:
+    wait_until(lambda: running(worker) == 0, 20.0, "the scheduler has nothing to do")
+
+
+def assert_each_ended_once(worker: FakeWorker, rids: set[str]) -> None:
+    aborts = Counter(fields[0] for fields in worker.heard("Abort"))
+    assert {rid: aborts[rid] for rid in rids} == dict.fromkeys(rids, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("hold_after", [0, 2])
+@pytest.mark.parametrize("path", BODIES)
+def test_a_client_that_leaves(worker: FakeWorker, path: str, hold_after: int, stream: bool) -> None:
+    """Before the first token and after it, streaming and not."""
+    heard = {fields[0] for fields in worker.heard("Generate")}
+    body = BODIES[path] | {"stream": stream, "cache_salt": script(hold_after=hold_after)}
+
+    async def leave() -> set[str]:
+        async with aiohttp.ClientSession() as http:
+            asking = asyncio.create_task(http.post(worker.url + path, json=body))
+            if stream and hold_after:
+                response = await asking
+                await anext(sse_events(response))
+            prompts = 2 if path == "/v1/completions" else 1
+            while True:
+                rids = {fields[0] for fields in worker.heard("Generate")} - heard
+                if len(rids) == prompts:
+                    break
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            return rids
+
+    rids = asyncio.run(leave())
+    wait_idle(worker)
+    assert_each_ended_once(worker, rids)
+
+
+def test_many_clients_leave_at_random_moments(worker: FakeWorker) -> None:
+    rng = random.Random(0)
+    heard = {fields[0] for fields in worker.heard("Generate")}
+
+    async def visit(http: aiohttp.ClientSession) -> None:
+        path = rng.choice(list(BODIES))
+        body = BODIES[path] | {"stream": rng.random() < 0.5}
+        patience = rng.random() * 0.2
+        try:
+            async with asyncio.timeout(patience):
+                async with http.post(worker.url + path, json=body) as response:
+                    await response.read()
+        except TimeoutError:
+            pass
+
+    async def visits() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            await asyncio.gather(*(visit(http) for _ in range(200)))
+
+    asyncio.run(visits())
+    wait_idle(worker)
+    rids = {fields[0] for fields in worker.heard("Generate")} - heard
+    aborts = Counter(fields[0] for fields in worker.heard("Abort"))
+    assert rids
+    assert all(aborts[rid] <= 1 for rid in rids)
+
+
+def test_abort_by_the_clients_own_name(worker: FakeWorker) -> None:
+    body = BODIES["/generate"] | {"rid": "mine", "cache_salt": script(hold_after=1)}
+
+    async def run() -> tuple[list[Any], dict[str, Any], int]:
+        async with (
+            aiohttp.ClientSession(base_url=worker.url) as http,
+            http.post("/generate", json=body | {"stream": True}) as response,
+        ):
+            events = sse_events(response)
+            await anext(events)
+            async with http.post("/generate", json=body) as second:
+                status = second.status
+            for name in ("min", "mine2", "", "m"):
+                async with http.post("/abort_request", json={"rid": name}) as nothing:
+                    assert await nothing.json() == {"aborted": 0}
+            async with http.post("/abort_request", json={"rid": "mine"}) as answer:
+                aborted = await answer.json()
+            return [event async for event in events], aborted, status
+
+    events, aborted, status = asyncio.run(run())
+    assert status == 400, "a name that is running was taken again"
+    assert aborted == {"aborted": 1}
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["meta_info"]["finish_reason"]["type"] == "abort"
+    wait_idle(worker)
+    assert post_json(worker.url + "/abort_request", {"rid": "mine"}) == {"aborted": 0}
+
+
+def test_abort_by_openais_id(worker: FakeWorker) -> None:
+    body = BODIES["/v1/completions"] | {"stream": True, "cache_salt": script(hold_after=1)}
+
+    async def run() -> list[str]:
+        async with (
+            aiohttp.ClientSession(base_url=worker.url) as http,
+            http.post("/v1/completions", json=body) as response,
+        ):
+            events = sse_events(response)
+            first = json.loads(await anext(events))
+            async with http.post("/abort_request", json={"rid": first["id"]}) as answer:
+                assert await answer.json() == {"aborted": 2}
+            return [event async for event in events]
+
+    *events, done = asyncio.run(run())
+    assert done == "[DONE]"
+    reasons = [json.loads(event)["choices"][0]["finish_reason"] for event in events]
+    assert reasons.count("abort") == 2
+    wait_idle(worker)

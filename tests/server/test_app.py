@@ -1,0 +1,124 @@
+"""What happens around every handler: ids, keys, content types, errors in one shape."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mla_router.worker.config import SMALL_MODEL, WorkerConfig
+from mla_router.worker.server.app import OPEN_PATHS, make_app
+from mla_router.worker.server.state import ServerState
+from support.fake_worker import FakeWorker, fake_worker
+
+JSON = {"Content-Type": "application/json"}
+BODY = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
+
+
+def ask(
+    worker: FakeWorker,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, http.client.HTTPMessage, Any]:
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        text = response.read()
+        is_json = text and response.headers.get_content_type() == "application/json"
+        return response.status, response.headers, json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[FakeWorker]:
+    with fake_worker(api_key="s3cret") as worker:
+        yield worker
+
+
+def test_ids(worker: FakeWorker) -> None:
+    _, headers, _ = ask(worker, "GET", "/health", headers={"X-Request-Id": "abc-1.2:x_Y"})
+    assert headers["x-request-id"] == "abc-1.2:x_Y"
+    for insane in ("a b", "x" * 129, "<script>", "é", ""):
+        _, headers, _ = ask(worker, "GET", "/health", headers={"X-Request-Id": insane})
+        assert len(headers["x-request-id"]) == 32
+        assert headers["x-request-id"].isalnum()
+    assert headers["x-mla-worker"] == worker.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/gpt-4o", 404),
+    ],
+)
+def test_errors_have_openais_shape(worker: FakeWorker, method: str, path: str, status: int) -> None:
+    got, headers, body = ask(worker, method, path)
+    assert got == status
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert headers["x-request-id"]
+    assert status != 405 or headers["Allow"]
+
+
+def test_content_types(worker: FakeWorker) -> None:
+    for kind in ("application/json", "application/json; charset=utf-8", "application/x+json"):
+        assert ask(worker, "POST", "/generate", BODY, {"Content-Type": kind})[0] == 200
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        status, _, body = ask(worker, "POST", "/generate", BODY, {"Content-Type": kind})
+        assert status == 415
+        assert "application/json" in body["error"]["message"]
+
+
+def test_every_route_but_the_open_ones_needs_the_key(locked: FakeWorker) -> None:
+    """The routes are enumerated, so that a new one cannot be forgotten."""
+    app = make_app(ServerState(WorkerConfig(str(SMALL_MODEL))))
+    routes = {
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None
+    }
+    assert len(routes) > 10
+    for method, path in routes:
+        body = b"{}" if method == "POST" else None
+        for key in (None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic s3cret", "s3cret"):
+            headers = JSON | ({} if key is None else {"Authorization": key})
+            status, _, _ = ask(locked, method, path.replace("{model}", "mla-small"), body, headers)
+            assert (status != 401) == (path in OPEN_PATHS), (method, path, key, status)
+    for trick in ("//health/../generate", "/health%2f..%2fgenerate", "/Health", "/nothing"):
+        assert ask(locked, "GET", trick)[0] == 401
+
+
+def test_with_the_key(locked: FakeWorker) -> None:
+    for scheme in ("Bearer", "bearer"):
+        headers = JSON | {"Authorization": f"{scheme} s3cret"}
+        assert ask(locked, "POST", "/generate", BODY, headers)[0] == 200
+        assert ask(locked, "GET", "/get_server_info", headers=headers)[0] == 200
+
+
+def test_the_key_is_not_told(locked: FakeWorker) -> None:
+    ask(locked, "POST", "/generate", BODY, JSON | {"Authorization": "Bearer s3cret"})
+    assert "s3cret" not in locked.running.output()
+
+
+def test_connections_are_kept(worker: FakeWorker) -> None:
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=30)
+    local = None
+    for _ in range(3):
+        connection.request("POST", "/generate", BODY, JSON)
+        connection.getresponse().read()
+        assert isinstance(connection.sock, socket.socket)
+        assert local in (None, connection.sock.getsockname())
+        local = connection.sock.getsockname()
+    connection.close()

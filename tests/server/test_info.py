@@ -1,0 +1,118 @@
+"""What a worker tells about itself."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.fake_worker import FakeWorker, fake_worker, script
+from support.processes import get_json, post_json, status_of, wait_until
+
+STATS = {
+    "running",
+    "waiting",
+    "total_pages",
+    "free_pages",
+    "cached_pages",
+    "total_slots",
+    "free_slots",
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+}
+
+
+def test_server_info(worker: FakeWorker) -> None:
+    info = get_json(worker.url + "/get_server_info")
+    assert info["served_model_name"] == "mla-small"
+    assert info["worker_id"] == worker.url.removeprefix("http://")
+    assert re.fullmatch(r"[0-9a-f]{32}", info["boot_id"])
+    assert info["boot_id"] == get_json(worker.url + "/get_server_info")["boot_id"]
+    assert info["uptime_s"] > 0
+    assert {
+        "model_path",
+        "version",
+        "max_total_num_tokens",
+        "page_size",
+        "max_running_requests",
+        "context_length",
+        "device",
+        "dtype",
+        "attention_backend",
+    } < set(info)
+    assert (info["max_total_num_tokens"], info["page_size"]) == (4096, 16)
+    assert set(info["scheduler"]) == STATS
+    assert set(info["internal_states"][0]) == STATS | {"last_gen_throughput"}
+
+
+def test_models(worker: FakeWorker) -> None:
+    client = openai.OpenAI(
+        base_url=worker.url + "/v1", api_key="none", _strict_response_validation=True
+    )
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == ("mla-small", "model")
+    assert client.models.retrieve("mla-small") == model
+
+
+def test_flush_cache(worker: FakeWorker) -> None:
+    before = len(worker.heard("FlushCache"))
+    answer = post_json(worker.url + "/flush_cache", {})
+    assert answer["success"] is True
+    assert set(answer["scheduler"]) == STATS
+    assert len(worker.heard("FlushCache")) == before + 1
+
+
+def test_metrics(worker: FakeWorker) -> None:
+    def read() -> dict[str, float]:
+        with urllib.request.urlopen(worker.url + "/metrics") as response:
+            families = text_string_to_metric_families(response.read().decode())
+            return {
+                sample.name: sample.value
+                for family in families
+                for sample in family.samples
+                if "le" not in sample.labels and sample.labels == {"model_name": "mla-small"}
+            }
+
+    before = read()
+    post_json(worker.url + "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 5}})
+    wait_until(  # the scheduler's own counters come with its heartbeat
+        lambda: (
+            read()["sglang:generation_tokens_total"] >= before["sglang:generation_tokens_total"] + 5
+        ),
+        20.0,
+        "the tokens are counted",
+    )
+    after = read()
+    for name in (
+        "sglang:num_requests_total",
+        "sglang:time_to_first_token_seconds_count",
+        "sglang:e2e_request_latency_seconds_count",
+    ):
+        assert after[name] == before[name] + 1
+    assert after["sglang:num_aborted_requests_total"] == before["sglang:num_aborted_requests_total"]
+    between = "sglang:inter_token_latency_seconds_count"
+    assert before[between] < after[between] <= before[between] + 4
+    assert after["sglang:max_total_num_tokens"] == 4096
+    for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "cache_hit_rate"):
+        assert f"sglang:{name}" in after
+    for name in ("prompt_tokens_total", "cached_tokens_total"):
+        assert f"sglang:{name}" in after
+
+
+def test_a_stuck_scheduler_is_not_healthy() -> None:
+    """HTTP goes on answering; the heartbeats have stopped."""
+    with fake_worker(watchdog_timeout=1.0) as worker:
+        assert status_of(worker.url + "/health") == 200
+        post_json(
+            worker.url + "/generate",
+            {
+                "text": "a",
+                "sampling_params": {"max_new_tokens": 1},
+                "cache_salt": script(silent=True),
+            },
+        )
+        wait_until(lambda: status_of(worker.url + "/health") == 503, 20.0, "/health says 503")
