@@ -38,7 +38,15 @@ def _machine() -> dict[str, Any]:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "os": platform.platform()}
+    machine = {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "os": platform.platform()}
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [
+        line.partition(":")[2].strip()
+        for gpu in gpus
+        for line in gpu.read_text().splitlines()
+        if line.startswith("Model")
+    ]
+    return machine | ({"gpus": models} if models else {})
 
 
 def _versions() -> dict[str, str]:
