@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import (
@@ -36,6 +35,7 @@ from mla_router.worker.server.errors import ApiError, Unavailable
 
 log = logging.getLogger(__name__)
 
+READS_A_TURN = 16
 HEARTBEAT = 0  # the query number of statistics that nobody asked for
 
 
@@ -79,7 +79,8 @@ class Mailbox:
 class SchedulerClient:
     """Use inside the event loop's thread only, as all of the server."""
 
-    def __init__(self, receive: zmq.asyncio.Socket, send: zmq.Socket[bytes]) -> None:
+    def __init__(self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes]) -> None:
+        self._loop = asyncio.get_running_loop()
         self._receive = receive
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -89,7 +90,7 @@ class SchedulerClient:
         self._last_query = HEARTBEAT
         self._idle = asyncio.Event()
         self._error: ApiError | None = None
-        self.ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_stats: Stats | None = None
         self._heard = 0.0
         self._throughput = _Throughput()
@@ -160,7 +161,7 @@ class SchedulerClient:
             raise self._error
         self._last_query += 1
         query = self._last_query
-        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Stats] = self._loop.create_future()
         self._queries[query] = answer
         try:
             self._post(kind(query))
@@ -176,23 +177,38 @@ class SchedulerClient:
         # Never blocks: the queue has no limit of its own, the number of requests is limited.
         self._send.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    async def receive(self) -> None:
-        """Handle what the scheduler says, until cancelled."""
-        while True:
-            frame = await self._receive.recv()
+    def start(self) -> None:
+        """Handle what the scheduler says, whenever the event loop sees that it has said something.
+
+        By hand and not with zmq.asyncio, whose futures cost more than all else a message costs.
+        """
+        self._loop.add_reader(self._receive.fileno(), self._read)
+
+    def stop(self) -> None:
+        self._loop.remove_reader(self._receive.fileno())
+
+    def _read(self) -> None:
+        # The descriptor tells once that there is something: all of it must be read now, or the
+        # rest comes only with the next message. In portions, for the handlers to get their turn.
+        for _ in range(READS_A_TURN):
             try:
-                message = self._decoder.decode(frame)
+                frame = self._receive.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._handle(self._decoder.decode(frame))
             except msgspec.MsgspecError as error:
                 log.error("dropped a frame that is not a message: %s", error)
-                continue
-            if isinstance(message, Deltas):
-                self._deliver(message)
-            elif isinstance(message, Stats):
-                self._note(message)
-            elif not self.ready.done():
-                self.ready.set_result(message)
-            # A socket with more to read returns at once, so readers would never get their turn.
-            await asyncio.sleep(0)
+        if not self._receive.closed:
+            self._loop.call_soon(self._read)
+
+    def _handle(self, message: ToServer) -> None:
+        if isinstance(message, Deltas):
+            self._deliver(message)
+        elif isinstance(message, Stats):
+            self._note(message)
+        elif not self.ready.done():
+            self.ready.set_result(message)
 
     def _deliver(self, message: Deltas) -> None:
         for delta in message.items:
@@ -220,19 +236,18 @@ class SchedulerClient:
 @asynccontextmanager
 async def connect(directory: Path) -> AsyncIterator[SchedulerClient]:
     """Listen in `directory` and talk to the scheduler that will listen there too."""
-    context = zmq.asyncio.Context()
-    receive = context.socket(zmq.PULL)
-    send: zmq.Socket[bytes] = zmq.Socket.shadow(context.socket(zmq.PUSH))  # send never waits
+    context = zmq.Context()
+    receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     receive.set_hwm(0)
     send.set_hwm(0)
     receive.bind(f"ipc://{directory}/to_server")
     send.connect(f"ipc://{directory}/to_scheduler")
     client = SchedulerClient(receive, send)
-    receiving = asyncio.create_task(client.receive())
+    client.start()
     try:
         yield client
     finally:
-        receiving.cancel()
+        client.stop()
         context.destroy(linger=200)  # milliseconds, for a last Shutdown to leave
 
 
