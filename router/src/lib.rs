@@ -3,7 +3,7 @@
 //! The map, in the order of a request's life:
 //!
 //! - [`server`] accepts connections, [`framing`] watches their heads; [`endpoint`] says what a path means.
-//! - [`proxy`] reads the request and sees it through to a response.
+//! - [`proxy`] reads the [`mod@request`] and sees it through to a response.
 //! - [`key`] scans the body, borrowed, into the block hashes of its prompt.
 //! - [`select`] puts together what is known: [`registry`] and [`worker`] (who is there, how loaded),
 //!   [`tree`] (who has seen which blocks), [`policy`] (a pure choice from both).
@@ -32,6 +32,7 @@ pub mod metrics;
 pub mod policy;
 pub mod proxy;
 pub mod registry;
+pub mod request;
 pub mod router;
 pub mod select;
 pub mod server;

@@ -5,10 +5,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header};
-use http_body::Body;
-use http_body_util::{BodyExt, Full};
+use http::{Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use smallvec::SmallVec;
 use tokio::time::sleep;
@@ -21,15 +18,13 @@ use crate::{
     headers,
     key::RouteKey,
     metrics::{Metrics, UpstreamFailure},
+    request::WorkerRequest,
     router::Router,
     select::{Selection, Wish},
     upstream::{Connection, UpstreamError},
     worker::{Booking, Worker},
     worker_id::WorkerId,
 };
-
-/// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
-const TRUSTED_LENGTH: usize = 1 << 20;
 
 /// Answers a request of the data plane with the response of a worker.
 pub async fn forward(
@@ -40,14 +35,12 @@ pub async fn forward(
 ) -> Result<Response<ResponseBody>, Error> {
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let abort = AbortCount(Some(&router.metrics));
-    let (head, body) = request.into_parts();
-    let body = match read_body(body, router.config.max_payload_size).await {
-        Ok(body) => body,
+    let request = match WorkerRequest::read(request, router.config.max_payload_size).await {
+        Ok(request) => request,
         Err(error) => return abort.disarm(Err(error)),
     };
-    framing.end(body.len());
+    framing.end(request.body.len());
     let received = Instant::now();
-    let request = WorkerRequest::new(head, body);
     let limit = router.config.request_timeout_secs.get();
     let mut deadline = Box::pin(sleep(limit));
     let reply = tokio::select! {
@@ -168,70 +161,6 @@ fn kind(error: &UpstreamError) -> UpstreamFailure {
         UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_) => UpstreamFailure::Connect,
         UpstreamError::Reset(_) | UpstreamError::TooLarge(_) => UpstreamFailure::Reset,
     }
-}
-
-/// The client's request as each worker in turn gets it. Copies share the body's bytes.
-struct WorkerRequest {
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl WorkerRequest {
-    fn new(mut head: http::request::Parts, body: Bytes) -> Self {
-        headers::for_worker(&mut head.headers);
-        let path = head.uri.into_parts().path_and_query;
-        let uri = path.map_or_else(Uri::default, Uri::from);
-        Self { method: head.method, uri, headers: head.headers, body }
-    }
-
-    fn to(&self, worker: &Worker) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(self.body.clone()));
-        *request.method_mut() = self.method.clone();
-        *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = self.headers.clone();
-        request.headers_mut().insert(header::HOST, worker.pool.host_header());
-        request
-    }
-}
-
-/// The whole body. One that came in a single piece, as most do, is not copied.
-async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if announced > limit {
-        return Err(Error::PayloadTooLarge { limit });
-    }
-    let Some(first) = next_data(&mut body).await? else {
-        return Ok(Bytes::new());
-    };
-    if first.len() > limit {
-        return Err(Error::PayloadTooLarge { limit });
-    }
-    if body.is_end_stream() {
-        return Ok(first);
-    }
-    let mut whole =
-        BytesMut::with_capacity(announced.clamp(first.len(), TRUSTED_LENGTH.max(first.len())));
-    whole.extend_from_slice(&first);
-    while let Some(data) = next_data(&mut body).await? {
-        if whole.len() + data.len() > limit {
-            return Err(Error::PayloadTooLarge { limit });
-        }
-        whole.extend_from_slice(&data);
-    }
-    Ok(whole.freeze())
-}
-
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Error::BadBody(error.to_string()))?;
-        // Trailers are the other kind of frame; nothing after the proxy could use them.
-        if let Ok(data) = frame.into_data() {
-            return Ok(Some(data));
-        }
-    }
-    Ok(None)
 }
 
 /// Counts a request whose future is dropped, which is how a client's leaving looks from here.

@@ -1,0 +1,80 @@
+//! A client's request on its way to a worker: read whole, sent as often as it takes.
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Uri, header};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+
+use crate::{error::Error, headers, worker::Worker};
+
+/// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
+const TRUSTED_LENGTH: usize = 1 << 20;
+
+/// The client's request as each worker in turn gets it. Copies share the body's bytes.
+pub struct WorkerRequest {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl WorkerRequest {
+    /// Reads the client's request whole.
+    pub async fn read(request: Request<Incoming>, limit: usize) -> Result<Self, Error> {
+        let (mut head, body) = request.into_parts();
+        headers::for_worker(&mut head.headers);
+        // In the form in which an origin server wants it, whatever form the client has used.
+        let path = head.uri.into_parts().path_and_query;
+        let uri = path.map_or_else(Uri::default, Uri::from);
+        let body = read_body(body, limit).await?;
+        Ok(Self { method: head.method, uri, headers: head.headers, body })
+    }
+
+    pub fn to(&self, worker: &Worker) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().insert(header::HOST, worker.pool.host_header());
+        request
+    }
+}
+
+/// The whole body. One that came in a single piece, as most do, is not copied.
+async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > limit {
+        return Err(Error::PayloadTooLarge { limit });
+    }
+    let Some(first) = next_data(&mut body).await? else {
+        return Ok(Bytes::new());
+    };
+    if first.len() > limit {
+        return Err(Error::PayloadTooLarge { limit });
+    }
+    if body.is_end_stream() {
+        return Ok(first);
+    }
+    let mut whole =
+        BytesMut::with_capacity(announced.clamp(first.len(), TRUSTED_LENGTH.max(first.len())));
+    whole.extend_from_slice(&first);
+    while let Some(data) = next_data(&mut body).await? {
+        if whole.len() + data.len() > limit {
+            return Err(Error::PayloadTooLarge { limit });
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(whole.freeze())
+}
+
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Error::BadBody(error.to_string()))?;
+        // Trailers are the other kind of frame; nothing after the proxy could use them.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
