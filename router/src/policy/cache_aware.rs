@@ -35,9 +35,7 @@ impl CacheAware {
 }
 
 fn cost(request: &PolicyRequest<'_>, worker: &Candidate) -> u64 {
-    let tokens = worker
-        .pending_tokens
-        .saturating_add(request.uncached_tokens(worker).into());
+    let tokens = worker.pending_tokens.saturating_add(request.uncached_tokens(worker).into());
     tokens.saturating_mul(u64::from(worker.requests) + 1)
 }
 
@@ -54,10 +52,7 @@ impl Policy for CacheAware {
         // moves no prompts but its own.
         let rank = |worker: &Candidate| xxh3_64_with_seed(&salt.to_le_bytes(), worker.hash_seed);
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(_, worker)| {
-            (
-                cost(request, worker),
-                Reverse((worker.matched_blocks, rank(worker))),
-            )
+            (cost(request, worker), Reverse((worker.matched_blocks, rank(worker))))
         })?;
         let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
         let reason = match chosen.matched_blocks {
@@ -66,11 +61,7 @@ impl Policy for CacheAware {
             matched if matched == longest => Reason::CacheHit,
             _ => Reason::Balance,
         };
-        Some(Choice {
-            index,
-            uncached_tokens: request.uncached_tokens(chosen),
-            reason,
-        })
+        Some(Choice { index, uncached_tokens: request.uncached_tokens(chosen), reason })
     }
 
     fn uses_tree(&self) -> bool {
@@ -108,9 +99,7 @@ mod tests {
 
     fn choose(key: &RouteKey, states: &[(u32, u64, u32)]) -> Choice {
         let request = PolicyRequest { key: Some(key) };
-        CacheAware::default()
-            .choose(&request, &workers(states))
-            .expect("there are workers")
+        CacheAware::default().choose(&request, &workers(states)).expect("there are workers")
     }
 
     /// Name, workers, and the choice's index, uncached tokens and reason.
@@ -120,66 +109,16 @@ mod tests {
     fn the_least_cost_wins() {
         let key = prompt(1, 100);
         let table: [Case<'_>; 7] = [
-            (
-                "idle, one has it",
-                &[(0, 0, 0), (0, 0, 90)],
-                1,
-                160,
-                Reason::CacheHit,
-            ),
-            (
-                "the longer match",
-                &[(0, 0, 80), (0, 0, 90)],
-                1,
-                160,
-                Reason::CacheHit,
-            ),
-            (
-                "a whole match costs a block",
-                &[(0, 0, 100), (0, 0, 99)],
-                0,
-                16,
-                Reason::CacheHit,
-            ),
-            (
-                "busy, but worth it",
-                &[(0, 0, 0), (8, 0, 90)],
-                1,
-                160,
-                Reason::CacheHit,
-            ),
-            (
-                "too busy",
-                &[(0, 0, 0), (10, 0, 90)],
-                0,
-                1600,
-                Reason::Balance,
-            ),
-            (
-                "behind a long prefill",
-                &[(0, 0, 0), (0, 1441, 90)],
-                0,
-                1600,
-                Reason::Balance,
-            ),
-            (
-                "nobody has it",
-                &[(1, 0, 0), (0, 0, 0)],
-                1,
-                1600,
-                Reason::Cold,
-            ),
+            ("idle, one has it", &[(0, 0, 0), (0, 0, 90)], 1, 160, Reason::CacheHit),
+            ("the longer match", &[(0, 0, 80), (0, 0, 90)], 1, 160, Reason::CacheHit),
+            ("a whole match costs a block", &[(0, 0, 100), (0, 0, 99)], 0, 16, Reason::CacheHit),
+            ("busy, but worth it", &[(0, 0, 0), (8, 0, 90)], 1, 160, Reason::CacheHit),
+            ("too busy", &[(0, 0, 0), (10, 0, 90)], 0, 1600, Reason::Balance),
+            ("behind a long prefill", &[(0, 0, 0), (0, 1441, 90)], 0, 1600, Reason::Balance),
+            ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Cold),
         ];
         for (case, states, index, uncached_tokens, reason) in table {
-            assert_eq!(
-                choose(&key, states),
-                Choice {
-                    index,
-                    uncached_tokens,
-                    reason
-                },
-                "{case}"
-            );
+            assert_eq!(choose(&key, states), Choice { index, uncached_tokens, reason }, "{case}");
         }
     }
 
@@ -195,10 +134,7 @@ mod tests {
             *matched = 100;
         }
         let requests = states.map(|(requests, ..)| requests);
-        assert!(
-            requests.iter().all(|requests| (40..=60).contains(requests)),
-            "{requests:?}"
-        );
+        assert!(requests.iter().all(|requests| (40..=60).contains(requests)), "{requests:?}");
     }
 
     #[test]
@@ -211,10 +147,7 @@ mod tests {
             assert_eq!((short.index, short.reason), (long.index, Reason::Cold));
             chosen[short.index] += 1;
         }
-        assert!(
-            chosen.iter().all(|groups| (25..=80).contains(groups)),
-            "{chosen:?}"
-        );
+        assert!(chosen.iter().all(|groups| (25..=80).contains(groups)), "{chosen:?}");
     }
 
     #[test]
@@ -226,11 +159,8 @@ mod tests {
             let request = PolicyRequest { key: Some(&key) };
             let choice = policy.choose(&request, &all).expect("there are workers");
             let lost = (choice.index + 1) % all.len();
-            let rest: Vec<_> = all
-                .iter()
-                .filter(|worker| worker.id != all[lost].id)
-                .copied()
-                .collect();
+            let rest: Vec<_> =
+                all.iter().filter(|worker| worker.id != all[lost].id).copied().collect();
             let again = policy.choose(&request, &rest).expect("there are workers");
             assert_eq!(rest[again.index].id, all[choice.index].id);
         }
@@ -242,35 +172,21 @@ mod tests {
         let all = workers(&[(0, 0, 0); 4]);
         let mut chosen = [0; 4];
         for _ in 0..400 {
-            let choice = policy
-                .choose(&PolicyRequest { key: None }, &all)
-                .expect("workers");
-            assert_eq!(
-                (choice.uncached_tokens, choice.reason),
-                (16, Reason::NoPrefix)
-            );
+            let choice = policy.choose(&PolicyRequest { key: None }, &all).expect("workers");
+            assert_eq!((choice.uncached_tokens, choice.reason), (16, Reason::NoPrefix));
             chosen[choice.index] += 1;
         }
-        assert!(
-            chosen.iter().all(|requests| (70..=130).contains(requests)),
-            "{chosen:?}"
-        );
+        assert!(chosen.iter().all(|requests| (70..=130).contains(requests)), "{chosen:?}");
     }
 
     #[test]
     fn no_workers_no_choice() {
-        assert_eq!(
-            CacheAware::default().choose(&PolicyRequest { key: None }, &[]),
-            None
-        );
+        assert_eq!(CacheAware::default().choose(&PolicyRequest { key: None }, &[]), None);
     }
 
     #[test]
     fn costs_saturate() {
-        let key = RouteKey {
-            prompt_tokens: u64::MAX,
-            ..prompt(1, 1)
-        };
+        let key = RouteKey { prompt_tokens: u64::MAX, ..prompt(1, 1) };
         let choice = choose(&key, &[(u32::MAX, u64::MAX, 0), (0, 0, 0)]);
         assert_eq!((choice.index, choice.uncached_tokens), (1, u32::MAX));
     }

@@ -50,13 +50,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Self; 5] = [
-        Self::CacheHit,
-        Self::Balance,
-        Self::Cold,
-        Self::NoPrefix,
-        Self::RoundRobin,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::CacheHit, Self::Balance, Self::Cold, Self::NoPrefix, Self::RoundRobin];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -108,10 +103,7 @@ impl PolicyRequest<'_> {
             return BLOCK_TOKENS;
         };
         let cached = u64::from(worker.matched_blocks) * u64::from(BLOCK_TOKENS);
-        let tokens = key
-            .prompt_tokens
-            .saturating_sub(cached)
-            .max(u64::from(BLOCK_TOKENS));
+        let tokens = key.prompt_tokens.saturating_sub(cached).max(u64::from(BLOCK_TOKENS));
         u32::try_from(tokens).unwrap_or(u32::MAX)
     }
 }

@@ -29,10 +29,7 @@ pub(super) struct Lru {
 }
 
 impl Lru {
-    pub(super) const EMPTY: Self = Self {
-        newest: NIL,
-        oldest: NIL,
-    };
+    pub(super) const EMPTY: Self = Self { newest: NIL, oldest: NIL };
 
     pub(super) fn oldest(&self) -> u32 {
         self.oldest
@@ -42,11 +39,7 @@ impl Lru {
     /// stands for the newest.
     pub(super) fn link(&mut self, holds: &mut Slab<Hold>, id: u32, older: u32) {
         let older = if older == NIL { self.newest } else { older };
-        let newer = if older == NIL {
-            NIL
-        } else {
-            holds[older].newer
-        };
+        let newer = if older == NIL { NIL } else { holds[older].newer };
         holds[id].older = older;
         holds[id].newer = newer;
         match older {
@@ -91,15 +84,7 @@ impl Lru {
 impl Hold {
     /// A hold that is in no list yet.
     pub(super) fn new(node: u32, slot: u32, generation: u32, stamp: u64) -> Self {
-        Self {
-            node,
-            slot,
-            generation,
-            sibling: NIL,
-            newer: NIL,
-            older: NIL,
-            stamp,
-        }
+        Self { node, slot, generation, sibling: NIL, newer: NIL, older: NIL, stamp }
     }
 
     pub(super) fn belongs_to(&self, slot: u32, generation: u32) -> bool {

@@ -128,15 +128,8 @@ impl PrefixTree {
 
     pub fn stats(&self) -> TreeStats {
         let workers = self.workers.read();
-        let held = workers
-            .quotas
-            .iter()
-            .map(|quota| quota.used.load(Ordering::Relaxed))
-            .sum();
-        let mut stats = TreeStats {
-            held,
-            ..TreeStats::default()
-        };
+        let held = workers.quotas.iter().map(|quota| quota.used.load(Ordering::Relaxed)).sum();
+        let mut stats = TreeStats { held, ..TreeStats::default() };
         for shard in &self.shards {
             shard.lock().add_to(&mut stats);
         }

@@ -81,11 +81,7 @@ impl Shard {
         for (index, quota) in workers.quotas.iter().enumerate() {
             let generation = quota.generation;
             match self.slots.get_mut(index) {
-                None => self.slots.push(Slot {
-                    generation,
-                    holds: Lru::EMPTY,
-                    reported: 0,
-                }),
+                None => self.slots.push(Slot { generation, holds: Lru::EMPTY, reported: 0 }),
                 Some(slot) if slot.generation != generation => {
                     slot.generation = generation;
                     self.stale.append(&mut self.holds, &mut slot.holds);
@@ -103,11 +99,7 @@ impl Shard {
         out: &mut Vec<(WorkerId, u32)>,
     ) {
         self.lookups += 1;
-        let Match {
-            node: mut at,
-            mut depth,
-            mut beyond,
-        } = self.descend(key);
+        let Match { node: mut at, mut depth, mut beyond } = self.descend(key);
         while at != NIL {
             let mut id = self.nodes[at].holders;
             while id != NIL {
@@ -130,11 +122,7 @@ impl Shard {
     /// blocks it did not hold before.
     pub(super) fn insert(&mut self, key: &[u64], slot: u32, stamp: u64) -> u64 {
         self.sweep();
-        let Match {
-            node: mut at,
-            depth,
-            beyond,
-        } = self.descend(key);
+        let Match { node: mut at, depth, beyond } = self.descend(key);
         if beyond > 0 {
             at = self.split(at, beyond);
         }
@@ -205,11 +193,7 @@ impl Shard {
     }
 
     fn descend(&self, key: &[u64]) -> Match {
-        let mut found = Match {
-            node: NIL,
-            depth: 0,
-            beyond: 0,
-        };
+        let mut found = Match { node: NIL, depth: 0, beyond: 0 };
         while found.beyond == 0 && found.depth < key.len() {
             let Some(child) = self.child(found.node, key[found.depth]) else {
                 break;
@@ -225,11 +209,7 @@ impl Shard {
     fn add_node(&mut self, parent: u32, run: Box<[u64]>) -> u32 {
         self.blocks += run.len() as u64;
         let first = run[0];
-        let id = self.nodes.insert(Node {
-            parent,
-            holders: NIL,
-            run,
-        });
+        let id = self.nodes.insert(Node { parent, holders: NIL, run });
         self.add_to_index(first, id);
         id
     }
@@ -252,24 +232,14 @@ impl Shard {
         let (first, second) = (head[0], tail[0]);
         let parent = self.nodes[lower].parent;
         self.nodes[lower].run = tail.into();
-        let upper = self.nodes.insert(Node {
-            parent,
-            holders: NIL,
-            run: head.into(),
-        });
+        let upper = self.nodes.insert(Node { parent, holders: NIL, run: head.into() });
         self.nodes[lower].parent = upper;
         self.remove_from_index(first, lower);
         self.add_to_index(first, upper);
         self.add_to_index(second, lower);
         let mut id = self.nodes[lower].holders;
         while id != NIL {
-            let Hold {
-                slot,
-                generation,
-                stamp,
-                sibling,
-                ..
-            } = self.holds[id];
+            let Hold { slot, generation, stamp, sibling, .. } = self.holds[id];
             self.hold(upper, slot, generation, stamp, id);
             id = sibling;
         }
@@ -306,13 +276,7 @@ impl Shard {
 
     /// Ends a hold, and with the last one its node.
     fn release(&mut self, id: u32) {
-        let Hold {
-            node,
-            slot,
-            generation,
-            sibling,
-            ..
-        } = self.holds[id];
+        let Hold { node, slot, generation, sibling, .. } = self.holds[id];
         list_of(&mut self.slots, &mut self.stale, slot, generation).unlink(&mut self.holds, id);
         if self.nodes[node].holders == id {
             self.nodes[node].holders = sibling;
@@ -351,11 +315,7 @@ fn list_of<'a>(
     generation: u32,
 ) -> &'a mut Lru {
     let slot = &mut slots[slot as usize];
-    if slot.generation == generation {
-        &mut slot.holds
-    } else {
-        stale
-    }
+    if slot.generation == generation { &mut slot.holds } else { stale }
 }
 
 /// How many leading blocks a run and a key share. Equal last hashes tell that all are equal.
@@ -365,7 +325,5 @@ fn common_prefix(run: &[u64], key: &[u64]) -> usize {
         return length;
     }
     let mut pairs = run.iter().zip(key);
-    pairs
-        .position(|(ours, theirs)| ours != theirs)
-        .expect("the last pair differs")
+    pairs.position(|(ours, theirs)| ours != theirs).expect("the last pair differs")
 }

@@ -18,10 +18,7 @@ pub(super) struct Slab<T> {
 
 impl<T> Slab<T> {
     pub(super) fn new() -> Self {
-        Self {
-            chunks: Vec::new(),
-            free: Vec::new(),
-        }
+        Self { chunks: Vec::new(), free: Vec::new() }
     }
 
     pub(super) fn insert(&mut self, record: T) -> u32 {

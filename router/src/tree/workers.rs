@@ -59,9 +59,7 @@ impl Quota {
     }
 
     pub(super) fn excess(&self) -> u64 {
-        self.used
-            .load(Ordering::Relaxed)
-            .saturating_sub(self.capacity)
+        self.used.load(Ordering::Relaxed).saturating_sub(self.capacity)
     }
 }
 
@@ -115,10 +113,7 @@ impl Workers {
             self.epoch += 1;
             let quota = &mut self.quotas[slot as usize];
             let (generation, capacity) = (quota.generation.wrapping_add(1), quota.capacity);
-            *quota = Quota {
-                capacity,
-                ..Quota::new(worker, generation)
-            };
+            *quota = Quota { capacity, ..Quota::new(worker, generation) };
         }
     }
 
