@@ -1,14 +1,18 @@
-//! Refuses a request that announces its length twice, as `Content-Length` and as
-//! `Transfer-Encoding`: the classic of request smuggling.
+//! Watches the heads of requests on their way to hyper, for two things that it does not tell.
 //!
-//! hyper follows RFC 9112, which lets a server believe the encoding, and drops the length before
-//! anybody can see it. So this looks at the bytes on their way to hyper, at the heads alone.
+//! A request that announces its length twice, as `Content-Length` and as `Transfer-Encoding`, is the
+//! classic of request smuggling. RFC 9112 lets a server believe the encoding; hyper does, and drops
+//! the length before anybody can see it. Here it is refused.
+//!
+//! A head that does not end is an attack, an idle connection is not. hyper has one time limit for
+//! both; here the head has its own.
 
 use std::{
     io::{self, IoSlice},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use http::{HeaderMap, header};
@@ -18,12 +22,16 @@ use smallvec::SmallVec;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    time::{Sleep, sleep},
 };
 
 use crate::error::Error;
 
 /// Longer than the names that matter.
 const NAME_BYTES: usize = 20;
+
+/// For a head to arrive, from its first byte.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the stream and the service of one connection share. They run in one task and never wait
 /// for each other.
@@ -94,6 +102,11 @@ impl Scan {
         self.read += bytes.len() as u64;
     }
 
+    /// Within a head, neither before nor behind it.
+    fn is_in_head(&self) -> bool {
+        self.at == Place::Head && (self.has_request_line || !self.line.is_empty())
+    }
+
     fn line_ended(&mut self) {
         let blank = matches!(&self.line[..], b"\n" | b"\r\n");
         if !blank {
@@ -113,11 +126,13 @@ impl Scan {
 pub struct Watched {
     stream: TcpStream,
     framing: Framing,
+    /// Runs while a head has begun and not ended.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Watched {
     pub fn new(stream: TcpStream, framing: Framing) -> Self {
-        Self { stream, framing }
+        Self { stream, framing, deadline: None }
     }
 }
 
@@ -129,9 +144,17 @@ impl AsyncRead for Watched {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-        this.framing.0.lock().look(&buf.filled()[before..]);
-        Poll::Ready(Ok(()))
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf)?;
+        let mut scan = this.framing.0.lock();
+        scan.look(&buf.filled()[before..]);
+        if !scan.is_in_head() {
+            this.deadline = None;
+        } else if polled.is_pending() {
+            let deadline = this.deadline.get_or_insert_with(|| Box::pin(sleep(HEAD_TIMEOUT)));
+            ready!(deadline.as_mut().poll(cx));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        polled.map(Ok)
     }
 }
 

@@ -28,8 +28,9 @@ use crate::{
     router::Router,
 };
 
-/// For a request's head to arrive, and for an idle client to send the next one.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may leave its connection idle; longer than clients and proxies usually do, so
+/// that it is they who close it and no request meets a closing connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Pause after a failed accept: out of file descriptors, most likely, which only time can mend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -117,7 +118,7 @@ impl Serving {
         let service = service_fn(|request| self.serve(request, &framing));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIMEOUT)
+            .header_read_timeout(IDLE_TIMEOUT)
             .serve_connection(TokioIo::new(watched), service);
         tokio::pin!(connection);
         let ended = tokio::select! {
