@@ -71,15 +71,20 @@ def make_prompts(args: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextlib.contextmanager
 def launched(args: argparse.Namespace, policy: str) -> Iterator[str]:
     """URL of a fresh `launch_server` that routes by `policy`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, base_port = free_port(), free_port()
     flags = {
         "--dp-size": args.dp_size,
         "--port": port,
+        "--router-dp-worker-base-port": base_port,
         "--router-policy": policy,
         "--max-total-tokens": args.max_total_tokens,
         "--cpu-threads": 1,

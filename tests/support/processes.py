@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -66,12 +67,16 @@ def status_of(url: str, timeout: float = 2.0) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on: all held open together, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
+    """Ports that nobody has. Drawn from below those that the system gives to outgoing connections,
+    lest one of them takes the port of a worker that is just being restarted."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            if port not in ports:
+                ports.append(port)
+    return ports
 
 
 def to_argv(flags: dict[str, Flag]) -> list[str]:
@@ -183,11 +188,12 @@ def worker(model_path: Path | None = None, **flags: Flag) -> Iterator[Running]:
 @contextlib.contextmanager
 def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> Iterator[Running]:
     """Router and `dp_size` workers; ready when every worker is in rotation."""
-    (port,) = free_ports(1)
+    port, base_port = free_ports(2)
     values = {
         "model_path": model_path,
         "dp_size": dp_size,
         "port": port,
+        "router_dp_worker_base_port": base_port,
         "device": "cpu",
         "cpu_threads": 1,
     } | flags
