@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # Ctrl-C has five seconds for everything: the workers' own way to stop, then their end by force.
 WORKER_GRACE_S = 3.0
 ROUTER_GRACE_S = 1.0
-DRAIN_POLL_S = 0.2  # how late a Ctrl-C during a drain may be noticed
 ROTATION_POLL_S = 0.1
 
 
@@ -76,7 +75,7 @@ async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy
     from mla_router import Router, RouterConfig
 
     output = Output(sys.stdout)
-    workers = _place_workers(options, output)
+    workers = _place_workers(options)
     urls = [f"http://{worker.host}:{worker.port}" for worker in workers]
     try:
         config = RouterConfig.from_argv(options.router_argv(urls))
@@ -85,6 +84,7 @@ async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy
     settings = config.to_dict()
     router = Router(config)
     router.start()
+    _tell_moved(options, workers, output)
 
     supervisor = Supervisor(workers, command, output, policy)
     signals = StopSignals(kill=supervisor.kill)
@@ -115,13 +115,17 @@ async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy
         output.launch("stopped")
 
 
-def _place_workers(options: Options, output: Output) -> list[WorkerConfig]:
+def _place_workers(options: Options) -> list[WorkerConfig]:
     base = options.worker_base_port
     ports = choose_ports(WORKER_HOST, base, options.dp_size, keep_off=frozenset({options.port}))
-    for index, port in enumerate(ports):
-        if port != base + index:
-            output.launch(f"worker {index} gets port {port}: {base + index} is taken")
     return [options.worker(index, port) for index, port in enumerate(ports)]
+
+
+def _tell_moved(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:
+    for index, worker in enumerate(workers):
+        wanted = options.worker_base_port + index
+        if worker.port != wanted:
+            output.launch(f"worker {index} gets port {worker.port}, not {wanted}: ports are taken")
 
 
 async def _in_rotation(router: Router, urls: Sequence[str]) -> None:
@@ -132,9 +136,10 @@ async def _in_rotation(router: Router, urls: Sequence[str]) -> None:
 
 async def _drain(router: Router, grace_s: float, signals: StopSignals) -> None:
     """Until the last request is answered, time is up, or Ctrl-C says that enough is enough."""
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + grace_s
-    while clock() < deadline and not signals.interrupt.is_set():
-        # In short turns, because a thread that waits inside Rust cannot be cancelled.
-        if await asyncio.to_thread(router.drain, DRAIN_POLL_S):
-            return
+    drained = asyncio.create_task(asyncio.to_thread(router.drain, grace_s))
+    enough = asyncio.create_task(signals.interrupt.wait())
+    await asyncio.wait([drained, enough], return_when=asyncio.FIRST_COMPLETED)
+    enough.cancel()
+    if drained.done():
+        drained.result()
+    # If not, Ctrl-C came: to stop the router, next, ends its requests and with them the drain.

@@ -1,8 +1,17 @@
-"""Tests marked `gpu` are skipped where there is no CUDA device."""
+"""For all tests: those marked `gpu` are skipped without a CUDA device, and Ctrl-C is heard."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    # A shell's background jobs ignore Ctrl-C, and what they start inherits that: tests that send
+    # it to their children would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
