@@ -3,7 +3,7 @@
 use http::StatusCode;
 use mla_router::{Config, RouterHandle, worker::Phase, worker_id::WorkerId};
 
-use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs};
+use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs, soon};
 
 /// A prompt of some blocks.
 fn prompt() -> String {
@@ -18,7 +18,7 @@ async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
     let is = |worker: &std::sync::Arc<mla_router::worker::Worker>| {
         worker.info.load().boot_id.as_deref() == Some(boot_id)
     };
-    router.router().registry.wait_until(|workers| workers.iter().all(is)).await;
+    soon(router.router().registry.wait_until(|workers| workers.iter().all(is))).await;
 }
 
 async fn ask(router: &RouterHandle) {

@@ -4,13 +4,21 @@
 mod client;
 mod worker;
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Duration};
 
 use mla_router::{Config, RouterHandle, worker::Phase};
 use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};
 pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply};
+
+/// Far more than anything here takes: what is awaited for longer will not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A broken promise fails its test instead of hanging it.
+pub(crate) async fn soon<T>(awaited: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, awaited).await.expect("it did not happen")
+}
 
 /// Defaults, but with checks fast enough for tests to wait for.
 pub(crate) fn config() -> Config {
@@ -41,12 +49,12 @@ pub(crate) async fn router_without_waiting(
 /// Waits until every worker is in that phase.
 pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
     let registry = &router.router().registry;
-    registry.wait_until(|workers| workers.iter().all(|worker| worker.phase() == phase)).await;
+    soon(registry.wait_until(|workers| workers.iter().all(|worker| worker.phase() == phase))).await;
 }
 
 /// Waits until no request is in the router; then no load may be booked.
 pub(crate) async fn assert_nothing_booked(router: &RouterHandle) {
-    router.drain(std::time::Duration::from_secs(60)).await;
+    assert!(router.drain(PATIENCE).await, "a request is still in the router");
     for worker in router.workers() {
         assert_eq!((worker.requests, worker.pending_tokens), (0, 0), "{worker:?}");
     }

@@ -19,11 +19,14 @@ use http_body_util::BodyExt;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc},
     task::{AbortHandle, JoinSet},
 };
+
+use super::soon;
 
 /// A request of the data plane as it arrived.
 #[derive(Debug)]
@@ -167,7 +170,8 @@ impl FakeWorker {
     }
 
     pub(crate) async fn event(&mut self) -> Event {
-        self.events.recv().await.expect("the worker holds the sender")
+        let event = soon(self.events.recv()).await;
+        event.expect("the worker holds the sender")
     }
 
     /// The next event, which must be a request.
