@@ -127,12 +127,14 @@ def test_stop_strings(
     burst: int,
 ) -> None:
     text = "Hello, world! And so on."
+    # The fake would hold there for ever: only the stop string ends the request.
+    held = len(backend.encode(text, add_special_tokens=False).ids)
     first = min(text.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in text)
     arguments: Any = {
         "model": "mla-small",
         "messages": HELLO,
         "stop": stop,
-        "extra_body": say(backend, text, burst=burst),
+        "extra_body": say(backend, text, burst=burst, hold_after=held),
     }
     answer = client.chat.completions.create(**arguments)
     assert answer.choices[0].message.content == text[:first]
@@ -142,8 +144,7 @@ def test_stop_strings(
     assert streamed == text[:first]
     assert chunks[-1].choices[0].finish_reason == "stop"
     rid = answer.id.removeprefix("chatcmpl-")
-    if burst == 1:  # else the scheduler may have ended by itself in the same step
-        worker.wait_heard(lambda w: [rid] in w.heard("Abort"), "the rest is not computed")
+    worker.wait_heard(lambda w: w.heard("Abort").count([rid]) == 1, "the rest is not computed")
 
 
 def test_length(client: openai.OpenAI) -> None:
@@ -219,12 +220,15 @@ def test_an_error_of_the_scheduler_before_the_first_token(client: openai.OpenAI)
         assert "no room" in str(caught.value)
 
 
-def test_an_error_within_a_stream_is_an_event(client: openai.OpenAI) -> None:
+def test_an_error_within_a_stream_is_an_event(worker: FakeWorker, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="mla-small",
         messages=HELLO,
         stream=True,
         extra_body={"cache_salt": script(error="broke", hold_after=2)},
     )
+    chunks = iter(stream)
+    assert next(chunks)
+    post_json(worker.url + "/flush_cache", {})  # now the fake fails
     with pytest.raises(openai.APIError, match="broke"):
-        list(stream)
+        list(chunks)

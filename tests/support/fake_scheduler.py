@@ -45,7 +45,7 @@ class Script(msgspec.Struct):
     cached: int = 0
     burst: int = 1  # tokens a step
     hold_after: int | None = None  # say nothing more after so many tokens
-    error: str = ""  # fail, after `hold_after` tokens if given
+    error: str = ""  # fail: at once, or after `hold_after` tokens, when the cache is flushed
     die_after: int | None = None  # end this process after so many tokens
     only: int | None = None  # all this is for a prompt of this length; others hold after a token
     silent: bool = False  # no more heartbeats from now on
@@ -56,6 +56,7 @@ class Request:
     generate: Generate
     script: Script
     said: int = 0
+    released: bool = False
 
 
 @dataclass
@@ -121,11 +122,13 @@ class FakeScheduler:
         elif isinstance(message, Abort):
             self.requests.pop(message.rid, None)
         elif isinstance(message, GetStats | FlushCache):
+            for request in self.requests.values():
+                request.released |= isinstance(message, FlushCache) and bool(request.script.error)
             self.stats(message.query)
 
     def holds(self, request: Request) -> bool:
         after = request.script.hold_after
-        return after is not None and request.said >= after and not request.script.error
+        return after is not None and request.said >= after and not request.released
 
     def step(self) -> None:
         deltas = [

@@ -25,7 +25,7 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.app import make_app
-from mla_router.worker.server.errors import Unavailable
+from mla_router.worker.server.errors import ApiError, Unavailable
 from mla_router.worker.server.request_names import RequestNames
 from mla_router.worker.server.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.state import ServerState, Service
@@ -94,7 +94,7 @@ async def _until_told(
     try:
         await _first(starting, died, drain, stop)
         if starting.done() and (failure := starting.exception()) is not None:
-            if not isinstance(failure, TokenizerError):
+            if not isinstance(failure, TokenizerError | ApiError):
                 raise failure
             log.error("%s", failure)
             return EXIT_FAILED
@@ -126,8 +126,7 @@ async def _until_told(
 async def _start(state: ServerState, client: SchedulerClient, directory: Path) -> None:
     """Load the tokenizer while the scheduler loads the weights, then open for requests."""
     config = state.config
-    loading = asyncio.create_task(asyncio.to_thread(Tokenizer, config.folder))
-    tokenizer = await loading
+    tokenizer = await asyncio.to_thread(Tokenizer, config.folder)
     limits = await client.ready
     # The answer shows that the sockets are connected both ways. Their names are no longer needed
     # then, and what is gone already cannot be left behind by a process that gets killed.
