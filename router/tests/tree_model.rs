@@ -15,15 +15,10 @@ use proptest::prelude::*;
 /// A prompt of blocks that are all different from those of any other prefix.
 fn key(symbols: &[u8]) -> RouteKey {
     let chain = symbols.iter().scan(7_u64, |chain, symbol| {
-        *chain = (*chain ^ u64::from(*symbol))
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_left(29);
+        *chain = (*chain ^ u64::from(*symbol)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         Some(*chain)
     });
-    RouteKey {
-        blocks: chain.collect(),
-        ..RouteKey::default()
-    }
+    RouteKey { blocks: chain.collect(), ..RouteKey::default() }
 }
 
 #[derive(Clone, Debug)]
@@ -59,19 +54,14 @@ struct Model {
 
 impl Model {
     fn capacity(&self, worker: u8) -> usize {
-        self.capacity
-            .get(&worker)
-            .map_or(usize::MAX, |blocks| *blocks as usize)
+        self.capacity.get(&worker).map_or(usize::MAX, |blocks| *blocks as usize)
     }
 
     fn insert(&mut self, worker: u8, prompt: &[u8]) {
         self.clock += 1;
         let held = self.held.entry(worker).or_default();
-        let fitting = prompt.len().min(
-            self.capacity
-                .get(&worker)
-                .map_or(usize::MAX, |c| *c as usize),
-        );
+        let fitting =
+            prompt.len().min(self.capacity.get(&worker).map_or(usize::MAX, |c| *c as usize));
         for length in 1..=fitting {
             held.insert(prompt[..length].to_vec(), self.clock);
         }
@@ -82,9 +72,7 @@ impl Model {
         let capacity = self.capacity(worker);
         let held = self.held.entry(worker).or_default();
         while held.len() > capacity {
-            let oldest = held
-                .iter()
-                .min_by_key(|(path, stamp)| (**stamp, usize::MAX - path.len()));
+            let oldest = held.iter().min_by_key(|(path, stamp)| (**stamp, usize::MAX - path.len()));
             let oldest = oldest.expect("more than the capacity is held").0.clone();
             held.remove(&oldest);
         }
@@ -92,9 +80,7 @@ impl Model {
 
     fn lookup(&self, prompt: &[u8]) -> Vec<(WorkerId, u32)> {
         let matched = |held: &BTreeMap<Vec<u8>, u64>| {
-            (1..=prompt.len())
-                .take_while(|length| held.contains_key(&prompt[..*length]))
-                .count()
+            (1..=prompt.len()).take_while(|length| held.contains_key(&prompt[..*length])).count()
         };
         let all = self
             .held
@@ -229,9 +215,8 @@ fn threads_leave_the_books_balanced() {
                 let id = WorkerId(u32::from(worker));
                 tree.set_capacity(id, 50);
                 for round in 0..2000_u32 {
-                    let prompt: Vec<u8> = (0..12)
-                        .map(|i| (round.wrapping_mul(31 + i) >> 3) as u8 % 3)
-                        .collect();
+                    let prompt: Vec<u8> =
+                        (0..12).map(|i| (round.wrapping_mul(31 + i) >> 3) as u8 % 3).collect();
                     tree.insert(&key(&prompt), id);
                     assert!(lookup(tree, &prompt).contains(&(id, 12)));
                     assert!(tree.held_by(id) <= 50);
