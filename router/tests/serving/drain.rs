@@ -9,7 +9,7 @@ use tokio::{
     sync::{Semaphore, oneshot},
 };
 
-use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs};
+use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs, soon};
 
 /// A worker that answers when told, and the means to tell it.
 async fn gated() -> (FakeWorker, Arc<Semaphore>) {
@@ -28,7 +28,7 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     worker.request().await;
     assert!(!router.drain(Duration::from_millis(1)).await, "one request is inside");
     let mut client = Client::connect(address).await;
-    let refused = client.post("/generate", "{}").await;
+    let refused = soon(client.post("/generate", "{}")).await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.error_code(), "draining");
     assert_eq!(refused.headers["retry-after"], "1");

@@ -109,7 +109,7 @@ async fn when_all_fail_the_client_is_told_when_to_come_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_all_are_busy_it_is_a_503() {
-    let workers = [
+    let mut workers = [
         FakeWorker::start(|_| Reply::status(503)).await,
         FakeWorker::start(|_| Reply::status(503)).await,
     ];
@@ -118,6 +118,9 @@ async fn when_all_are_busy_it_is_a_503() {
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.error_code(), "workers_busy");
     assert_eq!(answer.headers["retry-after"], "1");
+    for worker in &mut workers {
+        assert_eq!(worker.requests_so_far(), 1, "each is asked once, whatever retries are left");
+    }
     assert_nothing_booked(&router).await;
 }
 
