@@ -66,7 +66,7 @@ def test_a_whole_answer(client: openai.OpenAI, backend: tokenizers.Tokenizer) ->
 
     # What strict clients want to be there, even if empty.
     body = json.loads(raw.text)
-    assert body["system_fingerprint"] is None
+    assert body["system_fingerprint"].startswith("fp_")
     assert body["choices"][0]["message"]["refusal"] is None
     assert body["choices"][0]["message"]["annotations"] == []
     assert "service_tier" not in body

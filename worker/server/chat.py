@@ -46,7 +46,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage
-    system_fingerprint: None = None
+    system_fingerprint: str
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,7 +70,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None
-    system_fingerprint: None = None
+    system_fingerprint: str
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -121,18 +121,27 @@ async def _whole(generation: Generation, model: str) -> web.Response:
         model=model,
         choices=[choice],
         usage=generation.usage,
+        system_fingerprint=generation.service.fingerprint,
     )
     return json_response(completion, headers=generation.headers)
 
 
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
     answer_id, created = f"chatcmpl-{generation.id}", int(time.time())
+    fingerprint = generation.service.fingerprint
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     tokens: list[int] = []
     logprobs: list[float] = []
 
     def chunk(choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        body = Chunk(id=answer_id, created=created, model=model, choices=choices, usage=usage)
+        body = Chunk(
+            id=answer_id,
+            created=created,
+            model=model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=fingerprint,
+        )
         return event(body)
 
     def piece(delta: Piece, output: Output | None = None) -> bytes:

@@ -41,7 +41,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage | msgspec.UnsetType | None
-    system_fingerprint: None = None
+    system_fingerprint: str
 
 
 @dataclass(slots=True)
@@ -112,17 +112,26 @@ async def _whole(generation: Generation, model: str) -> web.Response:
         model=model,
         choices=choices,
         usage=generation.usage,
+        system_fingerprint=generation.service.fingerprint,
     )
     return json_response(completion, headers=generation.headers)
 
 
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
     answer_id, created = f"cmpl-{generation.id}", int(time.time())
+    fingerprint = generation.service.fingerprint
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     parts = _parts(generation)
 
     def chunk(choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        body = Completion(id=answer_id, created=created, model=model, choices=choices, usage=usage)
+        body = Completion(
+            id=answer_id,
+            created=created,
+            model=model,
+            choices=choices,
+            usage=usage,
+            system_fingerprint=fingerprint,
+        )
         return event(body)
 
     while outputs := await generation.next():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -27,6 +28,13 @@ class Service:
     scheduler: SchedulerClient
     names: RequestNames
     metrics: Metrics
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's system_fingerprint: equal where the same model is computed the same way."""
+        limits = self.limits
+        parts = (self.config.model_name, limits.device, limits.dtype, limits.attention_backend)
+        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
     def check_model(self, name: str | None) -> str:
         """The model's name as the client wrote it, if it means the model that is served."""
