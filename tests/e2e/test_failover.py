@@ -155,7 +155,7 @@ def test_sigterm_lets_running_streams_finish() -> None:
     with processes.server(dp_size=2) as server:
 
         async def terminate() -> list[int]:
-            streams = Streams(server.url, 1_000)
+            streams = Streams(server.url, 500)
             async with client.session() as http:
                 tasks = [asyncio.create_task(streams.read(http, i)) for i in range(CLIENTS)]
                 await streams.all_began()
@@ -172,7 +172,7 @@ def test_sigterm_lets_running_streams_finish() -> None:
                     assert late.status == 503, late
                 return await asyncio.gather(*tasks)
 
-        assert asyncio.run(terminate()) == [1_000] * CLIENTS
+        assert asyncio.run(terminate()) == [500] * CLIENTS
         assert server.process.wait(10.0) == 0
         assert server.survivors() == []
         assert "Traceback" not in server.output()
