@@ -1,8 +1,14 @@
-"""Ports for the workers: the first free ones from a base upwards, as SGLang does."""
+"""Ports for the workers: the first free ones from a base upwards, as SGLang does.
+
+A worker listens only seconds after its port was chosen, and again after every restart. So that a
+second launcher on the machine does not choose the same port meanwhile, a chosen port is claimed: by
+an abstract Unix socket named after it, which leaves no file and goes with the process that holds it.
+"""
 
 from __future__ import annotations
 
 import socket
+from types import TracebackType
 
 LAST_PORT = 65535
 
@@ -11,17 +17,45 @@ class NoPortError(RuntimeError):
     """There are not enough free ports from the base upwards."""
 
 
-def choose_ports(host: str, base: int, count: int, keep_off: frozenset[int]) -> list[int]:
-    """`count` ports from `base` upwards that nobody listens on and that are not in `keep_off`."""
-    ports: list[int] = []
-    for port in range(base, LAST_PORT + 1):
-        if len(ports) == count:
-            break
-        if port not in keep_off and _is_free(host, port):
-            ports.append(port)
-    if len(ports) < count:
-        raise NoPortError(f"{count} free ports are needed from {base} upwards on {host}")
-    return ports
+class ClaimedPorts:
+    """`count` ports from `base` upwards that nobody listens on and no other launcher has claimed,
+    none of them in `keep_off`. Raises NoPortError. The claim lasts until the end of the block."""
+
+    def __init__(self, host: str, base: int, count: int, keep_off: frozenset[int]) -> None:
+        self._claims: dict[int, socket.socket] = {}
+        for port in range(base, LAST_PORT + 1):
+            if len(self._claims) == count:
+                return
+            if port not in keep_off and _is_free(host, port) and (claim := _claim(port)):
+                self._claims[port] = claim
+        if len(self._claims) < count:
+            self.close()
+            raise NoPortError(f"{count} free ports are needed from {base} upwards on {host}")
+
+    def __enter__(self) -> list[int]:
+        return list(self._claims)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for claim in self._claims.values():
+            claim.close()
+
+
+def _claim(port: int) -> socket.socket | None:
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0mla-router-worker-port-{port}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -17,7 +17,7 @@ from mla_router.launch.arguments import WORKER_HOST, Options, parse, router_erro
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
 from mla_router.launch.output import Output
-from mla_router.launch.ports import NoPortError, choose_ports
+from mla_router.launch.ports import ClaimedPorts, NoPortError
 from mla_router.launch.signals import KILLED_BY_CTRL_C, StopSignals
 from mla_router.launch.supervisor import (
     USAGE_ERROR,
@@ -62,8 +62,10 @@ def run(
     from mla_router._router import RouterError, router_flags
 
     options = parse(argv, router_flags())
+    base, keep_off = options.worker_base_port, frozenset({options.port})
     try:
-        return asyncio.run(_serve(options, command, policy))
+        with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
+            return asyncio.run(_serve(options, ports, command, policy))
     except KeyboardInterrupt:  # before or after our own handling of signals
         return KILLED_BY_CTRL_C
     except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
@@ -71,11 +73,13 @@ def run(
         return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
 
 
-async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy) -> int:
+async def _serve(
+    options: Options, ports: Sequence[int], command: WorkerCommand, policy: RestartPolicy
+) -> int:
     from mla_router import Router, RouterConfig
 
     output = Output(sys.stdout)
-    workers = _place_workers(options)
+    workers = [options.worker(index, port) for index, port in enumerate(ports)]
     urls = [f"http://{worker.host}:{worker.port}" for worker in workers]
     try:
         config = RouterConfig.from_argv(options.router_argv(urls))
@@ -113,12 +117,6 @@ async def _serve(options: Options, command: WorkerCommand, policy: RestartPolicy
             supervisor.stop(WORKER_GRACE_S), asyncio.to_thread(router.stop, ROUTER_GRACE_S)
         )
         output.launch("stopped")
-
-
-def _place_workers(options: Options) -> list[WorkerConfig]:
-    base = options.worker_base_port
-    ports = choose_ports(WORKER_HOST, base, options.dp_size, keep_off=frozenset({options.port}))
-    return [options.worker(index, port) for index, port in enumerate(ports)]
 
 
 def _tell_moved(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:

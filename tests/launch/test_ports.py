@@ -5,10 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from mla_router.launch.ports import LAST_PORT, NoPortError, choose_ports
+from mla_router.launch.ports import LAST_PORT, ClaimedPorts, NoPortError
 from support.processes import free_ports
 
 LOCAL = "127.0.0.1"
+
+
+def choose_ports(host: str, base: int, count: int, keep_off: frozenset[int]) -> list[int]:
+    with ClaimedPorts(host, base, count, keep_off) as ports:
+        return ports
 
 
 @pytest.fixture
@@ -50,3 +55,12 @@ def test_a_port_in_time_wait_is_free() -> None:
 def test_no_ports_left(taken: int) -> None:
     with pytest.raises(NoPortError, match="2 free ports are needed from 65535 upwards"):
         choose_ports(LOCAL, LAST_PORT, 2, keep_off=frozenset({taken}))
+
+
+def test_two_launchers_never_choose_the_same_port() -> None:
+    (base,) = free_ports(1)
+    with ClaimedPorts(LOCAL, base, 2, frozenset()) as mine:
+        with ClaimedPorts(LOCAL, base, 2, frozenset()) as theirs:
+            assert not set(mine) & set(theirs)
+        assert mine[0] == base
+    assert choose_ports(LOCAL, base, 1, frozenset()) == [base]  # the claim went with its holder
