@@ -30,7 +30,7 @@ class ZmqChannel:
         self._inbox = self._context.socket(zmq.PULL)
         self._outbox = self._context.socket(zmq.PUSH)
         for socket in (self._inbox, self._outbox):
-            socket.setsockopt(zmq.LINGER, 1000)  # the last message must still get out
+            socket.setsockopt(zmq.LINGER, 100)  # ms; nobody waits for more once we leave
             socket.setsockopt(zmq.SNDHWM, 0)  # never block or drop: the server bounds what it asks
             socket.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(f"ipc://{folder}/to_scheduler")
