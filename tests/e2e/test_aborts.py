@@ -36,6 +36,7 @@ class Storm:
         self.workers = workers
         self.rng = rng
         self.left: collections.Counter[str] = collections.Counter()
+        self.states: collections.Counter[str] = collections.Counter()  # in which they were left
         self.shared = [rng.randrange(256) for _ in range(600)]
 
     def prompt(self) -> list[int]:
@@ -65,6 +66,13 @@ class Storm:
             await asyncio.wait_for(ask(), self.rng.choice((0.002, 0.02, 0.1, 0.3)))
         except asyncio.TimeoutError:
             self.left["hung up"] += 1
+            await self.look(http)
+
+    async def look(self, http: aiohttp.ClientSession) -> None:
+        """What there is to be left at such a moment: the storm must not pass over a state."""
+        async with http.get(self.rng.choice(self.workers) + "/get_server_info") as response:
+            state = (await response.json())["scheduler"]
+        self.states.update(waiting=state["waiting"], running=state["running"])
 
     async def leave_stream(self, http: aiohttp.ClientSession, rid: str) -> None:
         """A client of a stream closes it after a random number of events."""
@@ -136,6 +144,7 @@ def test_a_thousand_aborts_leak_nothing(tmp_path: Path) -> None:
             async with client.session() as http:
                 storm = Storm(server.url, workers, rng)
                 await storm.run(http, ABORTS)
+                assert min(storm.states["waiting"], storm.states["running"]) > ABORTS / 10
                 return storm.left
 
         assert asyncio.run(answers()) == [expected] * 3
