@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("mla-router", "torch", "triton", "transformers")
+PACKAGES = ("torch", "triton", "transformers")
 
 
 def _commit() -> str:
