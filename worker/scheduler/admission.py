@@ -22,6 +22,8 @@ class Admission:
         self.chunk_size = chunk_size
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []  # until the whole prompt is known to be in the cache
+        # Who did not fit, and how much had been given back by then: until more is, it need not try.
+        self._blocked: tuple[Request, int] | None = None
 
     def next_prefills(self) -> tuple[list[tuple[Request, int]], list[Request]]:
         """Spend one step's budget of prompt tokens.
@@ -34,19 +36,22 @@ class Admission:
         shares: list[tuple[Request, int]] = []
         for request in self.prefilling:
             budget -= self._share(request, budget, shares)
+        if not self.waiting:
+            return shares, []
         starts = {self._next_tokens(r, r.tree_pages) for r in self.prefilling}
         admitted: list[Request] = []
         held_back: list[Request] = []
         for _ in range(min(len(self.waiting), _SCAN_LIMIT)):
-            if budget == 0:
-                break
             request = self.waiting[0]
+            if budget == 0 or self._blocked == (request, self.memory.num_releases):
+                break
             node, pages = self.memory.find_prefix(request)
             start = self._next_tokens(request, len(pages))
             if start in starts:
                 held_back.append(self.waiting.popleft())
                 continue
             if not self.memory.admit(request, node, pages):
+                self._blocked = request, self.memory.num_releases
                 break
             starts.add(start)
             admitted.append(self.waiting.popleft())

@@ -22,6 +22,7 @@ class Memory:
         self.cache = RadixCache(capacity.page_size)
         self.use_prefix_cache = use_prefix_cache
         self.free_slots = list(range(capacity.num_slots - 1, -1, -1))
+        self.num_releases = 0
         self._promised = 0  # pages that admitted requests may still ask for
 
     def pages_for(self, tokens: int) -> int:
@@ -97,6 +98,7 @@ class Memory:
         """Take back slot and pages; what was computed stays in the prefix cache."""
         assert request.steps_in_flight == 0, f"{request!r} is in {request.steps_in_flight} steps"
         request.move_to(State.RELEASED)
+        self.num_releases += 1
         if request.node is None:
             return  # it was never admitted
         kept = request.tree_pages
