@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -20,7 +21,7 @@ PACKAGES = ("torch", "triton", "transformers")
 
 
 def _commit() -> str:
-    """Short hash, with `+` if the tree differs from it."""
+    """Short hash, with `+` if the tree differs from it in more than kept figures."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -28,8 +29,23 @@ def _commit() -> str:
         return done.stdout.strip()
 
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (
-        "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        "+"
+        if git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/bench/results")
+        else ""
     )
+
+
+def _command() -> str:
+    """What to type at the root of the repository; where the line is kept is no part of it."""
+    script = Path(sys.argv[0]).resolve()
+    words = [str(script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name)]
+    arguments = iter(sys.argv[1:])
+    for word in arguments:
+        if word == "--out":
+            next(arguments, None)
+        elif not word.startswith("--out="):
+            words.append(word)
+    return shlex.join(["python", *words])
 
 
 def _machine() -> dict[str, Any]:
@@ -62,7 +78,7 @@ def record(bench: str, result: dict[str, Any], out: Path | None) -> None:
             "bench": bench,
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "commit": _commit(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": _command(),
             "machine": _machine(),
             "versions": _versions(),
             **result,
