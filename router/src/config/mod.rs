@@ -105,7 +105,7 @@ impl Default for Config {
 #[value(rename_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
-    /// Least uncached work times outstanding requests; learns the workers' prefix caches
+    /// Where the request costs the least waiting; learns the workers' prefix caches
     CacheAware,
     /// Each worker in turn
     RoundRobin,

@@ -1,10 +1,15 @@
-//! The default: the worker that will have the request's first token soonest.
+//! The default: the worker where the request costs the least waiting, its own and that of others.
 //!
-//! The cost of a worker is `(pending tokens + uncached tokens of this request) * (requests + 1)`: the
-//! prefill that stands before the first token, times the company in which it is done. There is
-//! nothing to tune. A cached prefix makes a worker cheaper by just what it saves; a worker that
-//! everybody wants becomes dearer with each request, until computing the prefix once more elsewhere
-//! is the cheaper way, which is how a hot prefix gets to several workers.
+//! The cost of a worker is `pending + uncached * (requests + 1)`, in tokens: the prefill that is
+//! queued there before the request's own (`pending + uncached` is its wait for the first token), and
+//! the wait that its prefill adds for each of the `requests` already there. There is nothing to
+//! tune. A cached prefix makes a worker cheaper by just what it saves; a worker that everybody wants
+//! becomes dearer with each request, until computing the prefix once more elsewhere is the cheaper
+//! way, which is how a hot prefix gets to several workers.
+//!
+//! LMetric (arXiv:2603.15202) has `(pending + uncached) * (requests + 1)`. It counts the queue as if
+//! this request had put it there, and so leaves a worker that is just computing the very prefix it
+//! needs, for another that has to compute it again.
 
 use std::{
     cmp::Reverse,
@@ -35,8 +40,9 @@ impl CacheAware {
 }
 
 fn cost(request: &PolicyRequest<'_>, worker: &Candidate) -> u64 {
-    let tokens = worker.pending_tokens.saturating_add(request.uncached_tokens(worker).into());
-    tokens.saturating_mul(u64::from(worker.requests) + 1)
+    let uncached = u64::from(request.uncached_tokens(worker));
+    let waits = uncached.saturating_mul(u64::from(worker.requests) + 1);
+    worker.pending_tokens.saturating_add(waits)
 }
 
 impl Policy for CacheAware {
@@ -108,13 +114,14 @@ mod tests {
     #[test]
     fn the_least_cost_wins() {
         let key = prompt(1, 100);
-        let table: [Case<'_>; 7] = [
+        let table: [Case<'_>; 8] = [
             ("idle, one has it", &[(0, 0, 0), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("the longer match", &[(0, 0, 80), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("a whole match costs a block", &[(0, 0, 100), (0, 0, 99)], 0, 16, Reason::CacheHit),
             ("busy, but worth it", &[(0, 0, 0), (8, 0, 90)], 1, 160, Reason::CacheHit),
             ("too busy", &[(0, 0, 0), (10, 0, 90)], 0, 1600, Reason::Balance),
             ("behind a long prefill", &[(0, 0, 0), (0, 1441, 90)], 0, 1600, Reason::Balance),
+            ("others wait, yet sooner", &[(0, 0, 0), (2, 1500, 100)], 1, 16, Reason::CacheHit),
             ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Cold),
         ];
         for (case, states, index, uncached_tokens, reason) in table {
