@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 MAX_LINE = 1 << 16  # a longer line is shown in pieces
 OUTPUT_END_S = 1.0  # for the last output, if somebody outside the group still holds the pipe
@@ -24,8 +24,14 @@ class Process:
         self._output = output
 
     @classmethod
-    async def start(cls, command: Sequence[str], show: Callable[[str], None]) -> Process:
-        """Start `command`; each line of its stdout and stderr goes to `show`."""
+    async def start(
+        cls,
+        command: Sequence[str],
+        show: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Start `command`; each line of its stdout and stderr goes to `show`. Without
+        an `environment` it has ours."""
         # A pipe of our own: asyncio's would make `wait` last as long as any grandchild holds it.
         reading, writing = os.pipe()
         try:
@@ -35,6 +41,7 @@ class Process:
                 stdout=writing,
                 stderr=writing,
                 start_new_session=True,
+                env=environment,
             )
         except BaseException:
             os.close(reading)

@@ -125,7 +125,9 @@ class _Member:
         """Its exit status and for how long it was healthy before."""
         started = time.monotonic()
         self._process = await Process.start(
-            self._command, lambda line: self._output.worker(self._index, line)
+            self._command,
+            lambda line: self._output.worker(self._index, line),
+            self._config.child_environment(),
         )
         health = asyncio.create_task(until_healthy(self._config.host, self._config.port))
         ended = asyncio.create_task(self._process.wait())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -41,7 +42,12 @@ class WorkerConfig:
     host: str = _flag("127.0.0.1", "address to listen on")
     port: int = _flag(31000, "port to listen on", low=0, high=65535)
     worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")
-    api_key: str = _flag("", "key that clients must send as `Authorization: Bearer`; empty: none")
+    api_key: str = _flag(
+        "",
+        "key that clients must send as `Authorization: Bearer`; empty: that in MLA_ROUTER_API_KEY, "
+        "where other users cannot see it, or none",
+        variable="MLA_ROUTER_API_KEY",
+    )
     # device
     device: str = _flag("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
@@ -104,13 +110,23 @@ class WorkerConfig:
         return self.worker_id or f"{self.host}:{self.port}"
 
     def to_argv(self) -> list[str]:
-        """The flags that make this config, so that a child process shows in `ps` what it runs."""
+        """The flags that make this config, so that a child process shows in `ps` what it runs. What
+        nobody should see there goes by `child_environment`."""
         argv = []
         for spec in dataclasses.fields(self):
             value, flag = getattr(self, spec.name), "--" + spec.name.replace("_", "-")
-            if value != spec.default:
+            if value != spec.default and "variable" not in spec.metadata:
                 argv += [flag] if value is True else [f"{flag}={value}"]
         return argv
+
+    def child_environment(self) -> dict[str, str]:
+        """Our own environment, and in it the secrets of this config."""
+        secrets = {
+            spec.metadata["variable"]: str(value)
+            for spec in dataclasses.fields(self)
+            if "variable" in spec.metadata and (value := getattr(self, spec.name))
+        }
+        return {**os.environ, **secrets}
 
 
 def add_flags(
@@ -141,4 +157,7 @@ def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
     """Build the config from parsed flags; `fixed` overrides. Raises ConfigError."""
     names = {spec.name for spec in dataclasses.fields(WorkerConfig)}
     values = {name: value for name, value in vars(namespace).items() if name in names}
+    for spec in dataclasses.fields(WorkerConfig):
+        if "variable" in spec.metadata and not values.get(spec.name):
+            values[spec.name] = os.environ.get(spec.metadata["variable"], "")
     return WorkerConfig(**{**values, **fixed})

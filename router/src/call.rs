@@ -64,6 +64,9 @@ impl<'a> Call<'a> {
         *request.uri_mut() = self.path.parse().expect("contract: a path that was checked before");
         let headers = request.headers_mut();
         headers.insert(header::HOST, pool.host_header());
+        if let Some(authorization) = pool.authorization() {
+            headers.insert(header::AUTHORIZATION, authorization);
+        }
         if !self.body.is_empty() {
             let json = HeaderValue::from_static("application/json");
             headers.insert(header::CONTENT_TYPE, json);

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::{runtime, sync::Semaphore};
 
 use crate::{
-    config::Config,
+    config::{ApiKey, Config},
     error::Error,
     health,
     metrics::{Metrics, UpstreamFailure},
@@ -65,6 +65,7 @@ impl Router {
             url.clone(),
             self.config.connect_timeout_secs.get(),
             self.config.upstream_idle_timeout_secs.get(),
+            self.config.api_key.as_ref().map(ApiKey::bearer),
         );
         let worker = self.registry.add(url, pool)?;
         let check = health::run(Arc::downgrade(self), Arc::clone(&worker));

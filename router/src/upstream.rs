@@ -54,6 +54,7 @@ impl UpstreamError {
 pub struct Pool {
     url: WorkerUrl,
     host_header: HeaderValue,
+    authorization: Option<HeaderValue>,
     connect_timeout: Duration,
     idle_timeout: Duration,
     /// Held for a push or a pop, never across IO.
@@ -67,9 +68,20 @@ struct Idle {
 }
 
 impl Pool {
-    pub fn new(url: WorkerUrl, connect_timeout: Duration, idle_timeout: Duration) -> Self {
+    /// `authorization` is what the router's own requests say of who it is.
+    pub fn new(
+        url: WorkerUrl,
+        connect_timeout: Duration,
+        idle_timeout: Duration,
+        authorization: Option<HeaderValue>,
+    ) -> Self {
         let host_header = url.authority();
-        Self { url, host_header, connect_timeout, idle_timeout, idle: Mutex::default() }
+        let idle = Mutex::default();
+        Self { url, host_header, authorization, connect_timeout, idle_timeout, idle }
+    }
+
+    pub fn authorization(&self) -> Option<HeaderValue> {
+        self.authorization.clone()
     }
 
     /// What goes into the `Host` header of a request to this worker.

@@ -93,7 +93,7 @@ def test_a_taken_port() -> None:
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     shutil.copy(SMALL_MODEL / "config.json", tmp_path)
     with fake_worker(ready_path=None, model_path=tmp_path) as worker:
-        assert exit_status(worker) == 1
+        assert exit_status(worker) == 2
         assert "tokenizer" in worker.running.output()
         assert "Traceback" not in worker.running.output()
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
+EXIT_BAD_SETTINGS = 2  # as argparse has it: trying again will not help
 EXIT_SCHEDULER_DIED = 3
 
 BACKLOG = 1024
@@ -97,7 +98,7 @@ async def _until_told(
             if not isinstance(failure, TokenizerError | ApiError):
                 raise failure
             log.error("%s", failure)
-            return EXIT_FAILED
+            return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
         await _first(died, drain, stop)
         if drain.done() and state.service is not None and not died.done() and not stop.done():
             state.draining = True
@@ -106,6 +107,8 @@ async def _until_told(
             await _first(idle, died, stop, timeout=DRAIN_GRACE_S)
             idle.cancel()
         if died.done():
+            if state.service is None and died.result() == EXIT_BAD_SETTINGS:
+                return EXIT_BAD_SETTINGS  # it has said why
             log.error("the scheduler has ended with status %d", died.result())
             return EXIT_SCHEDULER_DIED
         return EXIT_STOPPED

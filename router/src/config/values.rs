@@ -3,6 +3,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 
 /// A time in seconds: more than zero, at most a year, fractions allowed.
@@ -94,6 +95,14 @@ pub struct ApiKey(String);
 impl ApiKey {
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
+    }
+
+    /// The `Authorization` header of one who has the key.
+    pub fn bearer(&self) -> HeaderValue {
+        let value = HeaderValue::try_from(format!("Bearer {}", self.0));
+        let mut value = value.expect("contract: a key is visible ASCII");
+        value.set_sensitive(true);
+        value
     }
 }
 

@@ -112,8 +112,17 @@ async fn an_api_key_protects_all_but_the_health_checks() {
     assert_eq!(worker.requests_so_far(), 0);
     let mut request = post("/generate", "{}");
     let key = HeaderValue::from_static("Bearer sesame");
-    request.headers_mut().insert("authorization", key);
+    request.headers_mut().insert("authorization", key.clone());
     assert_eq!(client.call(request).await.expect("an answer").status, StatusCode::OK);
+    // The router's own requests to its workers carry the key, too: they were started with it.
+    let mut flush = post("/flush_cache", "");
+    flush.headers_mut().insert("authorization", key.clone());
+    assert_eq!(client.call(flush).await.expect("an answer").status, StatusCode::OK);
+    for path in ["/generate", "/flush_cache"] {
+        let seen = worker.request().await;
+        assert_eq!(seen.head.uri.path(), path);
+        assert_eq!(seen.head.headers.get("authorization"), Some(&key));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,34 @@
+"""One key for router and workers, given where no other user can read it."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from support import processes
+
+KEY = "sesame-street-7"
+
+
+def test_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLA_ROUTER_API_KEY", KEY)
+    port, base_port = processes.free_ports(2)
+    flags = {"port": port, "router_dp_worker_base_port": base_port, "cpu_threads": 1}
+    argv = ["-m", "mla_router.launch_server", "--device=cpu", *processes.to_argv({**flags})]
+    with processes.running(argv, f"http://127.0.0.1:{port}", "/readiness") as server:
+        url = server.url + "/v1"
+        stranger = openai.OpenAI(base_url=url, api_key="wrong", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+        with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+            assert client.models.list().data[0].id == "mla-small"
+            answer = client.completions.create(model="mla-small", prompt="one two", max_tokens=3)
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 3
+            # The router asks its workers with the key, or it would know nothing of their caches.
+            workers = client.get("/../workers", cast_to=object)
+        assert isinstance(workers, dict)
+        assert workers["workers"][0]["max_total_num_tokens"] > 0
+        for process in server.tree():
+            assert KEY not in process.command
+        assert KEY not in server.output()
