@@ -46,7 +46,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--prefix-tokens", type=int, default=1024)
     parser.add_argument("--question-tokens", type=int, default=48)
     parser.add_argument("--output-tokens", type=int, default=8)
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--dp-size", type=int, default=2)
     parser.add_argument("--max-total-tokens", type=int, default=7168, help="cache of one worker")
     parser.add_argument("--model-path", default="", help="default: the model that is shipped")
