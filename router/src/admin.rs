@@ -19,7 +19,7 @@ use crate::{
     call::Call,
     error::Error,
     router::Router,
-    worker::{Worker, WorkerView},
+    worker::{Phase, Worker, WorkerView},
     worker_url::WorkerUrl,
 };
 
@@ -60,17 +60,13 @@ struct Target {
 }
 
 impl Target {
-    fn parse(&self) -> Result<WorkerUrl, Error> {
-        self.url.parse().map_err(|message| Error::BadRequest { param: "url", message })
-    }
-
     fn from_json(body: &[u8]) -> Result<WorkerUrl, Error> {
         let target: Result<Self, _> = serde_json::from_slice(body);
         let bad = |error: serde_json::Error| Error::BadRequest {
             param: "url",
             message: format!("expected {{\"url\": \"http://HOST:PORT\"}}: {error}"),
         };
-        target.map_err(bad)?.parse()
+        WorkerUrl::from_client(&target.map_err(bad)?.url)
     }
 
     fn from_query(query: Result<Query<Self>, QueryRejection>) -> Result<WorkerUrl, Error> {
@@ -78,7 +74,7 @@ impl Target {
             param: "url",
             message: "expected ?url=http://HOST:PORT".to_owned(),
         };
-        query.map_err(missing)?.parse()
+        WorkerUrl::from_client(&query.map_err(missing)?.url)
     }
 }
 
@@ -89,7 +85,7 @@ async fn alive() -> &'static str {
 
 async fn readiness(State(router): Shared) -> Response {
     let workers = router.registry.workers();
-    let healthy = workers.iter().filter(|worker| worker.view().healthy).count();
+    let healthy = workers.iter().filter(|worker| worker.phase() == Phase::Healthy).count();
     let ready = router.is_ready();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({
@@ -107,8 +103,7 @@ async fn metrics(State(router): Shared) -> impl IntoResponse {
 }
 
 async fn list(State(router): Shared) -> Json<Value> {
-    let workers: Vec<WorkerView> =
-        router.registry.workers().iter().map(|worker| worker.view()).collect();
+    let workers = router.registry.views();
     Json(json!({ "workers": workers, "total": workers.len() }))
 }
 

@@ -59,16 +59,16 @@ impl RouterHandle {
 
     /// Registers a worker; it takes requests after its first good health check.
     pub fn add_worker(&self, url: &str) -> Result<WorkerView, Error> {
-        Ok(self.router.add_worker(parse(url)?)?.view())
+        Ok(self.router.add_worker(WorkerUrl::from_client(url)?)?.view())
     }
 
     /// Takes a worker out of rotation for good; it may finish what it is serving.
     pub fn remove_worker(&self, url: &str) -> Result<(), Error> {
-        self.router.remove_worker(&parse(url)?)
+        self.router.remove_worker(&WorkerUrl::from_client(url)?)
     }
 
     pub fn workers(&self) -> Vec<WorkerView> {
-        self.router.registry.workers().iter().map(|worker| worker.view()).collect()
+        self.router.registry.views()
     }
 
     /// Not ready any more, no new requests; true when those in flight have finished within `grace`.
@@ -105,10 +105,6 @@ impl Drop for RouterHandle {
         self.server.abort();
         self.router.retire();
     }
-}
-
-fn parse(url: &str) -> Result<WorkerUrl, Error> {
-    url.parse().map_err(|message| Error::BadRequest { param: "url", message })
 }
 
 /// The one line that says what runs where.

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use crate::{
     error::Error,
     upstream::Pool,
-    worker::{Phase, Worker},
+    worker::{Phase, Worker, WorkerView},
     worker_id::WorkerId,
     worker_url::WorkerUrl,
 };
@@ -28,6 +28,11 @@ pub struct Registry {
 impl Registry {
     pub fn workers(&self) -> Guard<Arc<Snapshot>> {
         self.workers.load()
+    }
+
+    /// The workers as people see them.
+    pub fn views(&self) -> Vec<WorkerView> {
+        self.workers().iter().map(|worker| worker.view()).collect()
     }
 
     pub fn add(&self, url: WorkerUrl, pool: Pool) -> Result<Arc<Worker>, Error> {

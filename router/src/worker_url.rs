@@ -6,6 +6,8 @@ use http::{HeaderValue, Uri, uri::Authority};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::error::Error;
+
 const DEFAULT_PORT: u16 = 80;
 
 /// `http://HOST[:PORT]` and nothing else: the router adds the client's path itself, so a path, a
@@ -19,6 +21,11 @@ pub struct WorkerUrl {
 }
 
 impl WorkerUrl {
+    /// The address that a client names.
+    pub fn from_client(text: &str) -> Result<Self, Error> {
+        text.parse().map_err(|message| Error::BadRequest { param: "url", message })
+    }
+
     pub fn as_str(&self) -> &str {
         &self.text
     }
