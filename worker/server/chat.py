@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
 from mla_router.worker.server.logprobs import ChatLogprobs, chat_logprobs
@@ -94,10 +94,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     generation = Generation(service, [prompt], sampling, cache_salt=body.cache_salt)
     async with generation.running():
         if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return await stream(
-                request, _events(generation, model, usage), lambda: generation.headers
-            )
+            events = _events(generation, model, body.wants_usage)
+            return await stream(request, events, lambda: generation.headers)
         return await _whole(generation, model)
 
 
@@ -116,33 +114,21 @@ async def _whole(generation: Generation, model: str) -> web.Response:
         0, Message(content="".join(text)), _logprobs(generation, tokens, logprobs), reason
     )
     completion = Completion(
-        id=f"chatcmpl-{generation.id}",
-        created=int(time.time()),
-        model=model,
+        **envelope(generation, "chatcmpl", model),
         choices=[choice],
         usage=generation.usage,
-        system_fingerprint=generation.service.fingerprint,
     )
     return json_response(completion, headers=generation.headers)
 
 
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
-    answer_id, created = f"chatcmpl-{generation.id}", int(time.time())
-    fingerprint = generation.service.fingerprint
+    shared = envelope(generation, "chatcmpl", model)
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     tokens: list[int] = []
     logprobs: list[float] = []
 
     def chunk(choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        body = Chunk(
-            id=answer_id,
-            created=created,
-            model=model,
-            choices=choices,
-            usage=usage,
-            system_fingerprint=fingerprint,
-        )
-        return event(body)
+        return event(Chunk(**shared, choices=choices, usage=usage))
 
     def piece(delta: Piece, output: Output | None = None) -> bytes:
         scores = _logprobs(generation, tokens, logprobs) if tokens else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
 from mla_router.worker.server.logprobs import CompletionLogprobs, CompletionScorer
@@ -93,10 +93,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     generation = Generation(service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt)
     async with generation.running():
         if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return await stream(
-                request, _events(generation, model, usage), lambda: generation.headers
-            )
+            events = _events(generation, model, body.wants_usage)
+            return await stream(request, events, lambda: generation.headers)
         return await _whole(generation, model)
 
 
@@ -107,32 +105,20 @@ async def _whole(generation: Generation, model: str) -> web.Response:
             parts[output.index].add(output)
     choices = [part.take(generation, index) for index, part in enumerate(parts)]
     completion = Completion(
-        id=f"cmpl-{generation.id}",
-        created=int(time.time()),
-        model=model,
+        **envelope(generation, "cmpl", model),
         choices=choices,
         usage=generation.usage,
-        system_fingerprint=generation.service.fingerprint,
     )
     return json_response(completion, headers=generation.headers)
 
 
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
-    answer_id, created = f"cmpl-{generation.id}", int(time.time())
-    fingerprint = generation.service.fingerprint
+    shared = envelope(generation, "cmpl", model)
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     parts = _parts(generation)
 
     def chunk(choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        body = Completion(
-            id=answer_id,
-            created=created,
-            model=model,
-            choices=choices,
-            usage=usage,
-            system_fingerprint=fingerprint,
-        )
-        return event(body)
+        return event(Completion(**shared, choices=choices, usage=usage))
 
     while outputs := await generation.next():
         events = []

@@ -28,7 +28,7 @@ from mla_router.worker.server.app import make_app
 from mla_router.worker.server.errors import ApiError, Unavailable
 from mla_router.worker.server.request_names import RequestNames
 from mla_router.worker.server.scheduler_client import SchedulerClient, connect
-from mla_router.worker.server.state import ServerState, Service
+from mla_router.worker.server.state import ServerState, Service, fingerprint_of
 from mla_router.worker.server.tokenizer import Tokenizer, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,15 @@ async def _start(state: ServerState, client: SchedulerClient, directory: Path) -
     # then, and what is gone already cannot be left behind by a process that gets killed.
     await client.stats(timeout=config.watchdog_timeout)
     shutil.rmtree(directory, ignore_errors=True)
-    state.service = Service(config, limits, tokenizer, client, RequestNames(), state.metrics)
+    state.service = Service(
+        config,
+        limits,
+        tokenizer,
+        client,
+        RequestNames(),
+        state.metrics,
+        fingerprint_of(config, limits),
+    )
     print(_startup_line(config, limits, time.monotonic() - state.started), flush=True)
 
 

@@ -67,6 +67,11 @@ class OpenAIFields(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     response_format: Any = None
 
+    @property
+    def wants_usage(self) -> bool:
+        """A stream ends with a chunk of token counts only if the client asked for it."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class ChatRequest(OpenAIFields, kw_only=True):
     messages: list[ChatMessage] | None = None

@@ -18,6 +18,12 @@ from mla_router.worker.server.scheduler_client import SchedulerClient
 from mla_router.worker.server.tokenizer import Tokenizer
 
 
+def fingerprint_of(config: WorkerConfig, limits: Ready) -> str:
+    """OpenAI's system_fingerprint: equal where the same model is computed the same way."""
+    parts = (config.model_name, limits.device, limits.dtype, limits.attention_backend)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """All that answering a request takes. Exists once the scheduler is ready."""
@@ -28,13 +34,7 @@ class Service:
     scheduler: SchedulerClient
     names: RequestNames
     metrics: Metrics
-
-    @property
-    def fingerprint(self) -> str:
-        """OpenAI's system_fingerprint: equal where the same model is computed the same way."""
-        limits = self.limits
-        parts = (self.config.model_name, limits.device, limits.dtype, limits.attention_backend)
-        return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+    fingerprint: str  # see `fingerprint_of`
 
     def check_model(self, name: str | None) -> str:
         """The model's name as the client wrote it, if it means the model that is served."""
