@@ -8,7 +8,6 @@ from typing import Any
 
 from mla_router.worker.core import Capacity, StepEngine
 from mla_router.worker.messages import (
-    Abort,
     Delta,
     Deltas,
     Generate,
@@ -108,6 +107,3 @@ def run(
     scheduler.postprocess = checked  # type: ignore[method-assign]
     (scheduler.overlap_loop if overlap else scheduler.normal_loop)()
     return Run(scheduler, channel)
-
-
-__all__ = ["Abort", "Run", "generate", "run"]

@@ -16,15 +16,21 @@ _CPU_TOKENS = 65536
 _GIB = 1 << 30
 
 
+def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
+    """Tokens of one request. Raises ConfigError for more than the model was made for."""
+    length = config.context_length or model.max_position_embeddings
+    if length > model.max_position_embeddings:
+        raise ConfigError(
+            f"--context-length {length}: the model goes to {model.max_position_embeddings}"
+        )
+    return length
+
+
 def plan_capacity(
     config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Capacity:
     """Size the KV cache and the batch. Raises ConfigError if not even one page fits."""
-    context_length = config.context_length or model.max_position_embeddings
-    if context_length > model.max_position_embeddings:
-        raise ConfigError(
-            f"--context-length {context_length}: the model goes to {model.max_position_embeddings}"
-        )
+    context_length = choose_context_length(config, model)
     token_bytes = model.num_layers * model.cache_width * dtype.itemsize
     tokens = config.max_total_tokens or _CPU_TOKENS
     if device.type == "cuda":

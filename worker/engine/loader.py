@@ -7,7 +7,7 @@ import logging
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
-from mla_router.worker.engine.capacity import plan_capacity
+from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.model.config import ModelConfig, read_config
 from mla_router.worker.model.loader import load_model
@@ -20,7 +20,9 @@ def load_engine(config: WorkerConfig) -> Engine:
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
-    dtype = choose_dtype(config, read_config(config.folder), device)
+    model_config = read_config(config.folder)
+    choose_context_length(config, model_config)  # a wrong one must not cost a load of the weights
+    dtype = choose_dtype(config, model_config, device)
     model = load_model(config.folder, device=device, dtype=dtype)
     capacity = plan_capacity(config, model.config, dtype, device)
     return Engine(model, capacity, device=device, dtype=dtype)

@@ -67,10 +67,9 @@ class Admission:
 
     def _share(self, request: Request, budget: int, shares: list[tuple[Request, int]]) -> int:
         tokens = min(budget, len(request.prompt) - request.launched_prompt)
-        if tokens > 0 and request.is_live:
+        if tokens > 0:
             shares.append((request, tokens))
-            return tokens
-        return 0
+        return tokens
 
     def _next_tokens(self, request: Request, cached_pages: int) -> object:
         """What the request needs first beyond the cache, or a unique value if that is short.

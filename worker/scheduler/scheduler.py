@@ -212,8 +212,9 @@ class Scheduler:
             request.settled_length = chunk.start + len(chunk.tokens)
             if request.is_live:
                 self.memory.share(request)
-        for request, length in zip(step.sampled, step.plan.decode_lengths, strict=False):
-            request.settled_length = length  # the decode rows come first
+        decodes = step.sampled[: len(step.plan.decode_slots)]  # they come first
+        for request, length in zip(decodes, step.plan.decode_lengths, strict=True):
+            request.settled_length = length
         for i, request in enumerate(step.sampled):
             if not request.is_live:
                 continue  # it ended while this step was under way
@@ -228,7 +229,6 @@ class Scheduler:
             if request.sampling.logprobs and result.logprobs is not None:
                 logprobs = [result.logprobs[i]]
             self._tell(request, [token], logprobs)
-        decodes = step.sampled[: len(step.plan.decode_slots)]
         for request in [*step.prefills, *decodes]:
             request.steps_in_flight -= 1
         self._give_back([*step.prefills, *decodes])
