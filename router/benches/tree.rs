@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use mla_router::{key::RouteKey, tree::PrefixTree, worker_id::WorkerId};
+use mla_router::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const WORKERS: u32 = 8;

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use mla_router::{key::RouteKey, tree::PrefixTree, worker_id::WorkerId};
+use mla_router::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

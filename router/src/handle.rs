@@ -6,7 +6,11 @@ use thiserror::Error as ThisError;
 use tokio::{net::TcpListener, sync::watch, task::AbortHandle, time::Instant};
 
 use crate::{
-    config::Config, error::Error, router::Router, server, worker::WorkerView, worker_url::WorkerUrl,
+    config::Config,
+    error::Error,
+    fleet::{worker::WorkerView, worker_url::WorkerUrl},
+    router::Router,
+    server,
 };
 
 /// Why a router did not start. One line, for people.

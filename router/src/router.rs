@@ -8,16 +8,18 @@ use tokio::{runtime, sync::Semaphore};
 use crate::{
     config::{ApiKey, Config},
     error::Error,
-    health,
+    fleet::{
+        health,
+        registry::{self, Registry},
+        worker::Worker,
+        worker_url::WorkerUrl,
+    },
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
-    registry::{self, Registry},
-    select::Scratch,
+    proxy::select::Scratch,
     shutdown::Gate,
     tree::PrefixTree,
     upstream::Pool,
-    worker::Worker,
-    worker_url::WorkerUrl,
 };
 
 pub struct Router {
@@ -65,7 +67,7 @@ impl Router {
             url.clone(),
             self.config.connect_timeout_secs.get(),
             self.config.upstream_idle_timeout_secs.get(),
-            self.config.api_key.as_ref().map(ApiKey::bearer),
+            self.config.worker_key().map(ApiKey::bearer),
         );
         let worker = self.registry.add(url, pool)?;
         let check = health::run(Arc::downgrade(self), Arc::clone(&worker));

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use mla_router::{
+    fleet::worker_id::WorkerId,
     key::RouteKey,
     tree::{PrefixTree, TreeStats},
-    worker_id::WorkerId,
 };
 use proptest::prelude::*;
 

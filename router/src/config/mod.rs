@@ -3,94 +3,247 @@
 
 mod values;
 
+use std::path::PathBuf;
+
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-pub use values::{ApiKey, Seconds, UrlPath};
+pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
-use crate::worker_url::WorkerUrl;
+use crate::fleet::worker_url::WorkerUrl;
+
+/// Headings of `--help`.
+const WORKERS: &str = "Workers";
+const SERVING: &str = "Serving clients";
+const ROUTING: &str = "Choosing a worker";
+const FAILURES: &str = "When something fails";
+const OBSERVING: &str = "Seeing what happens";
 
 /// Route LLM requests to the worker that will finish them soonest.
 #[derive(Clone, Debug, PartialEq, Parser, Serialize, Deserialize)]
 #[command(name = "mla-router", version)]
 #[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Config {
-    /// Workers to start with, as http://HOST:PORT, separated by spaces. More can be added at run time
-    #[arg(long, value_name = "URL", num_args = 0..)]
+    /// Workers to start with, as http(s)://HOST:PORT, separated by spaces. More can be added at run time
+    #[arg(long, value_name = "URL", num_args = 0.., help_heading = WORKERS)]
     pub worker_urls: Vec<WorkerUrl>,
 
-    /// Address to listen on
-    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
-    pub host: String,
+    /// File with one worker URL a line; the router follows its changes
+    #[arg(long, value_name = "FILE", help_heading = WORKERS)]
+    pub worker_urls_file: Option<PathBuf>,
 
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "PORT", default_value_t = 30000)]
-    pub port: u16,
+    /// Find workers among the pods of a Kubernetes cluster
+    #[arg(long, help_heading = WORKERS)]
+    pub service_discovery: bool,
 
-    /// How a worker is chosen
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyName::CacheAware)]
-    pub policy: PolicyName,
+    /// Labels of the pods that are workers, as KEY=VALUE
+    #[arg(long, value_name = "LABEL", num_args = 0.., help_heading = WORKERS)]
+    pub selector: Vec<String>,
 
-    /// Largest request body in bytes; a larger one is answered with 413
-    #[arg(long, value_name = "BYTES", default_value_t = 512 << 20)]
-    pub max_payload_size: usize,
+    /// Port on which those pods serve
+    #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = WORKERS)]
+    pub service_discovery_port: u16,
 
-    /// Longest life of a request, from its last body byte to the last byte of the response
-    #[arg(long, value_name = "SECONDS", default_value = "1800")]
-    pub request_timeout_secs: Seconds,
+    /// Namespace of those pods; the router's own if not given
+    #[arg(long, value_name = "NAME", help_heading = WORKERS)]
+    pub service_discovery_namespace: Option<String>,
+
+    /// Networks in which a worker that is added at run time may lie; others are refused. Loopback and
+    /// private networks if none is given
+    #[arg(long, value_name = "CIDR", num_args = 0.., help_heading = WORKERS)]
+    pub worker_networks: Vec<Network>,
+
+    /// Key that the router sends to workers instead of its client's
+    #[arg(long, value_name = "KEY", help_heading = WORKERS)]
+    pub worker_api_key: Option<ApiKey>,
+
+    /// Certificates (PEM) that workers with https:// URLs are checked against; the system's if not given
+    #[arg(long, value_name = "FILE", help_heading = WORKERS)]
+    pub worker_ca_cert_path: Option<PathBuf>,
+
+    /// Speak HTTP/2 with the workers, without TLS by prior knowledge (h2c)
+    #[arg(long, help_heading = WORKERS)]
+    pub upstream_http2: bool,
 
     /// Longest time to open a connection to a worker
-    #[arg(long, value_name = "SECONDS", default_value = "5")]
+    #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = WORKERS)]
     pub connect_timeout_secs: Seconds,
 
     /// Idle connections to a worker are closed after this. Must be below the worker's own keep-alive
     /// (75 for ours, 5 for uvicorn), or requests race with the worker closing the connection
-    #[arg(long, value_name = "SECONDS", default_value = "4")]
+    #[arg(long, value_name = "SECONDS", default_value = "4", help_heading = WORKERS)]
     pub upstream_idle_timeout_secs: Seconds,
 
+    /// Address to listen on
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", help_heading = SERVING)]
+    pub host: String,
+
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 30000, help_heading = SERVING)]
+    pub port: u16,
+
+    /// Certificate chain (PEM) to serve HTTPS with; needs --tls-key-path
+    #[arg(long, value_name = "FILE", requires = "tls_key_path", help_heading = SERVING)]
+    pub tls_cert_path: Option<PathBuf>,
+
+    /// Private key (PEM) of --tls-cert-path
+    #[arg(long, value_name = "FILE", requires = "tls_cert_path", help_heading = SERVING)]
+    pub tls_key_path: Option<PathBuf>,
+
+    /// Keys, one of which clients must send as `Authorization: Bearer KEY`, on all paths but the
+    /// health checks
+    #[arg(long, value_name = "KEY", num_args = 0.., help_heading = SERVING)]
+    pub api_key: Vec<ApiKey>,
+
+    /// Key for the paths that change or show the router (/workers, /metrics and the like); those of
+    /// --api-key if not given
+    #[arg(long, value_name = "KEY", help_heading = SERVING)]
+    pub admin_api_key: Option<ApiKey>,
+
+    /// Listen on an address that others can reach although no key is set
+    #[arg(long, help_heading = SERVING)]
+    pub insecure: bool,
+
+    /// Largest request body in bytes; a larger one is answered with 413
+    #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = SERVING)]
+    pub max_payload_size: usize,
+
+    /// Connections that may be open at a time; more wait to be accepted
+    #[arg(long, value_name = "N", default_value_t = 16384, help_heading = SERVING)]
+    pub max_connections: usize,
+
+    /// Longest time for a request's head to arrive; then 408
+    #[arg(long, value_name = "SECONDS", default_value = "10", help_heading = SERVING)]
+    pub header_read_timeout_secs: Seconds,
+
+    /// Longest pause within a request's body; then 408
+    #[arg(long, value_name = "SECONDS", default_value = "30", help_heading = SERVING)]
+    pub body_read_timeout_secs: Seconds,
+
+    /// Pause in a stream after which its client gets a comment line, so that proxies keep it open
+    #[arg(long, value_name = "SECONDS", default_value = "15", help_heading = SERVING)]
+    pub sse_keepalive_secs: Seconds,
+
+    /// On SIGTERM, time for the requests in flight to finish
+    #[arg(long, value_name = "SECONDS", default_value = "30", help_heading = SERVING)]
+    pub shutdown_grace_period_secs: Seconds,
+
+    /// How a worker is chosen
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyName::CacheAware, help_heading = ROUTING)]
+    pub policy: PolicyName,
+
+    /// cache_aware_threshold: share of the prompt that a worker must hold to be chosen for it
+    #[arg(long, value_name = "SHARE", default_value = "0.5", help_heading = ROUTING)]
+    pub cache_threshold: Share,
+
+    /// cache_aware_threshold: workers are out of balance if their requests differ by more than this
+    /// and by more than --balance-rel-threshold; then the least loaded is chosen
+    #[arg(long, value_name = "N", default_value_t = 32, help_heading = ROUTING)]
+    pub balance_abs_threshold: u32,
+
+    /// cache_aware_threshold: the same as a ratio of the most to the least loaded worker
+    #[arg(long, value_name = "RATIO", default_value_t = 1.0001, help_heading = ROUTING)]
+    pub balance_rel_threshold: f64,
+
+    /// Characters of prompts remembered for a worker that does not tell the size of its cache
+    #[arg(long, value_name = "N", default_value_t = 1 << 24, help_heading = ROUTING)]
+    pub max_tree_size: u64,
+
+    /// Requests that may be on the workers at a time; more wait in the queue. -1: as many as come
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, help_heading = ROUTING)]
+    pub max_concurrent_requests: i64,
+
+    /// Requests that may wait until a worker can take them; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = 1024, help_heading = ROUTING)]
+    pub queue_size: usize,
+
+    /// Longest wait for a worker; then 503
+    #[arg(long, value_name = "SECONDS", default_value = "60", help_heading = ROUTING)]
+    pub queue_timeout_secs: Seconds,
+
+    /// Longest life of a request, from its last body byte to the last byte of the response
+    #[arg(long, value_name = "SECONDS", default_value = "1800", help_heading = FAILURES)]
+    pub request_timeout_secs: Seconds,
+
+    /// Least time that a streamed request waits for its first byte before another worker gets it; a
+    /// long prompt or queue has more
+    #[arg(long, value_name = "SECONDS", default_value = "10", help_heading = FAILURES)]
+    pub first_token_timeout_secs: Seconds,
+
+    /// Least pause in a stream before its worker counts as stuck; slow streams have more
+    #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = FAILURES)]
+    pub inter_token_timeout_secs: Seconds,
+
+    /// Further workers to try when one fails before the first byte of its response
+    #[arg(long, alias = "retry-max-retries", value_name = "N", default_value_t = 3, help_heading = FAILURES)]
+    pub max_retries: u32,
+
+    /// Share of the requests of the last ten seconds that may be retried because workers refuse or
+    /// are slow; ten a second are always allowed
+    #[arg(long, value_name = "SHARE", default_value = "0.2", help_heading = FAILURES)]
+    pub retry_budget: Share,
+
+    /// End a broken stream with an error instead of continuing it on another worker
+    #[arg(long, help_heading = FAILURES)]
+    pub disable_replay: bool,
+
+    /// Failed requests in a row that take a worker out of rotation although it looks healthy
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..), help_heading = FAILURES)]
+    pub cb_failure_threshold: u32,
+
+    /// For how long, the first time; each further time twice as long, up to 16 times
+    #[arg(long, value_name = "SECONDS", default_value = "5", help_heading = FAILURES)]
+    pub cb_timeout_duration_secs: Seconds,
+
     /// Time between two health checks of a worker
-    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    #[arg(long, value_name = "SECONDS", default_value = "1", help_heading = FAILURES)]
     pub health_check_interval_secs: Seconds,
 
     /// A health check that takes longer has failed
-    #[arg(long, value_name = "SECONDS", default_value = "5")]
+    #[arg(long, value_name = "SECONDS", default_value = "1", help_heading = FAILURES)]
     pub health_check_timeout_secs: Seconds,
 
-    /// Failed health checks in a row that take a worker out of rotation
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Failed health checks in a row after which a worker is down and its cache forgotten. The first
+    /// one already takes it out of rotation
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), help_heading = FAILURES)]
     pub health_failure_threshold: u32,
 
     /// Good health checks in a row that bring a worker into rotation
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = FAILURES)]
     pub health_success_threshold: u32,
 
     /// Path of a worker's health check
-    #[arg(long, value_name = "PATH", default_value = "/health")]
+    #[arg(long, value_name = "PATH", default_value = "/health", help_heading = FAILURES)]
     pub health_check_endpoint: UrlPath,
 
-    /// Further workers to try when one fails before the first byte of its response
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub max_retries: u32,
-
-    /// Requests that may wait while no worker is healthy; more are refused with 503
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    pub queue_size: usize,
-
-    /// Longest wait for a healthy worker; then 503
-    #[arg(long, value_name = "SECONDS", default_value = "60")]
-    pub queue_timeout_secs: Seconds,
-
-    /// On SIGTERM, time for the requests in flight to finish
-    #[arg(long, value_name = "SECONDS", default_value = "30")]
-    pub shutdown_grace_period_secs: Seconds,
-
-    /// Key that clients must send as `Authorization: Bearer KEY`, on all paths but the health checks
-    #[arg(long, value_name = "KEY")]
-    pub api_key: Option<ApiKey>,
-
     /// How much to log on stderr
-    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = LogLevel::Info)]
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = LogLevel::Info, help_heading = OBSERVING)]
     pub log_level: LogLevel,
+
+    /// Log as JSON, one object a line
+    #[arg(long, help_heading = OBSERVING)]
+    pub log_json: bool,
+
+    /// Log a line for each request
+    #[arg(long, help_heading = OBSERVING)]
+    pub access_log: bool,
+
+    /// Headers in which a client may send the name of its request; the first present is used in
+    /// logs and traces, and sent on
+    #[arg(long, value_name = "HEADER", num_args = 0.., default_values = ["x-request-id", "x-correlation-id"], help_heading = OBSERVING)]
+    pub request_id_headers: Vec<HeaderField>,
+
+    /// Send traces to this OpenTelemetry collector, as http://HOST:PORT
+    #[arg(long, value_name = "URL", help_heading = OBSERVING)]
+    pub otlp_traces_endpoint: Option<String>,
+}
+
+impl Config {
+    /// The key that the router's own requests to workers carry.
+    pub fn worker_key(&self) -> Option<&ApiKey> {
+        self.worker_api_key.as_ref().or(self.api_key.first())
+    }
 }
 
 impl Default for Config {

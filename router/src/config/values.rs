@@ -3,8 +3,61 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
+
+/// A network as `ADDRESS/BITS`.
+pub type Network = ipnet::IpNet;
+
+/// What a flag and JSON need of a setting that is a checked number.
+macro_rules! number {
+    ($name:ident, $plain:expr) => {
+        impl From<$name> for f64 {
+            fn from(value: $name) -> Self {
+                $plain(value)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                text.parse::<f64>().map_err(|_| format!("{text:?} is not a number"))?.try_into()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", f64::from(*self))
+            }
+        }
+    };
+}
+
+/// What JSON needs of a setting that is a checked text.
+macro_rules! text {
+    ($name:ident, $plain:expr) => {
+        impl TryFrom<String> for $name {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                $plain(value)
+            }
+        }
+    };
+}
+
+number!(Seconds, |seconds: Seconds| seconds.0.as_secs_f64());
+number!(Share, |share: Share| share.0);
+text!(UrlPath, |path: UrlPath| path.0);
+text!(HeaderField, |field: HeaderField| field.0.to_string());
+text!(ApiKey, |key: ApiKey| key.0);
 
 /// A time in seconds: more than zero, at most a year, fractions allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,23 +82,46 @@ impl TryFrom<f64> for Seconds {
     }
 }
 
-impl From<Seconds> for f64 {
-    fn from(seconds: Seconds) -> Self {
-        seconds.0.as_secs_f64()
+/// A share of a whole, from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Share(f64);
+
+impl Share {
+    pub fn get(self) -> f64 {
+        self.0
     }
 }
 
-impl FromStr for Seconds {
+impl TryFrom<f64> for Share {
+    type Error = String;
+
+    fn try_from(share: f64) -> Result<Self, String> {
+        if (0.0..=1.0).contains(&share) {
+            Ok(Self(share))
+        } else {
+            Err(format!("{share} is not a share between 0 and 1"))
+        }
+    }
+}
+
+/// The name of a header.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct HeaderField(HeaderName);
+
+impl HeaderField {
+    pub fn name(&self) -> &HeaderName {
+        &self.0
+    }
+}
+
+impl FromStr for HeaderField {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse::<f64>().map_err(|_| format!("{text:?} is not a number"))?.try_into()
-    }
-}
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.as_secs_f64())
+        let name = text.parse().map_err(|_| format!("{text:?} is not the name of a header"))?;
+        Ok(Self(name))
     }
 }
 
@@ -70,20 +146,6 @@ impl FromStr for UrlPath {
             }
             _ => Err(format!("{text:?} is not a path such as /health")),
         }
-    }
-}
-
-impl TryFrom<String> for UrlPath {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<UrlPath> for String {
-    fn from(path: UrlPath) -> Self {
-        path.0
     }
 }
 
@@ -116,20 +178,6 @@ impl FromStr for ApiKey {
         } else {
             Err("a key is at least one visible ASCII character, without spaces".to_owned())
         }
-    }
-}
-
-impl TryFrom<String> for ApiKey {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<ApiKey> for String {
-    fn from(key: ApiKey) -> Self {
-        key.0
     }
 }
 

@@ -17,10 +17,10 @@ use http::StatusCode;
 use page::Page;
 
 use crate::{
-    endpoint::Endpoint,
+    fleet::worker::{Phase, Worker},
     policy::Reason,
+    proxy::endpoint::Endpoint,
     router::Router,
-    worker::{Phase, Worker},
 };
 
 /// How a request to a worker went wrong.

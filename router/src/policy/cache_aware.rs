@@ -78,7 +78,7 @@ impl Policy for CacheAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::RouteKey, worker_id::WorkerId};
+    use crate::{fleet::worker_id::WorkerId, key::RouteKey};
 
     fn prompt(group: u64, blocks: u64) -> RouteKey {
         RouteKey {

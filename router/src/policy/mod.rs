@@ -10,8 +10,8 @@ pub use cache_aware::CacheAware;
 pub use round_robin::RoundRobin;
 
 use crate::{
+    fleet::worker_id::WorkerId,
     key::{BLOCK_TOKENS, RouteKey},
-    worker_id::WorkerId,
 };
 
 /// A request as a policy sees it.

@@ -32,7 +32,7 @@ impl Policy for RoundRobin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker_id::WorkerId;
+    use crate::fleet::worker_id::WorkerId;
 
     #[test]
     fn takes_turns_and_needs_workers() {

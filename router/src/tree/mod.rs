@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::{key::RouteKey, worker_id::WorkerId};
+use crate::{fleet::worker_id::WorkerId, key::RouteKey};
 use shard::Shard;
 use workers::Workers;
 

@@ -11,7 +11,7 @@ use super::{
     slab::{NIL, Slab},
     workers::{NEVER, Workers},
 };
-use crate::worker_id::WorkerId;
+use crate::fleet::worker_id::WorkerId;
 
 /// Stale holds freed by each insert: more than it makes, so leftovers of purged workers vanish
 /// with the traffic and no request pays for a sweep.

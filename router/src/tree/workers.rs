@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::SHARDS;
-use crate::worker_id::WorkerId;
+use crate::fleet::worker_id::WorkerId;
 
 /// Four million tokens, for a worker that has not told its capacity: enough not to forget what a
 /// real one keeps, little enough that a hundred such workers stay below a gigabyte.

@@ -1,7 +1,7 @@
 //! The routes that the router answers itself.
 
 use http::{Method, StatusCode};
-use mla_router::{Config, worker::Phase};
+use mla_router::{Config, fleet::worker::Phase};
 use serde_json::{Value, json};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs};

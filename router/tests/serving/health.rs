@@ -1,7 +1,10 @@
 //! Workers go and come back, and the tree believes only what the running process can hold.
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, worker::Phase, worker_id::WorkerId};
+use mla_router::{
+    Config, RouterHandle,
+    fleet::{worker::Phase, worker_id::WorkerId},
+};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs, soon};
 
@@ -15,7 +18,7 @@ fn blocks_held(router: &RouterHandle) -> u64 {
 }
 
 async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
-    let is = |worker: &std::sync::Arc<mla_router::worker::Worker>| {
+    let is = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
         worker.info.load().boot_id.as_deref() == Some(boot_id)
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().all(is))).await;

@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::support::{
     Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
 };
-use mla_router::{Config, worker::Phase};
+use mla_router::{Config, fleet::worker::Phase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the_end() {
@@ -169,6 +169,6 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
         served += client.await.expect("no failed request");
     }
     assert!(served >= 40, "{served} requests were served");
-    assert_eq!(router.router().tree.held_by(mla_router::worker_id::WorkerId(0)), 0);
+    assert_eq!(router.router().tree.held_by(mla_router::fleet::worker_id::WorkerId(0)), 0);
     assert_nothing_booked(&router).await;
 }

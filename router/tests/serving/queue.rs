@@ -1,7 +1,7 @@
 //! While no worker is healthy, requests wait: bounded in time and in number.
 
 use http::StatusCode;
-use mla_router::{Config, worker::Phase};
+use mla_router::{Config, fleet::worker::Phase};
 
 use crate::support::{Client, FakeWorker, all_in, config, router, router_without_waiting, secs};
 

@@ -82,7 +82,7 @@ async fn what_is_not_json_is_for_the_worker_to_judge() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_api_key_protects_all_but_the_health_checks() {
     let mut worker = FakeWorker::plain().await;
-    let config = Config { api_key: Some("sesame".parse().expect("a key")), ..config() };
+    let config = Config { api_key: vec!["sesame".parse().expect("a key")], ..config() };
     let router = router(config, &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
     for path in ["/health", "/liveness", "/readiness"] {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
-use mla_router::{Config, config::PolicyName, worker::Phase};
+use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
 use tokio::sync::mpsc;
 
 use crate::support::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
-use mla_router::{Config, worker::Phase};
+use mla_router::{Config, fleet::worker::Phase};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::support::{

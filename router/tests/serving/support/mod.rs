@@ -6,7 +6,7 @@ mod worker;
 
 use std::{net::Ipv4Addr, time::Duration};
 
-use mla_router::{Config, RouterHandle, worker::Phase};
+use mla_router::{Config, RouterHandle, fleet::worker::Phase};
 use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};

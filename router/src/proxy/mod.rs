@@ -3,6 +3,11 @@
 //! A client that leaves drops the future (before the response) or the body (in it), and with it the
 //! connection to the worker: nothing here has to notice.
 
+pub mod endpoint;
+pub mod headers;
+pub mod request;
+pub mod select;
+
 use std::{sync::Arc, time::Instant};
 
 use http::{Request, Response, StatusCode, Version};
@@ -12,18 +17,21 @@ use tokio::time::sleep;
 
 use crate::{
     body::{ResponseBody, WorkerBody},
-    endpoint::Endpoint,
     error::Error,
-    framing::Framing,
-    headers,
+    fleet::{
+        worker::{Booking, Worker},
+        worker_id::WorkerId,
+    },
     key::RouteKey,
     metrics::{Metrics, UpstreamFailure},
-    request::WorkerRequest,
+    proxy::{
+        endpoint::Endpoint,
+        request::WorkerRequest,
+        select::{Selection, Wish},
+    },
     router::Router,
-    select::{Selection, Wish},
+    server::framing::Framing,
     upstream::{Connection, UpstreamError},
-    worker::{Booking, Worker},
-    worker_id::WorkerId,
 };
 
 /// Answers a request of the data plane with the response of a worker.

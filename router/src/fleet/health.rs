@@ -9,11 +9,11 @@ use std::{
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::{
-    call::Call,
+    fleet::worker::{Phase, Worker, WorkerInfo},
     key::BLOCK_TOKENS,
     router::Router,
     upstream::Connection,
-    worker::{Phase, Worker, WorkerInfo},
+    upstream::call::Call,
 };
 
 /// Checks `worker` until it is removed or the router is gone.

@@ -6,8 +6,8 @@ use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::Full;
 
 use crate::{
+    fleet::worker::Worker,
     upstream::{Connection, Pool, UpstreamError},
-    worker::Worker,
 };
 
 /// More than any of these responses has reason to be.

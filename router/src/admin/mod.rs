@@ -16,11 +16,13 @@ use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
-    call::Call,
     error::Error,
+    fleet::{
+        worker::{Phase, Worker, WorkerView},
+        worker_url::WorkerUrl,
+    },
     router::Router,
-    worker::{Phase, Worker, WorkerView},
-    worker_url::WorkerUrl,
+    upstream::call::Call,
 };
 
 /// Paths that answer without an API key: a prober has none.

@@ -16,8 +16,8 @@ use thiserror::Error;
 use tokio::time::Sleep;
 
 use crate::{
-    metrics::UpstreamFailure, router::Router, shutdown::InFlight, upstream::Connection,
-    worker::Booking,
+    fleet::worker::Booking, metrics::UpstreamFailure, router::Router, shutdown::InFlight,
+    upstream::Connection,
 };
 
 /// Why a response that has begun ends early. The client sees its connection close, which is the only

@@ -7,12 +7,14 @@ use tokio::time::timeout;
 
 use crate::{
     error::Error,
+    fleet::{
+        registry::any_healthy,
+        worker::{Booking, Phase},
+        worker_id::WorkerId,
+    },
     key::RouteKey,
     policy::{Candidate, PolicyRequest, Reason},
-    registry::any_healthy,
     router::Router,
-    worker::{Booking, Phase},
-    worker_id::WorkerId,
 };
 
 /// What a request brings to the choice.

@@ -10,10 +10,9 @@ use serde::{Deserialize, Serialize};
 use tokio::task::AbortHandle;
 
 use crate::{
+    fleet::{worker_id::WorkerId, worker_url::WorkerUrl},
     policy::{Candidate, Reason},
     upstream::Pool,
-    worker_id::WorkerId,
-    worker_url::WorkerUrl,
 };
 
 /// Whether a worker may be chosen, and what it takes to change that.

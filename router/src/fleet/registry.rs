@@ -8,10 +8,12 @@ use tokio::sync::Notify;
 
 use crate::{
     error::Error,
+    fleet::{
+        worker::{Phase, Worker, WorkerView},
+        worker_id::WorkerId,
+        worker_url::WorkerUrl,
+    },
     upstream::Pool,
-    worker::{Phase, Worker, WorkerView},
-    worker_id::WorkerId,
-    worker_url::WorkerUrl,
 };
 
 pub type Snapshot = Vec<Arc<Worker>>;

@@ -6,7 +6,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
-use crate::{error::Error, headers, worker::Worker};
+use crate::{error::Error, fleet::worker::Worker, proxy::headers};
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
 const TRUSTED_LENGTH: usize = 1 << 20;

@@ -5,6 +5,8 @@
 //! the IO: one task per request instead of two, no hand-over between threads, and an abort that needs
 //! no code, because dropping the request drops the socket.
 
+pub mod call;
+
 use std::{
     future::poll_fn,
     io,
@@ -23,7 +25,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::worker_url::WorkerUrl;
+use crate::fleet::worker_url::WorkerUrl;
 
 /// Why there is no response. Nothing of one has reached the client in any of these cases.
 #[derive(Debug, Error)]

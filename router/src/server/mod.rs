@@ -1,13 +1,15 @@
 //! The listening side: accepts connections, tells the data plane from the admin routes, and takes
 //! connections down in order.
 
+pub mod framing;
+
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, header};
 use http_body::Body;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -20,12 +22,12 @@ use crate::{
     admin,
     body::ResponseBody,
     config::Config,
-    endpoint::Endpoint,
     error::Error,
-    framing::{Framing, Watched},
     handle::RouterHandle,
     proxy,
+    proxy::endpoint::Endpoint,
     router::Router,
+    server::framing::{Framing, Watched},
 };
 
 /// How long a client may leave its connection idle; longer than clients and proxies usually do, so
@@ -180,15 +182,20 @@ impl Serving {
     }
 
     fn is_allowed(&self, request: &Request<Incoming>) -> bool {
-        let Some(key) = &self.router.config.api_key else {
+        let keys = &self.router.config.api_key;
+        if keys.is_empty() {
             return true;
-        };
+        }
         if admin::OPEN_PATHS.contains(&request.uri().path()) {
             return true;
         }
         let sent = request.headers().get(header::AUTHORIZATION);
         let sent = sent.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         // In constant time, or the time to refuse a key would tell how much of it is right.
-        sent.is_some_and(|sent| sent.ct_eq(key.as_bytes()).into())
+        sent.is_some_and(|sent| {
+            keys.iter()
+                .fold(Choice::from(0), |known, key| known | sent.ct_eq(key.as_bytes()))
+                .into()
+        })
     }
 }
