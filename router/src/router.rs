@@ -69,7 +69,7 @@ impl Router {
             self.config.upstream_idle_timeout_secs.get(),
             self.config.worker_key().map(ApiKey::bearer),
         );
-        let worker = self.registry.add(url, pool)?;
+        let worker = self.registry.add(url, pool, &self.config)?;
         let check = health::run(Arc::downgrade(self), Arc::clone(&worker));
         worker.attach_health_check(self.runtime.spawn(check).abort_handle());
         Ok(worker)

@@ -1,6 +1,12 @@
 //! The workers as the router knows them: who is there, where, how they are, how loaded.
 
+mod booking;
+mod breaker;
 pub mod health;
+mod info;
+mod pace;
+mod phase;
+mod pulse;
 pub mod registry;
 pub mod worker;
 pub mod worker_id;

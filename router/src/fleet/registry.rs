@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
+    config::Config,
     error::Error,
     fleet::{
         worker::{Phase, Worker, WorkerView},
@@ -37,13 +38,18 @@ impl Registry {
         self.workers().iter().map(|worker| worker.view()).collect()
     }
 
-    pub fn add(&self, url: WorkerUrl, pool: Pool) -> Result<Arc<Worker>, Error> {
+    /// Whether a request that leaves a worker now has somewhere to go.
+    pub fn any_takes_requests(&self) -> bool {
+        self.workers().iter().any(|worker| worker.takes_requests())
+    }
+
+    pub fn add(&self, url: WorkerUrl, pool: Pool, config: &Config) -> Result<Arc<Worker>, Error> {
         let mut next_id = self.next_id.lock();
         let mut workers = Snapshot::clone(&self.workers());
         if workers.iter().any(|worker| worker.url == url) {
             return Err(Error::WorkerExists(url.to_string()));
         }
-        let worker = Arc::new(Worker::new(WorkerId(*next_id), url, pool));
+        let worker = Arc::new(Worker::new(WorkerId(*next_id), url, pool, config));
         *next_id += 1;
         workers.push(Arc::clone(&worker));
         self.workers.store(Arc::new(workers));

@@ -1,65 +1,32 @@
 //! One worker as the router sees it: its address, its health, the load booked on it, its connections.
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::task::AbortHandle;
 
+pub use crate::fleet::{
+    booking::Booking,
+    breaker::{BreakerState, Outcome},
+    info::WorkerInfo,
+    phase::Phase,
+};
 use crate::{
-    fleet::{worker_id::WorkerId, worker_url::WorkerUrl},
+    config::Config,
+    fleet::{
+        booking::Load, breaker::Breaker, pace::Pace, phase::Rotation, pulse::Pulse,
+        worker_id::WorkerId, worker_url::WorkerUrl,
+    },
     policy::{Candidate, Reason},
     upstream::Pool,
 };
-
-/// Whether a worker may be chosen, and what it takes to change that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Phase {
-    /// Registered and not yet seen healthy.
-    Starting,
-    /// In rotation.
-    Healthy,
-    /// A request could not connect or was reset: out of rotation until the next good health check.
-    /// Its tree share is kept, for it may be the same process.
-    Suspect,
-    /// Health checks fail. Its tree share is gone.
-    Down,
-}
-
-impl Phase {
-    fn from_u8(value: u8) -> Self {
-        [Self::Starting, Self::Healthy, Self::Suspect, Self::Down][usize::from(value)]
-    }
-}
-
-/// What `/get_server_info` says that the router uses. Every field is optional: other engines lack some.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct WorkerInfo {
-    /// Random per process start: another one means an empty prefix cache.
-    pub boot_id: Option<String>,
-    /// Size of the worker's KV cache, and so of its share of the tree.
-    pub max_total_num_tokens: Option<u64>,
-}
-
-impl WorkerInfo {
-    /// What cannot be read counts as not said.
-    pub fn parse(body: &[u8]) -> Self {
-        serde_json::from_slice(body).unwrap_or_default()
-    }
-}
-
-/// Work booked on a worker. On a cache line of its own: every request writes it, from any thread.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Load {
-    requests: AtomicU32,
-    pending_tokens: AtomicU64,
-}
 
 /// Shared by the registry, the requests it serves and its health check.
 #[derive(Debug)]
@@ -71,15 +38,19 @@ pub struct Worker {
     /// Requests sent here, by the reason of the policy.
     pub selections: [AtomicU64; Reason::ALL.len()],
     hash_seed: u64,
-    load: Load,
-    phase: AtomicU8,
+    pub(super) load: Load,
+    pub(super) pulse: Pulse,
+    pub(super) pace: Pace,
+    pub(super) breaker: Breaker,
+    pub(super) rotation: Rotation,
+    first_token_timeout: Duration,
     /// Set once, before its tree share is dropped for good: an insert that comes later sees it.
     removed: AtomicBool,
     health_check: OnceLock<AbortHandle>,
 }
 
 impl Worker {
-    pub fn new(id: WorkerId, url: WorkerUrl, pool: Pool) -> Self {
+    pub fn new(id: WorkerId, url: WorkerUrl, pool: Pool, config: &Config) -> Self {
         Self {
             id,
             hash_seed: url.hash_seed(),
@@ -88,25 +59,96 @@ impl Worker {
             info: ArcSwap::default(),
             selections: Default::default(),
             load: Load::default(),
-            phase: AtomicU8::new(Phase::Starting as u8),
+            pulse: Pulse::new(Instant::now()),
+            pace: Pace::default(),
+            breaker: Breaker::new(
+                config.cb_failure_threshold,
+                config.cb_timeout_duration_secs.get(),
+            ),
+            rotation: Rotation::new(),
+            first_token_timeout: config.first_token_timeout_secs.get(),
             removed: AtomicBool::new(false),
             health_check: OnceLock::new(),
         }
     }
 
     pub fn phase(&self) -> Phase {
-        Phase::from_u8(self.phase.load(Ordering::Acquire))
+        self.rotation.phase()
     }
 
-    /// Returns the phase before.
-    pub fn set_phase(&self, phase: Phase) -> Phase {
-        Phase::from_u8(self.phase.swap(phase as u8, Ordering::AcqRel))
+    /// In rotation, and its breaker lets a request through. When that is true of no worker, those
+    /// that are in rotation are asked all the same.
+    pub fn takes_requests(&self) -> bool {
+        let lets_through = || self.breaker.is_closed() || self.breaker.lets_through(Instant::now());
+        self.phase() == Phase::Healthy && lets_through()
     }
 
-    /// Takes the worker out of rotation until its next good health check. False if it was out already.
+    /// Takes the worker out of rotation until its next good health check, which is due at once. False
+    /// if it was out already.
     pub fn suspect(&self) -> bool {
-        let (from, to) = (Phase::Healthy as u8, Phase::Suspect as u8);
-        self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        let was_in = self.rotation.suspect();
+        self.rotation.doubt();
+        was_in
+    }
+
+    pub(super) fn set_phase(&self, phase: Phase) {
+        self.rotation.set_phase(phase);
+    }
+
+    /// Resolves when a request has failed on the worker since the last call.
+    pub(super) async fn doubted(&self) {
+        self.rotation.doubted().await;
+    }
+
+    /// It is dead or frozen: see [`Worker::lost`].
+    pub(super) fn give_up(&self) {
+        self.rotation.give_up();
+    }
+
+    /// Resolves when the worker turns out to be dead or frozen: who still waits for a first byte
+    /// should go elsewhere. Streams that go on, go on.
+    pub async fn lost(&self) {
+        self.rotation.lost().await;
+    }
+
+    /// A byte of some response has come from it.
+    pub fn heard(&self, now: Instant) {
+        self.pulse.beat(now);
+    }
+
+    /// How long it has said nothing although it had something to do.
+    pub fn silent_for(&self) -> Duration {
+        self.pulse.silent_for(Instant::now())
+    }
+
+    /// What a first byte behind so many prompt tokens may take: --first-token-timeout-secs, or more
+    /// if this worker's pace says so.
+    pub fn first_token_limit(&self, tokens_ahead: u64) -> Duration {
+        self.pace.limit(tokens_ahead, self.first_token_timeout)
+    }
+
+    pub fn breaker(&self) -> BreakerState {
+        self.breaker.state(Instant::now())
+    }
+
+    /// See [`Booking::record`].
+    pub(super) fn record(&self, outcome: Outcome, on_trial: bool) {
+        let stuck = match outcome {
+            Outcome::Answered => {
+                if self.breaker.succeed() {
+                    tracing::info!("worker {} answers again: breaker closed", self.url);
+                }
+                return;
+            }
+            Outcome::Busy if on_trial => return self.breaker.leave_trial(),
+            Outcome::Busy => return,
+            Outcome::Failed => false,
+            Outcome::Late(limit) => self.silent_for() >= limit,
+        };
+        if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
+            let why = if stuck { "is stuck" } else { "keeps failing" };
+            tracing::warn!("worker {} {why}: breaker open for {time:?}", self.url);
+        }
     }
 
     pub fn is_removed(&self) -> bool {
@@ -128,11 +170,11 @@ impl Worker {
     }
 
     pub fn requests(&self) -> u32 {
-        self.load.requests.load(Ordering::Relaxed)
+        self.load.requests()
     }
 
     pub fn pending_tokens(&self) -> u64 {
-        self.load.pending_tokens.load(Ordering::Relaxed)
+        self.load.pending_tokens()
     }
 
     pub fn candidate(&self, matched_blocks: u32) -> Candidate {
@@ -145,13 +187,6 @@ impl Worker {
         }
     }
 
-    /// Books a request and the prompt tokens that the worker has yet to compute for it.
-    pub fn book(self: &Arc<Self>, pending_tokens: u64) -> Booking {
-        self.load.requests.fetch_add(1, Ordering::Relaxed);
-        self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
-        Booking { worker: Arc::clone(self), pending_tokens }
-    }
-
     pub fn view(&self) -> WorkerView {
         let info = self.info.load();
         WorkerView {
@@ -159,38 +194,13 @@ impl Worker {
             url: self.url.to_string(),
             phase: self.phase(),
             healthy: self.phase() == Phase::Healthy,
+            breaker: self.breaker(),
             requests: self.requests(),
             pending_tokens: self.pending_tokens(),
+            models: info.models.clone(),
             boot_id: info.boot_id.clone(),
             max_total_num_tokens: info.max_total_num_tokens,
         }
-    }
-}
-
-/// The share of one request in its worker's load. Released by dropping it, on whatever path the
-/// request ends, so the counters cannot drift.
-#[derive(Debug)]
-pub struct Booking {
-    worker: Arc<Worker>,
-    pending_tokens: u64,
-}
-
-impl Booking {
-    pub fn worker(&self) -> &Arc<Worker> {
-        &self.worker
-    }
-
-    /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way.
-    pub fn prefill_done(&mut self) {
-        let tokens = std::mem::take(&mut self.pending_tokens);
-        self.worker.load.pending_tokens.fetch_sub(tokens, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Booking {
-    fn drop(&mut self) {
-        self.prefill_done();
-        self.worker.load.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -201,8 +211,10 @@ pub struct WorkerView {
     pub url: String,
     pub phase: Phase,
     pub healthy: bool,
+    pub breaker: BreakerState,
     pub requests: u32,
     pub pending_tokens: u64,
+    pub models: Vec<String>,
     pub boot_id: Option<String>,
     pub max_total_num_tokens: Option<u64>,
 }

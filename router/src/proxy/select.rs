@@ -61,10 +61,12 @@ impl Router {
         if let Some(key) = key {
             self.tree.lookup(key, matches);
         }
+        // When every breaker is open, trying is better than refusing.
+        let heed_breakers = self.registry.any_takes_requests();
         candidates.clear();
         places.clear();
         for (place, worker) in workers.iter().enumerate() {
-            if worker.phase() != Phase::Healthy {
+            if worker.phase() != Phase::Healthy || heed_breakers && !worker.takes_requests() {
                 continue;
             }
             healthy += 1;

@@ -13,6 +13,9 @@ use crate::{
 /// More than any of these responses has reason to be.
 const RESPONSE_LIMIT: usize = 4 << 20;
 
+/// By which a worker tells the router's own requests from those that pass through it.
+const USER_AGENT: &str = concat!("mla-router/", env!("CARGO_PKG_VERSION"));
+
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
@@ -64,6 +67,7 @@ impl<'a> Call<'a> {
         *request.uri_mut() = self.path.parse().expect("contract: a path that was checked before");
         let headers = request.headers_mut();
         headers.insert(header::HOST, pool.host_header());
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
         if let Some(authorization) = pool.authorization() {
             headers.insert(header::AUTHORIZATION, authorization);
         }

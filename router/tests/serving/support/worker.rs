@@ -85,6 +85,7 @@ struct State {
     /// Health checks answered badly and well.
     checks: Mutex<(usize, usize)>,
     info: Mutex<Option<String>>,
+    models: Mutex<Option<String>>,
 }
 
 impl State {
@@ -117,6 +118,7 @@ impl FakeWorker {
             healthy: Mutex::new(true),
             checks: Mutex::default(),
             info: Mutex::new(None),
+            models: Mutex::new(None),
         });
         let address = (Ipv4Addr::LOCALHOST, 0).into();
         let mut worker = Self { address, state, events, server: None };
@@ -159,6 +161,11 @@ impl FakeWorker {
 
     pub(crate) fn set_info(&self, json: &str) {
         *self.state.info.lock() = Some(json.to_owned());
+    }
+
+    pub(crate) fn set_models(&self, names: &[&str]) {
+        let models: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name})).collect();
+        *self.state.models.lock() = Some(serde_json::json!({"data": models}).to_string());
     }
 
     pub(crate) fn url(&self) -> String {
@@ -232,6 +239,11 @@ async fn answer(
             let reply = info.map_or_else(|| Reply::status(404), Reply::ok);
             return respond(Unfinished(None), reply).await;
         }
+        "/v1/models" if is_own(&head) => {
+            let models = state.models.lock().clone();
+            let reply = models.map_or_else(|| Reply::status(404), Reply::ok);
+            return respond(Unfinished(None), reply).await;
+        }
         _ => {}
     }
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
@@ -240,6 +252,12 @@ async fn answer(
     // A test that has ended no longer listens.
     let _told = state.events.send(Event::Request(Box::new(seen)));
     respond(Unfinished(Some(state.events.clone())), reply).await
+}
+
+/// From the router itself and not from one of its clients.
+fn is_own(head: &Parts) -> bool {
+    let agent = head.headers.get(http::header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(b"mla-router/"))
 }
 
 async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Response<ScriptedBody>> {

@@ -1,0 +1,107 @@
+//! The load booked on a worker, and the share of one request in it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::fleet::{breaker::Outcome, worker::Worker};
+
+/// Work booked on a worker. On a cache line of its own: every request writes it, from any thread.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Load {
+    requests: AtomicU32,
+    pending_tokens: AtomicU64,
+}
+
+impl Load {
+    pub(super) fn requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn pending_tokens(&self) -> u64 {
+        self.pending_tokens.load(Ordering::Relaxed)
+    }
+}
+
+/// The share of one request in its worker's load. Released by dropping it, on whatever path the
+/// request ends, so the counters cannot drift.
+#[derive(Debug)]
+pub struct Booking {
+    worker: Arc<Worker>,
+    pending_tokens: u64,
+    /// What the worker had to compute before this request's first byte, its own prompt included.
+    tokens_ahead: u64,
+    /// Until the first byte: since when it is waited for.
+    waiting_since: Option<Instant>,
+    /// The one request that a half-open breaker has let through, and nothing is known of it yet.
+    on_trial: bool,
+}
+
+impl Worker {
+    /// Books a request and the prompt tokens that the worker has yet to compute for it.
+    pub fn book(self: &Arc<Self>, pending_tokens: u64) -> Booking {
+        let now = Instant::now();
+        if self.load.requests.fetch_add(1, Ordering::Relaxed) == 0 {
+            // It had nothing to say before; its silence begins now.
+            self.pulse.beat(now);
+        }
+        let before = self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
+        Booking {
+            pending_tokens,
+            tokens_ahead: before + pending_tokens,
+            waiting_since: Some(now),
+            on_trial: self.breaker.enter(now),
+            worker: Arc::clone(self),
+        }
+    }
+}
+
+impl Booking {
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way.
+    pub fn prefill_done(&mut self) {
+        if let Some(since) = self.waiting_since.take() {
+            self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+        }
+        self.release_tokens();
+    }
+
+    /// What the first byte may take, from the worker's pace so far.
+    pub fn first_token_limit(&self) -> Duration {
+        self.worker.first_token_limit(self.tokens_ahead)
+    }
+
+    /// Tells the worker's breaker how the request went: once for its beginning, and again if its
+    /// response breaks or stalls later.
+    pub fn record(&mut self, outcome: Outcome) {
+        if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
+            // All that is known of this one's time is that it is longer.
+            self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+        }
+        let on_trial = std::mem::take(&mut self.on_trial);
+        self.worker.record(outcome, on_trial);
+    }
+
+    fn release_tokens(&mut self) {
+        let tokens = std::mem::take(&mut self.pending_tokens);
+        self.worker.load.pending_tokens.fetch_sub(tokens, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Booking {
+    fn drop(&mut self) {
+        self.release_tokens();
+        self.worker.load.requests.fetch_sub(1, Ordering::Relaxed);
+        if self.on_trial {
+            self.worker.breaker.leave_trial();
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! When a worker last gave a sign of life: a byte of any response.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// Written for every frame, by any thread: so it has a cache line of its own, and is left alone
+/// while its value would not change.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Pulse {
+    /// Milliseconds from `born` to the last sign.
+    last: AtomicU64,
+    born: Instant,
+}
+
+impl Pulse {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { last: AtomicU64::new(0), born: now }
+    }
+
+    pub(super) fn beat(&self, now: Instant) {
+        let at = self.millis(now);
+        if self.last.load(Ordering::Relaxed) < at {
+            self.last.store(at, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn silent_for(&self, now: Instant) -> Duration {
+        let last = self.last.load(Ordering::Relaxed);
+        Duration::from_millis(self.millis(now).saturating_sub(last))
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.born).as_millis();
+        u64::try_from(since).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_counted_from_the_last_sign() {
+        let born = Instant::now();
+        let at = |millis| born + Duration::from_millis(millis);
+        let pulse = Pulse::new(born);
+        assert_eq!(pulse.silent_for(at(40)), Duration::from_millis(40));
+        pulse.beat(at(50));
+        pulse.beat(at(30)); // another thread, a little late
+        assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
+        assert_eq!(pulse.silent_for(at(10)), Duration::ZERO);
+    }
+}
