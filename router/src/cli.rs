@@ -11,9 +11,9 @@ use tokio::{
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    config::{Config, LogLevel},
+    config::Config,
     handle::StartError,
-    server,
+    server::{self, access_log},
 };
 
 /// More threads than this only wait: a router that moves 100,000 requests a second keeps fewer busy,
@@ -31,7 +31,7 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
-    init_logging(config.log_level);
+    init_logging(&config);
     match threads().and_then(|threads| threads.block_on(serve(config))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -52,15 +52,20 @@ pub fn threads() -> io::Result<Runtime> {
 }
 
 /// Log lines go to stderr; stdout belongs to the program. The first caller wins.
-pub fn init_logging(level: LogLevel) {
+pub fn init_logging(config: &Config) {
+    let access = if config.access_log { "info" } else { "off" };
+    let filter = format!("{},{}={access}", config.log_level.as_str(), access_log::TARGET);
     let subscriber = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
-        .with_env_filter(EnvFilter::new(level.as_str()))
-        .finish();
+        .with_env_filter(EnvFilter::new(filter));
     // An embedding program that has set up its own logging keeps it.
-    let _kept = tracing::subscriber::set_global_default(subscriber);
+    let _kept = if config.log_json {
+        tracing::subscriber::set_global_default(subscriber.json().flatten_event(true).finish())
+    } else {
+        tracing::subscriber::set_global_default(subscriber.finish())
+    };
 }
 
 async fn serve(config: Config) -> io::Result<()> {

@@ -79,7 +79,7 @@ impl Router {
             if running.is_some() {
                 return Err("the router is already running".to_owned());
             }
-            cli::init_logging(self.config.log_level);
+            cli::init_logging(&self.config);
             *running = Some(Arc::new(Running::start(self.config.clone())?));
             Ok(())
         })

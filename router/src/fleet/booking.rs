@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::fleet::{breaker::Outcome, worker::Worker};
+use crate::{
+    fleet::{breaker::Outcome, worker::Worker},
+    policy::Reason,
+};
 
 /// Work booked on a worker. On a cache line of its own: every request writes it, from any thread.
 #[derive(Debug, Default)]
@@ -33,6 +36,8 @@ impl Load {
 #[derive(Debug)]
 pub struct Booking {
     worker: Arc<Worker>,
+    /// Why the policy chose this worker.
+    pub reason: Reason,
     pending_tokens: u64,
     /// What the worker had to compute before this request's first byte, its own prompt included.
     tokens_ahead: u64,
@@ -44,7 +49,7 @@ pub struct Booking {
 
 impl Worker {
     /// Books a request and the prompt tokens that the worker has yet to compute for it.
-    pub fn book(self: &Arc<Self>, pending_tokens: u64) -> Booking {
+    pub fn book(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> Booking {
         let now = Instant::now();
         if self.load.requests.fetch_add(1, Ordering::Relaxed) == 0 {
             // It had nothing to say before; its silence begins now.
@@ -57,6 +62,7 @@ impl Worker {
             waiting_since: Some(now),
             on_trial: self.breaker.enter(now),
             worker: Arc::clone(self),
+            reason,
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::{
         select::{Selection, Wish},
     },
     router::Router,
-    server::framing::Framing,
+    server::{framing::Framing, journal::Journal},
     upstream::{Connection, UpstreamError},
 };
 
@@ -40,6 +40,7 @@ pub async fn forward(
     endpoint: Endpoint,
     request: Request<Incoming>,
     framing: &Framing,
+    journal: Option<&Journal>,
 ) -> Result<Response<ResponseBody>, Error> {
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let abort = AbortCount(Some(&router.metrics));
@@ -53,7 +54,7 @@ pub async fn forward(
     let mut deadline = Box::pin(sleep(limit));
     let reply = tokio::select! {
         biased;
-        reply = obtain(router, endpoint, &request, received) => reply,
+        reply = obtain(router, endpoint, &request, received, journal) => reply,
         () = deadline.as_mut() => {
             router.metrics.upstream_error(UpstreamFailure::Timeout);
             Err(Error::Timeout { after: limit })
@@ -83,6 +84,7 @@ async fn obtain(
     endpoint: Endpoint,
     request: &WorkerRequest,
     received: Instant,
+    journal: Option<&Journal>,
 ) -> Result<Reply, Error> {
     // A body without a key still goes to a worker, which is the one to judge it.
     let key = endpoint.key_route().map(|route| RouteKey::extract(route, &request.body).ok());
@@ -110,6 +112,9 @@ async fn obtain(
         }
         attempts += 1;
         let worker = Arc::clone(booking.worker());
+        if let Some(journal) = journal {
+            journal.sent_to(&worker, booking.reason);
+        }
         let outcome = send(router, &worker, request).await;
         let error = match outcome {
             Ok((response, _)) if is_refusal(response.status()) => {

@@ -89,7 +89,7 @@ impl Router {
             },
         };
         let worker = &workers[places[index]];
-        let booking = worker.book(u64::from(uncached_tokens));
+        let booking = worker.book(u64::from(uncached_tokens), reason);
         worker.selections[reason as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(key) = key {
             self.tree.insert(key, worker.id);

@@ -1,9 +1,13 @@
 //! The listening side: accepts connections, tells the data plane from the admin routes, and takes
 //! connections down in order.
 
+pub mod access_log;
+mod answer;
 pub mod framing;
+pub mod journal;
+pub mod request_id;
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, header};
 use http_body::Body;
@@ -27,7 +31,11 @@ use crate::{
     proxy,
     proxy::endpoint::Endpoint,
     router::Router,
-    server::framing::{Framing, Watched},
+    server::{
+        answer::Answer,
+        framing::{Framing, Watched},
+        journal::Journal,
+    },
 };
 
 /// How long a client may leave its connection idle; longer than clients and proxies usually do, so
@@ -74,8 +82,9 @@ pub(crate) async fn accept(
     let deadline = loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    let serving = Serving { router: Arc::clone(&router), admin: admin.clone() };
+                Ok((stream, client)) => {
+                    let (router, admin) = (Arc::clone(&router), admin.clone());
+                    let serving = Serving { router, admin, client };
                     connections.spawn(serving.connection(stream, stopping.clone()));
                 }
                 Err(error) => {
@@ -106,6 +115,7 @@ async fn told(stopping: &mut watch::Receiver<Option<Instant>>) -> Instant {
 struct Serving {
     router: Arc<Router>,
     admin: axum::Router,
+    client: SocketAddr,
 }
 
 impl Serving {
@@ -137,13 +147,19 @@ impl Serving {
 
     async fn serve(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         framing: &Framing,
-    ) -> Result<Response<ResponseBody>, Infallible> {
+    ) -> Result<Response<Answer>, Infallible> {
         let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
         let endpoint = Endpoint::of(request.method(), request.uri().path());
         let named = *endpoint.as_ref().unwrap_or(&Endpoint::Admin);
-        let mut response = match self.answer(endpoint, request, framing).await {
+        let config = &self.router.config;
+        let id = request_id::choose(&config.request_id_headers, request.headers());
+        request.headers_mut().insert(request_id::HEADER, id.clone());
+        let journal =
+            config.access_log.then(|| Arc::new(Journal::new(id.clone(), named, self.client)));
+        let answering = self.answer(endpoint, request, framing, journal.as_deref());
+        let mut response = match answering.await {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
@@ -151,8 +167,12 @@ impl Serving {
             // How long its encoding was is not known here, and so not where the next head begins.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response.headers_mut().insert(request_id::HEADER, id);
         self.router.metrics.request(named, response.status());
-        Ok(response)
+        if let Some(journal) = &journal {
+            journal.answered(response.status());
+        }
+        Ok(response.map(|body| Answer::new(body, journal)))
     }
 
     async fn answer(
@@ -160,6 +180,7 @@ impl Serving {
         endpoint: Result<Endpoint, Error>,
         request: Request<Incoming>,
         framing: &Framing,
+        journal: Option<&Journal>,
     ) -> Result<Response<ResponseBody>, Error> {
         framing.begin(request.headers())?;
         if request.body().is_end_stream() {
@@ -177,7 +198,7 @@ impl Serving {
                 }
                 Ok(response.map(ResponseBody::Admin))
             }
-            endpoint => proxy::forward(&self.router, endpoint, request, framing).await,
+            endpoint => proxy::forward(&self.router, endpoint, request, framing, journal).await,
         }
     }
 

@@ -1,10 +1,8 @@
 //! The `mla-router` command as a process.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
-use tokio::io::{AsyncBufReadExt, BufReader};
-
-use crate::support::{Client, FakeWorker};
+use crate::support::{Client, FakeWorker, Process};
 
 fn run(arguments: &[&str]) -> Output {
     let binary = env!("CARGO_BIN_EXE_mla-router");
@@ -47,22 +45,11 @@ fn a_bad_flag_is_named_and_help_is_a_success() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
     let worker = FakeWorker::plain().await;
-    let mut process = tokio::process::Command::new(env!("CARGO_BIN_EXE_mla-router"))
-        .args(["--port", "0", "--worker-urls", &worker.url()])
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .expect("the binary runs");
-    let mut log = BufReader::new(process.stderr.take().expect("piped")).lines();
-    let line = log.next_line().await.expect("readable").expect("a first line");
-    assert!(line.contains(&format!("policy cache_aware, 1 worker: {}", worker.url())), "{line}");
-    let address = line.split("http://").nth(1).and_then(|rest| rest.split(',').next());
-    let address = address.expect("an address").parse().expect("a socket address");
-    let line = log.next_line().await.expect("readable").expect("a second line");
-    assert!(line.contains(&format!("worker {} is up", worker.url())), "{line}");
+    let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
+    let address = process.address().await;
+    process.line_with(&format!("worker {} is up", worker.url())).await;
     let mut client = Client::connect(address).await;
     assert_eq!(client.post("/generate", "{}").await.status, 200);
-    let pid = process.id().expect("running").to_string();
-    assert!(Command::new("kill").arg(&pid).status().expect("kill exists").success());
-    assert_eq!(process.wait().await.expect("it ends").code(), Some(0));
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
 }

@@ -6,6 +6,7 @@ mod admin;
 mod cli;
 mod drain;
 mod health;
+mod journal;
 mod load;
 mod pool;
 mod queue;

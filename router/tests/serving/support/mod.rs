@@ -2,6 +2,7 @@
 //! router on a free port between them. All over real sockets.
 
 mod client;
+mod process;
 mod worker;
 
 use std::{net::Ipv4Addr, time::Duration};
@@ -10,6 +11,7 @@ use mla_router::{Config, RouterHandle, fleet::worker::Phase};
 use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};
+pub(crate) use process::Process;
 pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply};
 
 /// Far more than anything here takes: what is awaited for longer will not come.

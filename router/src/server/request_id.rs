@@ -1,0 +1,70 @@
+//! The name of a request: the client's own, or a new one. The worker gets it, the client gets it back,
+//! and every log line and trace has it.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::config::HeaderField;
+
+pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longer than any UUID, trace id or ULID, and short enough for a log line.
+const MAX_BYTES: usize = 128;
+
+/// The first of `fields` that holds a name, else a new one. One that would be no word in a log (too
+/// long, spaces, not ASCII) counts as none.
+pub fn choose(fields: &[HeaderField], headers: &HeaderMap) -> HeaderValue {
+    let sent = fields.iter().filter_map(|field| headers.get(field.name()));
+    sent.into_iter().find(|id| is_word(id.as_bytes())).cloned().unwrap_or_else(random)
+}
+
+fn is_word(id: &[u8]) -> bool {
+    (1..=MAX_BYTES).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+}
+
+/// A UUID of version 4, written without a detour over a string.
+fn random() -> HeaderValue {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let bits = fastrand::u128(..) & !(0xf << 76) & !(0xc << 60) | (0x4 << 76) | (0x8 << 60);
+    let mut text = [b'-'; 36];
+    let digits = (0..36).filter(|place| !matches!(place, 8 | 13 | 18 | 23));
+    for (digit, place) in digits.enumerate() {
+        text[place] = HEX[(bits >> (124 - 4 * digit)) as usize & 0xf];
+    }
+    HeaderValue::from_bytes(&text).expect("contract: hex digits and dashes are visible ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(lines: &[(&'static str, &'static [u8])]) -> HeaderValue {
+        let fields: Vec<HeaderField> =
+            ["x-request-id", "x-correlation-id"].map(|name| name.parse().expect("a name")).into();
+        let headers = lines.iter().map(|(name, value)| {
+            (HeaderName::from_static(name), HeaderValue::from_bytes(value).expect("a value"))
+        });
+        choose(&fields, &headers.collect())
+    }
+
+    #[test]
+    fn the_clients_name_is_kept_in_the_order_of_the_setting() {
+        assert_eq!(chosen(&[("x-correlation-id", b"c"), ("x-request-id", b"r")]), "r");
+        assert_eq!(chosen(&[("x-correlation-id", b"c")]), "c");
+        assert_eq!(chosen(&[("x-request-id", b""), ("x-correlation-id", b"c")]), "c");
+    }
+
+    #[test]
+    fn what_is_no_word_in_a_log_is_replaced_by_a_uuid() {
+        const LONG: [u8; 129] = [b'x'; 129];
+        for id in [&b"two words"[..], b"tab\there", b"\x9b31m", &LONG] {
+            let made = chosen(&[("x-request-id", id)]);
+            let text = made.to_str().expect("ASCII");
+            assert_eq!(text.len(), 36);
+            assert_eq!(text.as_bytes()[14], b'4', "{text}");
+            assert!(matches!(text.as_bytes()[19], b'8'..=b'b'), "{text}");
+            let groups: Vec<usize> = text.split('-').map(str::len).collect();
+            assert_eq!(groups, [8, 4, 4, 4, 12]);
+        }
+        assert_ne!(chosen(&[]), chosen(&[]));
+    }
+}
