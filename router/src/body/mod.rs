@@ -3,21 +3,19 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Instant,
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use http::response::Parts;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use thiserror::Error;
-use tokio::time::Sleep;
 
 use crate::{
-    fleet::worker::Booking, metrics::UpstreamFailure, router::Router, shutdown::InFlight,
-    upstream::Connection,
+    fleet::worker::Booking,
+    metrics::UpstreamFailure,
+    proxy::{Job, Reply, Rest},
 };
 
 /// Why a response that has begun ends early. The client sees its connection close, which is the only
@@ -65,7 +63,7 @@ impl Body for ResponseBody {
         match self {
             Self::Own(body) => body.is_end_stream(),
             Self::Admin(body) => body.is_end_stream(),
-            Self::Worker(body) => body.incoming.is_end_stream(),
+            Self::Worker(body) => body.is_end_stream(),
         }
     }
 
@@ -73,7 +71,7 @@ impl Body for ResponseBody {
         match self {
             Self::Own(body) => body.size_hint(),
             Self::Admin(body) => body.size_hint(),
-            Self::Worker(body) => body.incoming.size_hint(),
+            Self::Worker(body) => body.size_hint(),
         }
     }
 }
@@ -81,61 +79,40 @@ impl Body for ResponseBody {
 /// A worker's response on its way through. It owns all that its request holds (the connection, the
 /// booked load, the place in the drain count), so that dropping it at any moment lets go of all.
 pub struct WorkerBody {
-    incoming: Incoming,
-    /// Until the response is complete; then it is back in the pool.
-    connection: Option<Connection>,
+    /// Not yet handed on.
+    first: Bytes,
+    /// `None` once the response is complete; its connection is back in the pool.
+    rest: Option<Rest>,
     booking: Booking,
-    /// Until the first byte: when the request was read.
-    waiting_since: Option<Instant>,
-    deadline: Pin<Box<Sleep>>,
-    router: Arc<Router>,
-    _in_flight: InFlight,
+    job: Job,
 }
 
 impl WorkerBody {
-    pub fn new(
-        incoming: Incoming,
-        connection: Connection,
-        booking: Booking,
-        received: Instant,
-        deadline: Pin<Box<Sleep>>,
-        router: Arc<Router>,
-        in_flight: InFlight,
-    ) -> Self {
-        let mut body = Self {
-            incoming,
-            connection: Some(connection),
-            booking,
-            waiting_since: Some(received),
-            deadline,
-            router,
-            _in_flight: in_flight,
-        };
-        if body.incoming.is_end_stream() {
-            body.finish();
-        }
-        body
+    /// The head of the response goes out with it.
+    pub fn new(job: Job, reply: Reply) -> (Parts, Self) {
+        let Reply { head, first, rest, booking } = reply;
+        (head, Self { first, rest, booking, job })
     }
 
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if !self.first.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.first)))));
+        }
+        let Some(Rest { incoming, connection }) = &mut self.rest else {
+            return Poll::Ready(None);
+        };
         // What is already read goes out first; then the IO gets a turn, and what that has read.
-        let mut polled = Pin::new(&mut self.incoming).poll_frame(cx);
-        if polled.is_pending()
-            && let Some(connection) = &mut self.connection
-        {
+        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
+        if polled.is_pending() {
             let _finished = connection.drive(cx);
-            polled = Pin::new(&mut self.incoming).poll_frame(cx);
+            polled = Pin::new(&mut *incoming).poll_frame(cx);
         }
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
-                if let Some(since) = self.waiting_since.take_if(|_| frame.is_data()) {
-                    self.booking.prefill_done();
-                    self.router.metrics.first_byte.observe(since.elapsed());
-                }
-                if self.incoming.is_end_stream() {
+                if incoming.is_end_stream() {
                     self.finish();
                 }
                 Poll::Ready(Some(Ok(frame)))
@@ -145,23 +122,41 @@ impl WorkerBody {
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(error))) => {
-                self.connection = None;
-                self.router.suspect(self.booking.worker(), UpstreamFailure::Body, &error);
+                self.rest = None;
+                self.job.router.suspect(self.booking.worker(), UpstreamFailure::Body, &error);
                 Poll::Ready(Some(Err(BodyError::Broken(error))))
             }
-            Poll::Pending if self.deadline.as_mut().poll(cx).is_ready() => {
-                self.connection = None;
-                self.router.metrics.upstream_error(UpstreamFailure::Timeout);
+            Poll::Pending => {
+                ready!(self.job.alarm.poll(self.job.deadline, cx));
+                self.rest = None;
+                self.job.router.metrics.upstream_error(UpstreamFailure::Timeout);
                 Poll::Ready(Some(Err(BodyError::Timeout)))
             }
-            Poll::Pending => Poll::Pending,
         }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_empty() && self.rest.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let first = self.first.len() as u64;
+        let Some(Rest { incoming, .. }) = &self.rest else {
+            return SizeHint::with_exact(first);
+        };
+        let rest = incoming.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(first + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(first + upper);
+        }
+        hint
     }
 
     /// The response is complete. Done at its last frame and not on drop: hyper does not ask a body
     /// of known length for the end, and a connection that a client left halfway must not be reused.
     fn finish(&mut self) {
-        if let Some(connection) = self.connection.take() {
+        if let Some(Rest { connection, .. }) = self.rest.take() {
             self.booking.worker().pool.checkin(connection);
         }
     }
@@ -169,8 +164,8 @@ impl WorkerBody {
 
 impl Drop for WorkerBody {
     fn drop(&mut self) {
-        if self.connection.is_some() {
-            self.router.metrics.client_abort();
+        if self.rest.is_some() {
+            self.job.router.metrics.client_abort();
         }
     }
 }

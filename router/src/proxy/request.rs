@@ -31,8 +31,9 @@ impl WorkerRequest {
         Ok(Self { method: head.method, uri, headers: head.headers, body })
     }
 
-    pub fn to(&self, worker: &Worker) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(self.body.clone()));
+    /// With `body`, which is the client's own or one made from it.
+    pub fn to(&self, worker: &Worker, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();

@@ -158,7 +158,7 @@ impl Serving {
         request.headers_mut().insert(request_id::HEADER, id.clone());
         let journal =
             config.access_log.then(|| Arc::new(Journal::new(id.clone(), named, self.client)));
-        let answering = self.answer(endpoint, request, framing, journal.as_deref());
+        let answering = self.answer(endpoint, request, framing, journal.as_ref());
         let mut response = match answering.await {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
@@ -180,7 +180,7 @@ impl Serving {
         endpoint: Result<Endpoint, Error>,
         request: Request<Incoming>,
         framing: &Framing,
-        journal: Option<&Journal>,
+        journal: Option<&Arc<Journal>>,
     ) -> Result<Response<ResponseBody>, Error> {
         framing.begin(request.headers())?;
         if request.body().is_end_stream() {

@@ -161,24 +161,38 @@ impl Connection {
         .map_err(UpstreamError::Reset)
     }
 
+    /// The next bytes of a response's body; `None` at its end.
+    pub async fn next_data(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, UpstreamError> {
+        loop {
+            let frame = poll_fn(|cx| {
+                // What is already read comes first; then the IO gets a turn, and what that has read.
+                let polled = Pin::new(&mut *body).poll_frame(cx);
+                if polled.is_ready() {
+                    return polled;
+                }
+                let _finished = self.drive(cx);
+                Pin::new(&mut *body).poll_frame(cx)
+            });
+            let Some(frame) = frame.await else {
+                return Ok(None);
+            };
+            // Trailers are the other kind of frame; nothing behind the proxy could use them.
+            if let Ok(data) = frame.map_err(UpstreamError::Reset)?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+    }
+
     /// Reads a small response to its end.
     pub async fn read(&mut self, mut body: Incoming, limit: usize) -> Result<Bytes, UpstreamError> {
         let mut whole = BytesMut::new();
-        loop {
-            let frame = poll_fn(|cx| {
-                let _finished = self.drive(cx);
-                Pin::new(&mut body).poll_frame(cx)
-            });
-            let Some(frame) = frame.await else {
-                return Ok(whole.freeze());
-            };
-            if let Ok(data) = frame.map_err(UpstreamError::Reset)?.into_data() {
-                if whole.len() + data.len() > limit {
-                    return Err(UpstreamError::TooLarge(limit));
-                }
-                whole.extend_from_slice(&data);
+        while let Some(data) = self.next_data(&mut body).await? {
+            if whole.len() + data.len() > limit {
+                return Err(UpstreamError::TooLarge(limit));
             }
+            whole.extend_from_slice(&data);
         }
+        Ok(whole.freeze())
     }
 
     /// Does the IO that is possible now. Ready when the connection is finished, for good or bad.

@@ -33,8 +33,8 @@ async fn leaving_in_the_stream_aborts_upstream() {
         FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
     frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     worker.request().await;
     drop(response);

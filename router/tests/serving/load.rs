@@ -21,15 +21,17 @@ async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let prompt = "word ".repeat(1000);
-    let mut response = client
-        .send(post("/v1/completions", format!(r#"{{"prompt":"{prompt}","stream":true}}"#)))
-        .await
-        .expect("a head");
+    let request = post("/v1/completions", format!(r#"{{"prompt":"{prompt}","stream":true}}"#));
+    let waiting = tokio::spawn(async move {
+        let response = client.send(request).await.expect("a head");
+        (client, response)
+    });
     worker.request().await;
     let load = &router.workers()[0];
     assert_eq!(load.requests, 1);
     assert!((1000..1500).contains(&load.pending_tokens), "{load:?} for 5000 bytes");
     frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    let (_client, mut response) = waiting.await.expect("no panic");
     response.frame().await.expect("not over").expect("not broken");
     let load = &router.workers()[0];
     assert_eq!((load.requests, load.pending_tokens), (1, 0));

@@ -92,8 +92,8 @@ async fn a_connection_left_halfway_is_never_used_again() {
     .await;
     let router = router(quiet(), &[&worker]).await;
     let mut first = Client::connect(router.local_addr()).await;
-    let mut response = first.send(post("/generate", "{}")).await.expect("a head");
     frames.send(Bytes::from_static(b"first")).expect("streaming");
+    let mut response = first.send(post("/generate", "{}")).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     let left = worker.request().await.connection;
     drop((response, first));

@@ -86,8 +86,8 @@ async fn after_the_first_byte_a_break_is_shown_and_not_retried() {
     let mut other = FakeWorker::plain().await;
     let router = router(in_turn(), &[&breaking, &other]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    let mut response = client.send(post(PATH, BODY)).await.expect("a head");
     frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    let mut response = client.send(post(PATH, BODY)).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     breaking.kill().await;
     let ended = response.frame().await;

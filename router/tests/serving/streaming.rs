@@ -28,8 +28,12 @@ async fn each_frame_arrives_before_the_next_is_made() {
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let request = post("/v1/chat/completions", r#"{"messages":[],"stream":true}"#);
-    let mut response = client.send(request).await.expect("a head before any frame");
-    for number in 0..100 {
+    let first = Bytes::from_static(b"data: {\"n\":0}\n\n");
+    frames.send(first.clone()).expect("the worker streams");
+    let mut response = client.send(request).await.expect("a head with the first frame");
+    let frame = response.frame().await.expect("not over").expect("not broken");
+    assert_eq!(frame.into_data().expect("data"), first);
+    for number in 1..100 {
         let event = Bytes::from(format!("data: {{\"n\":{number}}}\n\n"));
         frames.send(event.clone()).expect("the worker streams");
         let frame = response.frame().await.expect("not over").expect("not broken");

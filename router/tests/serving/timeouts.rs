@@ -59,8 +59,8 @@ async fn a_stream_that_outlives_the_limit_is_cut_and_not_ended() {
     let config = Config { request_timeout_secs: secs(0.2), ..config() };
     let router = router(config, &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
     frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    let mut response = client.send(post("/generate", "{}")).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     assert!(matches!(response.frame().await, Some(Err(_))), "the stream must not look whole");
     worker.request().await;
