@@ -8,7 +8,7 @@ use tokio::{net::TcpListener, sync::watch, task::AbortHandle, time::Instant};
 use crate::{
     config::Config,
     error::Error,
-    fleet::{worker::WorkerView, worker_url::WorkerUrl},
+    fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
     router::Router,
     server,
 };
@@ -63,7 +63,7 @@ impl RouterHandle {
 
     /// Registers a worker; it takes requests after its first good health check.
     pub fn add_worker(&self, url: &str) -> Result<WorkerView, Error> {
-        Ok(self.router.add_worker(WorkerUrl::from_client(url)?)?.view())
+        Ok(self.router.add_worker(WorkerAddress::trusted(WorkerUrl::from_client(url)?))?.view())
     }
 
     /// Takes a worker out of rotation for good; it may finish what it is serving.

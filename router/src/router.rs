@@ -9,6 +9,7 @@ use crate::{
     config::{ApiKey, Config},
     error::Error,
     fleet::{
+        address::{Networks, WorkerAddress},
         health,
         registry::{self, Registry},
         worker::Worker,
@@ -54,7 +55,7 @@ impl Router {
             config,
         });
         for url in &router.config.worker_urls {
-            if let Err(error) = router.add_worker(url.clone()) {
+            if let Err(error) = router.add_worker(WorkerAddress::trusted(url.clone())) {
                 tracing::warn!("--worker-urls: {error}");
             }
         }
@@ -62,9 +63,10 @@ impl Router {
     }
 
     /// Registers a worker. It takes requests after its first good health check, which starts now.
-    pub fn add_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Worker>, Error> {
+    pub fn add_worker(self: &Arc<Self>, address: WorkerAddress) -> Result<Arc<Worker>, Error> {
+        let url = address.url().clone();
         let pool = Pool::new(
-            url.clone(),
+            address,
             self.config.connect_timeout_secs.get(),
             self.config.upstream_idle_timeout_secs.get(),
             self.config.worker_key().map(ApiKey::bearer),
@@ -73,6 +75,13 @@ impl Router {
         let check = health::run(Arc::downgrade(self), Arc::clone(&worker));
         worker.attach_health_check(self.runtime.spawn(check).abort_handle());
         Ok(worker)
+    }
+
+    /// Registers a worker that a client has named, if it lies where workers may lie.
+    pub async fn add_named_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Worker>, Error> {
+        let networks = Networks::new(&self.config.worker_networks);
+        let limit = self.config.connect_timeout_secs.get();
+        self.add_worker(WorkerAddress::checked(url, networks, limit).await?)
     }
 
     /// Takes a worker out for good. What it is serving now it may finish.

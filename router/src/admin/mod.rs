@@ -110,7 +110,7 @@ async fn list(State(router): Shared) -> Json<Value> {
 }
 
 async fn register(State(router): Shared, body: Bytes) -> Result<Response, Error> {
-    let worker = router.add_worker(Target::from_json(&body)?)?;
+    let worker = router.add_named_worker(Target::from_json(&body)?).await?;
     Ok((StatusCode::ACCEPTED, Json(worker.view())).into_response())
 }
 
@@ -132,7 +132,7 @@ async fn add_worker(
     State(router): Shared,
     query: Result<Query<Target>, QueryRejection>,
 ) -> Result<Json<WorkerView>, Error> {
-    let worker = router.add_worker(Target::from_query(query)?)?;
+    let worker = router.add_named_worker(Target::from_query(query)?).await?;
     Ok(Json(worker.view()))
 }
 

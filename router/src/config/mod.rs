@@ -49,7 +49,7 @@ pub struct Config {
     #[arg(long, value_name = "NAME", help_heading = WORKERS)]
     pub service_discovery_namespace: Option<String>,
 
-    /// Networks in which a worker that is added at run time may lie; others are refused. Loopback and
+    /// Networks in which a worker that is added over HTTP must lie; others are refused. Loopback and
     /// private networks if none is given
     #[arg(long, value_name = "CIDR", num_args = 0.., help_heading = WORKERS)]
     pub worker_networks: Vec<Network>,
@@ -318,7 +318,7 @@ mod tests {
         for (flag, value) in [
             ("--port", "70000"),
             ("--policy", "magic"),
-            ("--worker-urls", "https://a"),
+            ("--worker-urls", "ftp://a"),
             ("--request-timeout-secs", "0"),
             ("--request-timeout-secs", "nan"),
             ("--health-failure-threshold", "0"),

@@ -1,5 +1,6 @@
 //! The workers as the router knows them: who is there, where, how they are, how loaded.
 
+pub mod address;
 mod booking;
 mod breaker;
 pub mod health;

@@ -8,14 +8,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::Error;
 
-const DEFAULT_PORT: u16 = 80;
-
-/// `http://HOST[:PORT]` and nothing else: the router adds the client's path itself, so a path, a
+/// `http(s)://HOST[:PORT]` and nothing else: the router adds the client's path itself, so a path, a
 /// query or credentials here would be dropped silently. Two spellings of one address are equal.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerUrl {
     text: String,
+    tls: bool,
     host: String,
     port: u16,
 }
@@ -35,13 +34,18 @@ impl WorkerUrl {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
+    /// Whether it says `https`.
+    pub fn is_tls(&self) -> bool {
+        self.tls
+    }
+
     pub fn port(&self) -> u16 {
         self.port
     }
 
     /// What goes into the `Host` header.
     pub fn authority(&self) -> HeaderValue {
-        let authority = self.text.trim_start_matches("http://");
+        let (_, authority) = self.text.split_once("://").expect("contract: a URL has a scheme");
         HeaderValue::from_str(authority).expect("contract: a parsed authority is a header value")
     }
 
@@ -57,11 +61,13 @@ impl FromStr for WorkerUrl {
     fn from_str(text: &str) -> Result<Self, String> {
         let refuse = |why: &str| Err(format!("worker URL {text:?}: {why}"));
         let Ok(uri) = text.trim().parse::<Uri>() else {
-            return refuse("not a URL; expected http://HOST:PORT");
+            return refuse("not a URL; expected http://HOST:PORT or https://HOST:PORT");
         };
-        if uri.scheme_str() != Some("http") {
-            return refuse("must start with http://");
-        }
+        let (tls, default_port) = match uri.scheme_str() {
+            Some("http") => (false, 80),
+            Some("https") => (true, 443),
+            _ => return refuse("must start with http:// or https://"),
+        };
         if text.contains('#') || uri.query().is_some() || !matches!(uri.path(), "" | "/") {
             return refuse("must end after the port: no path, query or fragment");
         }
@@ -72,23 +78,25 @@ impl FromStr for WorkerUrl {
             return refuse("must not carry a user name or password");
         }
         let host = authority.host().to_ascii_lowercase();
-        let Some(port) = explicit_port(authority) else {
+        let Some(port) = port_of(authority, default_port) else {
             return refuse("has a port that is not between 1 and 65535");
         };
         if host.is_empty() {
             return refuse("has no host");
         }
-        let text = match port {
-            DEFAULT_PORT => format!("http://{host}"),
-            port => format!("http://{host}:{port}"),
+        let scheme = if tls { "https" } else { "http" };
+        let text = if port == default_port {
+            format!("{scheme}://{host}")
+        } else {
+            format!("{scheme}://{host}:{port}")
         };
-        Ok(Self { text, host, port })
+        Ok(Self { text, tls, host, port })
     }
 }
 
-fn explicit_port(authority: &Authority) -> Option<u16> {
+fn port_of(authority: &Authority, default: u16) -> Option<u16> {
     match authority.as_str().strip_prefix(authority.host())? {
-        "" => Some(DEFAULT_PORT),
+        "" => Some(default),
         rest => rest.strip_prefix(':')?.parse().ok().filter(|port| *port != 0),
     }
 }
@@ -130,9 +138,17 @@ mod tests {
             ("http://W1:8000/", "http://w1:8000"),
             (" http://w1:80 ", "http://w1"),
             ("http://[::1]:31000", "http://[::1]:31000"),
+            ("HTTPS://W1:443", "https://w1"),
+            ("https://w1:80", "https://w1:80"),
+            ("http://w1:443", "http://w1:443"),
         ] {
             assert_eq!(text.parse::<WorkerUrl>().expect(text).as_str(), normal);
         }
+        let tls: WorkerUrl = "https://w1".parse().expect("valid");
+        assert_eq!(
+            (tls.is_tls(), tls.port(), tls.authority()),
+            (true, 443, "w1".parse().expect(""))
+        );
         let v6: WorkerUrl = "http://[::1]:31000".parse().expect("valid");
         assert_eq!((v6.host(), v6.port()), ("::1", 31000));
     }
@@ -142,7 +158,7 @@ mod tests {
         for text in [
             "",
             "w1:8000",
-            "https://w1",
+            "https:w1",
             "ftp://w1",
             "http://",
             "http:///x",

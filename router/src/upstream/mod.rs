@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::{net::TcpStream, time::timeout};
 
-use crate::fleet::worker_url::WorkerUrl;
+use crate::fleet::address::WorkerAddress;
 
 /// Why there is no response. Nothing of one has reached the client in any of these cases.
 #[derive(Debug, Error)]
@@ -54,7 +54,7 @@ impl UpstreamError {
 /// The idle connections to one worker, last used first: the longer-idle ones get to time out.
 #[derive(Debug)]
 pub struct Pool {
-    url: WorkerUrl,
+    address: WorkerAddress,
     host_header: HeaderValue,
     authorization: Option<HeaderValue>,
     connect_timeout: Duration,
@@ -72,14 +72,14 @@ struct Idle {
 impl Pool {
     /// `authorization` is what the router's own requests say of who it is.
     pub fn new(
-        url: WorkerUrl,
+        address: WorkerAddress,
         connect_timeout: Duration,
         idle_timeout: Duration,
         authorization: Option<HeaderValue>,
     ) -> Self {
-        let host_header = url.authority();
+        let host_header = address.url().authority();
         let idle = Mutex::default();
-        Self { url, host_header, authorization, connect_timeout, idle_timeout, idle }
+        Self { address, host_header, authorization, connect_timeout, idle_timeout, idle }
     }
 
     pub fn authorization(&self) -> Option<HeaderValue> {
@@ -102,8 +102,7 @@ impl Pool {
     }
 
     pub async fn connect(&self) -> Result<Connection, UpstreamError> {
-        let opening = TcpStream::connect((self.url.host(), self.url.port()));
-        let Ok(opened) = timeout(self.connect_timeout, opening).await else {
+        let Ok(opened) = timeout(self.connect_timeout, self.address.connect()).await else {
             return Err(UpstreamError::ConnectTimeout(self.connect_timeout));
         };
         let stream = opened?;

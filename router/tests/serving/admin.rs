@@ -55,7 +55,7 @@ async fn a_bad_worker_url_is_refused_and_named() {
     for path in [
         "/add_worker",
         "/add_worker?url=",
-        "/add_worker?url=https://w1",
+        "/add_worker?url=ftp://w1",
         "/add_worker?url=http://w1/path",
         "/add_worker?url=http://user:pw@w1",
         "/add_worker?url=file:///etc/passwd",

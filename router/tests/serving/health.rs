@@ -140,6 +140,21 @@ async fn an_engine_without_server_info_serves_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_names_of_its_models_are_known_before_it_gets_requests() {
+    let mut worker = FakeWorker::plain().await;
+    worker.set_models(&["base", "base:adapter"]);
+    let router = router(config(), &[&worker]).await;
+    assert_eq!(router.workers()[0].models, ["base", "base:adapter"]);
+    worker.kill().await;
+    worker.set_models(&["other"]);
+    worker.restart().await;
+    let knows = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+        worker.phase() == Phase::Healthy && worker.info.load().models == ["other"]
+    };
+    soon(router.router().registry.wait_until(|workers| workers.iter().all(knows))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushing_empties_the_tree() {
     let mut worker = FakeWorker::plain().await;
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };

@@ -16,3 +16,4 @@ mod sockets;
 mod streaming;
 mod support;
 mod timeouts;
+mod worker_urls;
