@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -24,7 +24,8 @@ use crate::{
         booking::Load, breaker::Breaker, pace::Pace, phase::Rotation, pulse::Pulse,
         worker_id::WorkerId, worker_url::WorkerUrl,
     },
-    policy::{Candidate, Reason},
+    metrics::WorkerCounters,
+    policy::Candidate,
     upstream::Pool,
 };
 
@@ -35,8 +36,7 @@ pub struct Worker {
     pub url: WorkerUrl,
     pub pool: Arc<Pool>,
     pub info: ArcSwap<WorkerInfo>,
-    /// Requests sent here, by the reason of the policy.
-    pub selections: [AtomicU64; Reason::ALL.len()],
+    pub counters: WorkerCounters,
     hash_seed: u64,
     pub(super) load: Load,
     pub(super) pulse: Pulse,
@@ -57,7 +57,7 @@ impl Worker {
             url,
             pool: Arc::new(pool),
             info: ArcSwap::default(),
-            selections: Default::default(),
+            counters: WorkerCounters::default(),
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
             pace: Pace::default(),

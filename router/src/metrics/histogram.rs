@@ -5,69 +5,79 @@ use std::{
     time::Duration,
 };
 
-use super::page::Page;
+use super::{Counter, Family, page::Page};
 
-/// Latencies in buckets of a factor of about 2 to 2.5, from 1 us to 100 s.
-#[derive(Debug, Default)]
+/// Latencies in buckets of a factor of 1.4 to 1.7, from 1 us to 1,000 s, for all alike: what is shown
+/// of them starts with the first bucket and ends with the last that holds something.
+#[derive(Debug)]
 pub struct Histogram {
-    buckets: [AtomicU64; BOUNDS.len()],
+    buckets: [Counter; BOUNDS],
     sum_ns: AtomicU64,
-    count: AtomicU64,
+    count: Counter,
 }
 
-/// Upper bounds in nanoseconds, and as the label says it.
-const BOUNDS: [(u64, &str); 25] = [
-    (1_000, "0.000001"),
-    (2_500, "0.0000025"),
-    (5_000, "0.000005"),
-    (10_000, "0.00001"),
-    (25_000, "0.000025"),
-    (50_000, "0.00005"),
-    (100_000, "0.0001"),
-    (250_000, "0.00025"),
-    (500_000, "0.0005"),
-    (1_000_000, "0.001"),
-    (2_500_000, "0.0025"),
-    (5_000_000, "0.005"),
-    (10_000_000, "0.01"),
-    (25_000_000, "0.025"),
-    (50_000_000, "0.05"),
-    (100_000_000, "0.1"),
-    (250_000_000, "0.25"),
-    (500_000_000, "0.5"),
-    (1_000_000_000, "1"),
-    (2_500_000_000, "2.5"),
-    (5_000_000_000, "5"),
-    (10_000_000_000, "10"),
-    (25_000_000_000, "25"),
-    (50_000_000_000, "50"),
-    (100_000_000_000, "100"),
-];
+/// Steps within a decade.
+const STEPS: [u64; 6] = [10, 15, 20, 30, 50, 70];
+const DECADES: usize = 9;
+const BOUNDS: usize = STEPS.len() * DECADES + 1;
+
+/// Upper bounds of the buckets in nanoseconds: 1 us to 1,000 s.
+const BOUNDS_NS: [u64; BOUNDS] = {
+    let mut bounds = [0; BOUNDS];
+    let mut unit = 100;
+    let mut index = 0;
+    while index < BOUNDS {
+        bounds[index] = STEPS[index % STEPS.len()] * unit;
+        index += 1;
+        if index.is_multiple_of(STEPS.len()) {
+            unit *= 10;
+        }
+    }
+    bounds
+};
+
+impl Default for Histogram {
+    fn default() -> Self {
+        let buckets = std::array::from_fn(|_| Counter::default());
+        Self { buckets, sum_ns: AtomicU64::default(), count: Counter::default() }
+    }
+}
 
 impl Histogram {
     pub fn observe(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let bucket = BOUNDS.partition_point(|(bound, _)| *bound < ns);
-        if let Some(bucket) = self.buckets.get(bucket) {
-            bucket.fetch_add(1, Relaxed);
+        if let Some(bucket) = self.buckets.get(BOUNDS_NS.partition_point(|bound| *bound < ns)) {
+            bucket.increment();
         }
         self.sum_ns.fetch_add(ns, Relaxed);
-        self.count.fetch_add(1, Relaxed);
+        self.count.increment();
     }
 
-    pub(super) fn write(&self, page: &mut Page, name: &'static str, help: &str) {
-        page.family(name, "histogram", help);
+    pub fn count(&self) -> u64 {
+        self.count.get()
+    }
+
+    /// Observations up to each bound, which comes in seconds.
+    pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
+        let mut sum = 0;
+        BOUNDS_NS.iter().zip(&self.buckets).map(move |(bound, bucket)| {
+            sum += bucket.get();
+            (Duration::from_nanos(*bound).as_secs_f64(), sum)
+        })
+    }
+
+    pub(super) fn write(&self, page: &mut Page, family: &'static Family) {
+        page.family(family);
         let mut cumulative = 0;
-        for ((_, bound), bucket) in BOUNDS.iter().zip(&self.buckets) {
-            cumulative += bucket.load(Relaxed);
-            page.series("_bucket", &[("le", bound)], format_args!("{cumulative}"));
+        for (bound, count) in self.cumulative() {
+            cumulative = count;
+            page.part("_bucket", Some(&bound.to_string()), count);
         }
         // Observations go on meanwhile, and no bucket may exceed the total.
-        let count = self.count.load(Relaxed).max(cumulative);
-        page.series("_bucket", &[("le", "+Inf")], format_args!("{count}"));
-        let seconds = Duration::from_nanos(self.sum_ns.load(Relaxed)).as_secs_f64();
-        page.series("_sum", &[], format_args!("{seconds}"));
-        page.series("_count", &[], format_args!("{count}"));
+        let count = self.count().max(cumulative);
+        page.part("_bucket", Some("+Inf"), count);
+        page.part("_sum", None, Duration::from_nanos(self.sum_ns.load(Relaxed)).as_secs_f64());
+        page.part("_count", None, count);
     }
 }
 
@@ -75,26 +85,35 @@ impl Histogram {
 mod tests {
     use super::*;
 
+    const FAMILY: Family = Family::histogram("x_seconds", "Help.");
+
     #[test]
     fn a_histogram_is_cumulative_and_whole() {
         let histogram = Histogram::default();
-        for micros in [1, 2, 2, 300_000_000] {
+        for micros in [1, 2, 2, 3_000_000_000] {
             histogram.observe(Duration::from_micros(micros));
         }
         let mut page = Page::default();
-        histogram.write(&mut page, "x_seconds", "Help.");
-        let text = page.finish();
+        histogram.write(&mut page, &FAMILY);
+        let (text, _) = page.finish();
         for line in [
-            "# HELP mla_router_x_seconds Help.",
-            "# TYPE mla_router_x_seconds histogram",
-            "mla_router_x_seconds_bucket{le=\"0.000001\"} 1",
-            "mla_router_x_seconds_bucket{le=\"0.0000025\"} 3",
-            "mla_router_x_seconds_bucket{le=\"100\"} 3",
-            "mla_router_x_seconds_bucket{le=\"+Inf\"} 4",
-            "mla_router_x_seconds_sum 300.000005",
-            "mla_router_x_seconds_count 4",
+            "# HELP x_seconds Help.",
+            "# TYPE x_seconds histogram",
+            "x_seconds_bucket{le=\"0.000001\"} 1",
+            "x_seconds_bucket{le=\"0.0000015\"} 1",
+            "x_seconds_bucket{le=\"0.000002\"} 3",
+            "x_seconds_bucket{le=\"0.7\"} 3",
+            "x_seconds_bucket{le=\"1000\"} 3",
+            "x_seconds_bucket{le=\"+Inf\"} 4",
+            "x_seconds_sum 3000.000005",
+            "x_seconds_count 4",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} not in\n{text}");
         }
+    }
+
+    #[test]
+    fn bounds_grow() {
+        assert!(BOUNDS_NS.windows(2).all(|pair| pair[0] < pair[1]), "{BOUNDS_NS:?}");
     }
 }

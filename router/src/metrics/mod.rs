@@ -1,161 +1,110 @@
 //! What the router counts, as Prometheus text.
 //!
 //! Plain atomics in arrays indexed by enums: a request touches a handful of words, without hashing
-//! or a lock, and a label can only take the values written here.
+//! or a lock, and a label can only take the values written here. What is counted for each worker
+//! lies in the worker ([`WorkerCounters`]).
+//!
+//! To add a metric: a field here or there, a [`Family`] with its name and meaning, a line that writes
+//! it, and its line in `docs/metrics.md` (a test prints it).
 
+mod counter;
+mod family;
 mod histogram;
+mod labels;
 mod page;
-
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
-
-pub use histogram::Histogram;
+mod requests;
+mod state;
+mod worker;
 
 use http::StatusCode;
+
+pub(crate) use counter::labels;
+pub use counter::{Counter, Counters, Label};
+pub use family::{Family, Kind};
+pub use histogram::Histogram;
+pub use labels::{ConnectionSource, StatusClass, UpstreamFailure};
+pub use requests::Requests;
+pub use worker::WorkerCounters;
+
+use crate::{proxy::endpoint::Endpoint, router::Router};
 use page::Page;
 
-use crate::{
-    fleet::worker::{Phase, Worker},
-    policy::Reason,
-    proxy::endpoint::Endpoint,
-    router::Router,
-};
+const UPSTREAM_ERRORS: Family = Family::counter(
+    "mla_router_upstream_errors_total",
+    "Failed requests to a worker, by kind.",
+    &["kind"],
+);
+const RETRIES: Family =
+    Family::counter("mla_router_retries_total", "Requests sent again to another worker.", &[]);
+const CLIENT_ABORTS: Family = Family::counter(
+    "mla_router_client_aborts_total",
+    "Requests whose client left before the end.",
+    &[],
+);
+const UPSTREAM_CONNECTIONS: Family = Family::counter(
+    "mla_router_upstream_connections_total",
+    "Connections used for requests to workers, new or kept.",
+    &["state"],
+);
+const OVERHEAD: Family = Family::histogram(
+    "mla_router_overhead_seconds",
+    "Time to choose a worker: scan of the body, tree, policy.",
+);
+const FIRST_BYTE: Family = Family::histogram(
+    "mla_router_first_byte_seconds",
+    "From the last byte of the request to the first byte of the response's body.",
+);
 
-/// How a request to a worker went wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UpstreamFailure {
-    Connect,
-    Reset,
-    /// 502 or 503 from the worker.
-    Status,
-    /// The response broke off after its first byte.
-    Body,
-    Timeout,
-}
-
-impl UpstreamFailure {
-    const LABELS: [&str; 5] = ["connect", "reset", "status", "body", "timeout"];
-}
-
-const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-
+/// The counters of a router. Fields are public: to count is `metrics.retries.increment()`.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    requests: [[AtomicU64; STATUS_CLASSES.len()]; Endpoint::ALL.len()],
-    upstream_errors: [AtomicU64; UpstreamFailure::LABELS.len()],
-    retries: AtomicU64,
-    client_aborts: AtomicU64,
-    connections_opened: AtomicU64,
-    connections_reused: AtomicU64,
-    /// Choosing a worker: scan of the body, tree, policy.
+    pub requests: Requests,
+    pub upstream_errors: Counters<UpstreamFailure>,
+    pub retries: Counter,
+    pub client_aborts: Counter,
+    pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
-    /// From the last byte of the request to the first byte of the response's body.
     pub first_byte: Histogram,
 }
 
 impl Metrics {
     pub fn request(&self, endpoint: Endpoint, status: StatusCode) {
-        let class = usize::from(status.as_u16() / 100).clamp(1, STATUS_CLASSES.len()) - 1;
-        self.requests[endpoint as usize][class].fetch_add(1, Relaxed);
+        self.requests.increment(endpoint, status);
     }
 
     pub fn upstream_error(&self, failure: UpstreamFailure) {
-        self.upstream_errors[failure as usize].fetch_add(1, Relaxed);
+        self.upstream_errors.increment(failure);
     }
 
     pub fn retry(&self) {
-        self.retries.fetch_add(1, Relaxed);
+        self.retries.increment();
     }
 
     pub fn client_abort(&self) {
-        self.client_aborts.fetch_add(1, Relaxed);
+        self.client_aborts.increment();
     }
 
     pub fn connection(&self, reused: bool) {
-        let counter = if reused { &self.connections_reused } else { &self.connections_opened };
-        counter.fetch_add(1, Relaxed);
+        let source = if reused { ConnectionSource::Reused } else { ConnectionSource::Opened };
+        self.upstream_connections.increment(source);
     }
 
     /// The page of `GET /metrics`.
     pub fn render(&self, router: &Router) -> String {
+        self.page(router).finish().0
+    }
+
+    fn page(&self, router: &Router) -> Page {
         let mut page = Page::default();
-        self.write_counters(&mut page);
-        self.overhead.write(&mut page, "overhead_seconds", "Time to choose a worker.");
-        self.first_byte.write(
-            &mut page,
-            "first_byte_seconds",
-            "From the end of the request to the first byte of the response's body.",
-        );
-        write_state(&mut page, router);
-        write_workers(&mut page, &router.registry.workers());
-        page.finish()
+        self.requests.write(&mut page);
+        page.counters(&UPSTREAM_ERRORS, &self.upstream_errors);
+        page.counter(&RETRIES, &self.retries);
+        page.counter(&CLIENT_ABORTS, &self.client_aborts);
+        page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
+        self.overhead.write(&mut page, &OVERHEAD);
+        self.first_byte.write(&mut page, &FIRST_BYTE);
+        state::write(&mut page, router);
+        worker::write(&mut page, &router.registry.workers());
+        page
     }
-
-    fn write_counters(&self, page: &mut Page) {
-        page.family("requests_total", "counter", "Requests answered, by endpoint and class.");
-        for endpoint in Endpoint::ALL {
-            for (label, count) in STATUS_CLASSES.iter().zip(&self.requests[endpoint as usize]) {
-                let count = count.load(Relaxed);
-                // A series appears with its first request; all of them would be mostly zeros.
-                if count > 0 {
-                    page.sample(&[("endpoint", endpoint.as_str()), ("status", label)], count);
-                }
-            }
-        }
-        page.family("upstream_errors_total", "counter", "Failed requests to a worker, by kind.");
-        for (kind, count) in UpstreamFailure::LABELS.iter().zip(&self.upstream_errors) {
-            page.sample(&[("kind", kind)], count.load(Relaxed));
-        }
-        page.family("retries_total", "counter", "Requests sent again to another worker.");
-        page.sample(&[], self.retries.load(Relaxed));
-        page.family("client_aborts_total", "counter", "Requests whose client left before the end.");
-        page.sample(&[], self.client_aborts.load(Relaxed));
-        page.family("upstream_connections_total", "counter", "Connections used, new or kept.");
-        page.sample(&[("state", "opened")], self.connections_opened.load(Relaxed));
-        page.sample(&[("state", "reused")], self.connections_reused.load(Relaxed));
-    }
-}
-
-fn write_state(page: &mut Page, router: &Router) {
-    page.family("requests_in_flight", "gauge", "Requests now in the router.");
-    page.sample(&[], router.gate.in_flight() as u64);
-    page.family("requests_waiting", "gauge", "Requests now waiting for a healthy worker.");
-    page.sample(&[], router.waiting() as u64);
-    let tree = router.tree.stats();
-    page.family("tree_blocks", "gauge", "Blocks in the prefix tree, each counted once.");
-    page.sample(&[], tree.blocks);
-    page.family("tree_bytes", "gauge", "Memory of the prefix tree.");
-    page.sample(&[], tree.bytes);
-    page.family("build_info", "gauge", "The version that is running.");
-    page.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
-}
-
-fn write_workers(page: &mut Page, workers: &[Arc<Worker>]) {
-    page.family("selections_total", "counter", "Requests sent to a worker, by reason.");
-    for worker in workers {
-        for reason in Reason::ALL {
-            let count = worker.selections[reason as usize].load(Relaxed);
-            if count > 0 {
-                let labels = [("worker", worker.url.as_str()), ("reason", reason.as_str())];
-                page.sample(&labels, count);
-            }
-        }
-    }
-    let mut gauge = |name, help, value: fn(&Worker) -> u64| {
-        page.family(name, "gauge", help);
-        for worker in workers {
-            page.sample(&[("worker", worker.url.as_str())], value(worker));
-        }
-    };
-    gauge("worker_requests", "Requests now on a worker.", |worker| u64::from(worker.requests()));
-    gauge(
-        "worker_pending_tokens",
-        "Prompt tokens that a worker has yet to compute.",
-        Worker::pending_tokens,
-    );
-    gauge("worker_healthy", "1 if the worker is in rotation.", |worker| {
-        u64::from(worker.phase() == Phase::Healthy)
-    });
 }

@@ -1,43 +1,80 @@
 //! Prometheus' text format.
 
-use std::fmt::{Arguments, Write as _};
+use std::fmt::{Display, Write as _};
+
+use super::{Counter, Counters, Family, Label};
 
 /// The text under construction. A sample belongs to the family that was begun last.
 #[derive(Default)]
 pub(super) struct Page {
     text: String,
-    family: &'static str,
+    families: Vec<&'static Family>,
 }
 
 impl Page {
-    /// Begins a family. `name` goes without the prefix that all of ours share.
-    pub(super) fn family(&mut self, name: &'static str, kind: &str, help: &str) {
-        self.family = name;
-        self.line(format_args!("# HELP mla_router_{name} {help}"));
-        self.line(format_args!("# TYPE mla_router_{name} {kind}"));
+    pub(super) fn family(&mut self, family: &'static Family) {
+        let Family { name, kind, help, .. } = family;
+        self.families.push(family);
+        self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str()));
     }
 
-    pub(super) fn sample(&mut self, labels: &[(&str, &str)], value: u64) {
-        self.series("", labels, format_args!("{value}"));
+    /// A family of one series without labels.
+    pub(super) fn value(&mut self, family: &'static Family, value: impl Display) {
+        self.family(family);
+        self.sample(&[], value);
     }
 
-    /// A sample of a part of the family, such as `_bucket`.
-    pub(super) fn series(&mut self, part: &str, labels: &[(&str, &str)], value: Arguments<'_>) {
-        let family = self.family;
-        if labels.is_empty() {
-            return self.line(format_args!("mla_router_{family}{part} {value}"));
+    pub(super) fn counter(&mut self, family: &'static Family, counter: &Counter) {
+        self.value(family, counter.get());
+    }
+
+    pub(super) fn counters<L: Label>(&mut self, family: &'static Family, counters: &Counters<L>) {
+        self.family(family);
+        for (value, count) in counters.iter() {
+            self.sample(&[value.as_str()], count);
         }
+    }
+
+    /// `labels`: the values, in the order of the family's names.
+    pub(super) fn sample(&mut self, labels: &[&str], value: impl Display) {
+        let family = self.families.last().expect("contract: a sample comes after its family");
+        assert_eq!(labels.len(), family.labels.len(), "labels of {}", family.name);
+        self.series(family.name, "", family.labels, labels, value);
+    }
+
+    /// A line of a histogram, such as `_bucket`.
+    pub(super) fn part(&mut self, part: &str, le: Option<&str>, value: impl Display) {
+        let family = self.families.last().expect("contract: a sample comes after its family");
+        let (names, values): (&[&str], &[&str]) = match &le {
+            Some(le) => (&["le"], &[*le]),
+            None => (&[], &[]),
+        };
+        self.series(family.name, part, names, values, value);
+    }
+
+    fn series(
+        &mut self,
+        name: &str,
+        part: &str,
+        labels: &[&str],
+        values: &[&str],
+        value: impl Display,
+    ) {
         // No value needs escaping: they are names of ours, and URLs, which have no quotes.
         let labels: Vec<String> =
-            labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
-        self.line(format_args!("mla_router_{family}{part}{{{}}} {value}", labels.join(",")));
+            labels.iter().zip(values).map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        if labels.is_empty() {
+            self.write(format_args!("{name}{part} {value}\n"));
+        } else {
+            self.write(format_args!("{name}{part}{{{}}} {value}\n", labels.join(",")));
+        }
     }
 
-    fn line(&mut self, line: Arguments<'_>) {
-        writeln!(self.text, "{line}").expect("contract: a String takes any text");
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(text).expect("contract: a String takes any text");
     }
 
-    pub(super) fn finish(self) -> String {
-        self.text
+    pub(super) fn finish(self) -> (String, Vec<&'static Family>) {
+        (self.text, self.families)
     }
 }

@@ -12,6 +12,7 @@ pub use round_robin::RoundRobin;
 use crate::{
     fleet::worker_id::WorkerId,
     key::{BLOCK_TOKENS, RouteKey},
+    metrics::labels,
 };
 
 /// A request as a policy sees it.
@@ -35,32 +36,18 @@ pub struct Candidate {
     pub hash_seed: u64,
 }
 
-/// Why a worker was chosen; a metric label and a log field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// No other worker holds more of the prompt.
-    CacheHit,
-    /// Another worker holds more of the prompt, but this one will be done sooner.
-    Balance,
-    /// No worker holds any of the prompt.
-    Cold,
-    /// There is no prompt, or too little of it to be found in a cache.
-    NoPrefix,
-    RoundRobin,
-}
-
-impl Reason {
-    pub const ALL: [Self; 5] =
-        [Self::CacheHit, Self::Balance, Self::Cold, Self::NoPrefix, Self::RoundRobin];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::CacheHit => "cache_hit",
-            Self::Balance => "balance",
-            Self::Cold => "cold",
-            Self::NoPrefix => "no_prefix",
-            Self::RoundRobin => "round_robin",
-        }
+labels! {
+    /// Why a worker was chosen; a metric label and a log field.
+    pub enum Reason {
+        /// No other worker holds more of the prompt.
+        CacheHit => "cache_hit",
+        /// Another worker holds more of the prompt, but this one will be done sooner.
+        Balance => "balance",
+        /// No worker holds any of the prompt.
+        Cold => "cold",
+        /// There is no prompt, or too little of it to be found in a cache.
+        NoPrefix => "no_prefix",
+        RoundRobin => "round_robin",
     }
 }
 
@@ -110,7 +97,7 @@ impl PolicyRequest<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Reason, by_name};
+    use super::by_name;
 
     #[test]
     fn a_policy_answers_to_its_name() {
@@ -119,12 +106,5 @@ mod tests {
             assert_eq!((policy.name(), policy.uses_tree()), (name, uses_tree));
         }
         assert!(by_name("cache-aware").is_none());
-    }
-
-    #[test]
-    fn reasons_have_names_of_their_own() {
-        let mut names = Reason::ALL.map(Reason::as_str);
-        names.sort_unstable();
-        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
     }
 }

@@ -1,8 +1,6 @@
 //! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
 //! choice, and the booking that makes the choice visible to the next request.
 
-use std::sync::atomic::Ordering;
-
 use tokio::time::timeout;
 
 use crate::{
@@ -90,7 +88,7 @@ impl Router {
         };
         let worker = &workers[places[index]];
         let booking = worker.book(u64::from(uncached_tokens), reason);
-        worker.selections[reason as usize].fetch_add(1, Ordering::Relaxed);
+        worker.counters.selections.increment(reason);
         if let Some(key) = key {
             self.tree.insert(key, worker.id);
             // Removed meanwhile: its share was dropped before this insert, so drop it again.

@@ -1,0 +1,48 @@
+//! The labels of the router's counters. Values are written here and nowhere else: whatever clients
+//! send, the number of series stays the same.
+
+use super::labels;
+
+labels! {
+    /// How a request to a worker went wrong.
+    pub enum UpstreamFailure {
+        Connect => "connect",
+        Reset => "reset",
+        /// 502 or 503 from the worker.
+        Status => "status",
+        /// The response broke off after its first byte.
+        Body => "body",
+        Timeout => "timeout",
+    }
+}
+
+labels! {
+    /// Where the connection for a request to a worker came from.
+    pub enum ConnectionSource {
+        Opened => "opened",
+        Reused => "reused",
+    }
+}
+
+labels! {
+    /// The first digit of a status.
+    pub enum StatusClass {
+        Informational => "1xx",
+        Success => "2xx",
+        Redirection => "3xx",
+        ClientError => "4xx",
+        ServerError => "5xx",
+    }
+}
+
+impl From<http::StatusCode> for StatusClass {
+    fn from(status: http::StatusCode) -> Self {
+        match status.as_u16() / 100 {
+            0 | 1 => Self::Informational,
+            2 => Self::Success,
+            3 => Self::Redirection,
+            4 => Self::ClientError,
+            _ => Self::ServerError,
+        }
+    }
+}
