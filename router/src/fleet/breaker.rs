@@ -9,6 +9,8 @@ use std::{
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use crate::metrics::labels;
+
 /// Each time out is twice as long as the last, up to 16 times the first.
 const MOST_DOUBLINGS: u32 = 4;
 
@@ -25,15 +27,17 @@ pub enum Outcome {
     Late(Duration),
 }
 
-/// Where a breaker stands, as people see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BreakerState {
-    Closed,
-    /// Lets nothing through until its time is over.
-    Open,
-    /// Lets one request through; its outcome decides.
-    HalfOpen,
+labels! {
+    /// Where a breaker stands, as people see it.
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum BreakerState {
+        Closed => "closed",
+        /// Lets nothing through until its time is over.
+        Open => "open",
+        /// Lets one request through; its outcome decides.
+        HalfOpen => "half_open",
+    }
 }
 
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use tokio::time::{sleep_until, timeout};
 use crate::{
     fleet::worker::{Phase, Worker, WorkerInfo},
     key::BLOCK_TOKENS,
+    metrics::Ejection,
     router::Router,
     upstream::{Connection, UpstreamError, call::Call},
 };
@@ -129,6 +130,9 @@ impl HealthCheck {
         let failing_since = *self.failing_since.get_or_insert(sent);
         let was = worker.phase();
         let is_down = self.failures >= router.config.health_failure_threshold;
+        if was == Phase::Healthy {
+            worker.counters.ejections.increment(Ejection::HealthCheck);
+        }
         if is_down && matches!(was, Phase::Healthy | Phase::Suspect) {
             worker.set_phase(Phase::Down);
             worker.pool.clear();

@@ -5,19 +5,23 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use serde::Serialize;
 use tokio::sync::Notify;
 
-/// Whether a worker may be chosen, and what it takes to change that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum Phase {
-    /// Registered and not yet seen healthy.
-    Starting,
-    /// In rotation.
-    Healthy,
-    /// A request or a health check has failed on it: out of rotation until the next good check.
-    Suspect,
-    /// Health checks keep failing.
-    Down,
+use crate::metrics::labels;
+
+labels! {
+    /// Whether a worker may be chosen, and what it takes to change that.
+    #[derive(Serialize)]
+    #[serde(rename_all = "snake_case")]
+    #[repr(u8)]
+    pub enum Phase {
+        /// Registered and not yet seen healthy.
+        Starting => "starting",
+        /// In rotation.
+        Healthy => "healthy",
+        /// A request or a health check has failed on it: out of rotation until the next good check.
+        Suspect => "suspect",
+        /// Health checks keep failing.
+        Down => "down",
+    }
 }
 
 impl Phase {

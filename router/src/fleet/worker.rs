@@ -24,7 +24,7 @@ use crate::{
         booking::Load, breaker::Breaker, pace::Pace, phase::Rotation, pulse::Pulse,
         worker_id::WorkerId, worker_url::WorkerUrl,
     },
-    metrics::WorkerCounters,
+    metrics::{Ejection, WorkerCounters},
     policy::Candidate,
     upstream::Pool,
 };
@@ -87,6 +87,9 @@ impl Worker {
     /// if it was out already.
     pub fn suspect(&self) -> bool {
         let was_in = self.rotation.suspect();
+        if was_in {
+            self.counters.ejections.increment(Ejection::Request);
+        }
         self.rotation.doubt();
         was_in
     }
@@ -136,6 +139,7 @@ impl Worker {
         let stuck = match outcome {
             Outcome::Answered => {
                 if self.breaker.succeed() {
+                    self.counters.breaker.increment(BreakerState::Closed);
                     tracing::info!("worker {} answers again: breaker closed", self.url);
                 }
                 return;
@@ -146,6 +150,8 @@ impl Worker {
             Outcome::Late(limit) => self.silent_for() >= limit,
         };
         if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
+            self.counters.breaker.increment(BreakerState::Open);
+            self.counters.ejections.increment(Ejection::Breaker);
             let why = if stuck { "is stuck" } else { "keeps failing" };
             tracing::warn!("worker {} {why}: breaker open for {time:?}", self.url);
         }

@@ -25,6 +25,28 @@ labels! {
 }
 
 labels! {
+    /// What has taken a worker out of rotation.
+    pub enum Ejection {
+        HealthCheck => "health_check",
+        /// A request could not reach it, or its connection broke.
+        Request => "request",
+        /// Its breaker has opened: requests keep failing, or it is stuck.
+        Breaker => "breaker",
+    }
+}
+
+labels! {
+    /// How the wait for a worker ended.
+    pub enum QueueEnd {
+        Served => "served",
+        /// The queue was full.
+        Full => "full",
+        /// --queue-timeout-secs was over.
+        Timeout => "timeout",
+    }
+}
+
+labels! {
     /// The first digit of a status.
     pub enum StatusClass {
         Informational => "1xx",

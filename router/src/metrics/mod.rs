@@ -12,6 +12,8 @@ mod family;
 mod histogram;
 mod labels;
 mod page;
+mod process;
+mod queue;
 mod requests;
 mod state;
 mod worker;
@@ -22,7 +24,9 @@ pub(crate) use counter::labels;
 pub use counter::{Counter, Counters, Label};
 pub use family::{Family, Kind};
 pub use histogram::Histogram;
-pub use labels::{ConnectionSource, StatusClass, UpstreamFailure};
+pub use labels::{ConnectionSource, Ejection, QueueEnd, StatusClass, UpstreamFailure};
+pub use process::Process;
+pub use queue::Queue;
 pub use requests::Requests;
 pub use worker::WorkerCounters;
 
@@ -55,6 +59,11 @@ const FIRST_BYTE: Family = Family::histogram(
     "From the last byte of the request to the first byte of the response's body.",
 );
 
+const DURATION: Family = Family::histogram(
+    "mla_router_request_seconds",
+    "From the last byte of the request to the end of its response, however it ended.",
+);
+
 /// The counters of a router. Fields are public: to count is `metrics.retries.increment()`.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -65,6 +74,9 @@ pub struct Metrics {
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
     pub first_byte: Histogram,
+    /// From the last byte of the request to the end of its response, however it ended.
+    pub duration: Histogram,
+    pub queue: Queue,
 }
 
 impl Metrics {
@@ -103,8 +115,43 @@ impl Metrics {
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
         self.overhead.write(&mut page, &OVERHEAD);
         self.first_byte.write(&mut page, &FIRST_BYTE);
+        self.duration.write(&mut page, &DURATION);
+        self.queue.write(&mut page);
         state::write(&mut page, router);
-        worker::write(&mut page, &router.registry.workers());
+        worker::write(&mut page, router);
+        process::write(&mut page);
         page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, fs};
+
+    use super::Metrics;
+    use crate::{config::Config, router::Router};
+
+    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+
+    /// `UPDATE_DOCS=1 cargo test -p mla-router documented` writes the table anew.
+    #[tokio::test]
+    async fn every_metric_is_documented() {
+        let router = Router::new(Config::default());
+        let (_, families) = Metrics::default().page(&router).finish();
+        let mut table = String::from("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+        for family in families {
+            let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+            let (kind, labels) = (family.kind.as_str(), labels.join(", "));
+            writeln!(table, "| `{}` | {kind} | {labels} | {} |", family.name, family.help)
+                .expect("a String takes any text");
+        }
+        let page = fs::read_to_string(DOCS).expect("docs/metrics.md");
+        let (before, rest) = page.split_once("| metric |").expect("a table");
+        let after = rest.split_once("\n\n").map_or("", |(_, after)| after);
+        let fresh = format!("{before}{table}\n{after}");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            fs::write(DOCS, &fresh).expect("docs/metrics.md");
+        }
+        assert_eq!(page, fresh, "run this test with UPDATE_DOCS=1");
     }
 }

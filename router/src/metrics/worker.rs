@@ -2,16 +2,57 @@
 
 use std::sync::Arc;
 
-use super::{Counters, Family, Label, page::Page};
+use super::{Counters, Family, Label, labels::Ejection, page::Page};
 use crate::{
-    fleet::worker::{Phase, Worker},
+    fleet::worker::{BreakerState, Phase, Worker},
     policy::Reason,
+    router::Router,
 };
 
 const SELECTIONS: Family = Family::counter(
     "mla_router_selections_total",
     "Requests sent to a worker, by the policy's reason.",
     &["worker", "reason"],
+);
+const PROMPT_TOKENS: Family = Family::counter(
+    "mla_router_prompt_tokens_total",
+    "Prompt tokens of the requests for which a worker has reported its cache hits, by the policy's reason.",
+    &["worker", "reason"],
+);
+const PREDICTED_TOKENS: Family = Family::counter(
+    "mla_router_predicted_cached_tokens_total",
+    "Those of them that the router expected to be cached.",
+    &["worker", "reason"],
+);
+const CACHED_TOKENS: Family = Family::counter(
+    "mla_router_cached_tokens_total",
+    "Those of them that were cached.",
+    &["worker", "reason"],
+);
+const EJECTIONS: Family = Family::counter(
+    "mla_router_ejections_total",
+    "Times that a worker was taken out of rotation, by what found it bad.",
+    &["worker", "cause"],
+);
+const TRANSITIONS: Family = Family::counter(
+    "mla_router_breaker_transitions_total",
+    "Times that a worker's circuit breaker came into a state.",
+    &["worker", "to"],
+);
+const BREAKER: Family = Family::gauge(
+    "mla_router_worker_breaker_state",
+    "1 for the state in which a worker's circuit breaker is.",
+    &["worker", "state"],
+);
+const PHASE: Family = Family::gauge(
+    "mla_router_worker_phase",
+    "1 for the phase in which a worker is; only a healthy one is in rotation.",
+    &["worker", "phase"],
+);
+const TAKES_REQUESTS: Family = Family::gauge(
+    "mla_router_worker_healthy",
+    "1 if a worker takes requests: it is healthy, and its breaker lets them through.",
+    &["worker"],
 );
 const REQUESTS: Family =
     Family::gauge("mla_router_worker_requests", "Requests now on a worker.", &["worker"]);
@@ -20,21 +61,51 @@ const PENDING_TOKENS: Family = Family::gauge(
     "Prompt tokens that a worker has yet to compute.",
     &["worker"],
 );
-const HEALTHY: Family =
-    Family::gauge("mla_router_worker_healthy", "1 if the worker is in rotation.", &["worker"]);
+const TREE_BLOCKS: Family = Family::gauge(
+    "mla_router_worker_tree_blocks",
+    "Blocks that the prefix tree believes a worker to hold.",
+    &["worker"],
+);
 
 /// The counters of one worker. They end with it.
 #[derive(Debug, Default)]
 pub struct WorkerCounters {
     /// Requests sent here, by the reason of the policy.
     pub selections: Counters<Reason>,
+    /// Of the requests for which it has said what was cached: all tokens of their prompts,
+    pub prompt_tokens: Counters<Reason>,
+    /// those that the router took for cached,
+    pub predicted_tokens: Counters<Reason>,
+    /// and those that were.
+    pub cached_tokens: Counters<Reason>,
+    pub ejections: Counters<Ejection>,
+    /// Changes of its circuit breaker, by the state that it came to.
+    pub breaker: Counters<BreakerState>,
 }
 
-pub(super) fn write(page: &mut Page, workers: &[Arc<Worker>]) {
-    counters(page, &SELECTIONS, workers, |worker| &worker.counters.selections);
+impl WorkerCounters {
+    /// A worker has said how much of a prompt it had; `predicted` is what the router expected.
+    pub fn cache(&self, reason: Reason, prompt: u64, predicted: u64, cached: u64) {
+        self.prompt_tokens.add(reason, prompt);
+        self.predicted_tokens.add(reason, predicted);
+        self.cached_tokens.add(reason, cached);
+    }
+}
+
+pub(super) fn write(page: &mut Page, router: &Router) {
+    let workers = &router.registry.workers();
+    counters(page, &SELECTIONS, workers, |counters| &counters.selections);
+    counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
+    counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
+    counters(page, &CACHED_TOKENS, workers, |counters| &counters.cached_tokens);
+    counters(page, &EJECTIONS, workers, |counters| &counters.ejections);
+    counters(page, &TRANSITIONS, workers, |counters| &counters.breaker);
+    states(page, &BREAKER, workers, BreakerState::as_str, Worker::breaker);
+    states(page, &PHASE, workers, Phase::as_str, Worker::phase);
+    values(page, &TAKES_REQUESTS, workers, |worker| u64::from(worker.takes_requests()));
     values(page, &REQUESTS, workers, |worker| u64::from(worker.requests()));
     values(page, &PENDING_TOKENS, workers, Worker::pending_tokens);
-    values(page, &HEALTHY, workers, |worker| u64::from(worker.phase() == Phase::Healthy));
+    values(page, &TREE_BLOCKS, workers, |worker| router.tree.held_by(worker.id));
 }
 
 /// One series a worker.
@@ -42,11 +113,28 @@ fn values(
     page: &mut Page,
     family: &'static Family,
     workers: &[Arc<Worker>],
-    value: fn(&Worker) -> u64,
+    value: impl Fn(&Worker) -> u64,
 ) {
     page.family(family);
     for worker in workers {
         page.sample(&[worker.url.as_str()], value(worker));
+    }
+}
+
+/// A series for each worker and state: 1 where it is in it.
+fn states<S: Label + PartialEq>(
+    page: &mut Page,
+    family: &'static Family,
+    workers: &[Arc<Worker>],
+    name: fn(S) -> &'static str,
+    now: fn(&Worker) -> S,
+) {
+    page.family(family);
+    for worker in workers {
+        let now = now(worker);
+        for state in S::ALL {
+            page.sample(&[worker.url.as_str(), name(*state)], u64::from(*state == now));
+        }
     }
 }
 
@@ -55,11 +143,11 @@ fn counters<L: Label>(
     page: &mut Page,
     family: &'static Family,
     workers: &[Arc<Worker>],
-    counters: fn(&Worker) -> &Counters<L>,
+    counters: fn(&WorkerCounters) -> &Counters<L>,
 ) {
     page.family(family);
     for worker in workers {
-        for (value, count) in counters(worker).iter().filter(|(_, count)| *count > 0) {
+        for (value, count) in counters(&worker.counters).iter().filter(|(_, count)| *count > 0) {
             page.sample(&[worker.url.as_str(), value.as_str()], count);
         }
     }

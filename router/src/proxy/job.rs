@@ -61,6 +61,12 @@ impl Job {
     }
 }
 
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.router.metrics.duration.observe(self.received.elapsed());
+    }
+}
+
 /// One timer for all the deadlines of a request, whichever comes next. A later deadline than the one
 /// before costs nothing: the timer goes off early, once, and is set anew.
 pub struct Alarm(Pin<Box<Sleep>>);
