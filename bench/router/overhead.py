@@ -1,6 +1,6 @@
 """What the router costs a request: CPU time and added latency, in front of workers that cost nothing.
 
-    cargo build --release -p mla-router --bin mla-router --example mock_worker
+    cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bin instant_worker
     python bench/router/overhead.py            # needs wrk (Debian package of that name)
 
 CPU is user and system time of the router's process, divided by requests: unlike requests a second
@@ -122,7 +122,7 @@ def main() -> None:
     args = parse_args()
     first, port = 41000, 40999
     urls = [f"http://127.0.0.1:{first + i}" for i in range(args.workers)]
-    mock = [RELEASE / "examples" / "mock_worker", str(first), str(args.workers)]
+    mock = [RELEASE / "instant_worker", str(first), str(args.workers)]
     router = [RELEASE / "mla-router", "--port", str(port), "--policy", args.policy]
     rows = []
     with running(*mock) as worker, running(*router, "--worker-urls", *urls) as proxy:

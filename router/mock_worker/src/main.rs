@@ -1,0 +1,53 @@
+//! The `mla-mock-worker` command: one mock engine, or several on consecutive ports.
+
+#![forbid(unsafe_code)]
+
+use std::{io, net::SocketAddr, process::ExitCode};
+
+use clap::Parser;
+use mla_mock_worker::{MockWorker, Settings};
+use tokio::task::JoinSet;
+
+/// Play an engine, for tests and benches of a router
+#[derive(Parser)]
+#[command(name = "mla-mock-worker", version)]
+struct Arguments {
+    /// Address to listen on; with port 0 a free one is taken and printed
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+
+    /// Engines, on this port and those after it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    count: u16,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        // Told to die: that is no success.
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("mla-mock-worker: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns when the first worker has died.
+async fn run(arguments: Arguments) -> io::Result<()> {
+    let mut workers = JoinSet::new();
+    for number in 0..arguments.count {
+        let mut address = arguments.listen;
+        if address.port() != 0 {
+            address.set_port(address.port() + number);
+        }
+        let mut worker = MockWorker::listen(address, arguments.settings.clone()).await?;
+        println!("{}", worker.url());
+        workers.spawn(async move { worker.died().await });
+    }
+    workers.join_next().await;
+    Ok(())
+}

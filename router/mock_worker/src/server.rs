@@ -1,0 +1,304 @@
+//! The HTTP contract: which path means what, and the heads of the answers.
+
+use std::{io, sync::Arc, time::SystemTime};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::{
+    answer::Answers,
+    body::{End, Events, MockBody, engine_died},
+    engine::{self, Finish},
+    fault::{Fault, Garbage, Kind},
+    query::{Endpoint, Query},
+    settings::Flavour,
+    socket::Spoil,
+    state::{Order, State},
+    tokens::Answer,
+};
+
+const REPLAY: &str = "x-mla-replay";
+const HTML: &str = "<html><body><h1>It works!</h1></body></html>";
+
+pub type MockResponse = Response<MockBody>;
+
+/// Answers one request. An error closes the connection.
+pub async fn answer(
+    state: Arc<State>,
+    spoil: Spoil,
+    request: Request<Incoming>,
+) -> io::Result<MockResponse> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let endpoint = match (head.method.as_str(), head.uri.path()) {
+        ("POST", "/v1/chat/completions") => Endpoint::Chat,
+        ("POST", "/v1/completions") => Endpoint::Completions,
+        ("POST", "/generate") if state.settings.flavour != Flavour::Vllm => Endpoint::Generate,
+        (_, path) => return Ok(side_path(&state, path, &body)),
+    };
+    let fault = state.fault.for_request();
+    match fault {
+        Kind::Hang => std::future::pending().await,
+        Kind::Status { status } => return Ok(told(status)),
+        _ => {}
+    }
+    let query = match Query::read(endpoint, &body, state.settings.flavour) {
+        Ok(query) => query,
+        Err(error) => return Ok(refusal(StatusCode::BAD_REQUEST, &error.to_string())),
+    };
+    match fault {
+        Kind::Garbage { form } => Ok(garbage(form, query.stream)),
+        _ => Generating { state, spoil, fault }.answer(&query, &head.headers).await,
+    }
+}
+
+/// All that does not generate.
+fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
+    #[derive(Deserialize)]
+    struct Abort {
+        rid: String,
+    }
+    let settings = &state.settings;
+    let is_vllm = settings.flavour == Flavour::Vllm;
+    let now = state.stats();
+    match path {
+        "/health" | "/health_generate" | "/ping" => ok("{}"),
+        "/v1/models" => {
+            let model = json!({"id": settings.model, "object": "model", "owned_by": "mock"});
+            ok(json!({"object": "list", "data": [model]}).to_string())
+        }
+        "/get_model_info" | "/model_info" if !is_vllm => ok(json!({
+            "model_path": settings.model, "tokenizer_path": settings.model, "is_generation": true,
+        })
+        .to_string()),
+        "/get_server_info" | "/server_info" if !is_vllm => {
+            let mut info = json!({
+                "model_path": settings.model,
+                "served_model_name": settings.model,
+                "max_total_num_tokens": settings.kv_tokens / settings.page_size * settings.page_size,
+                "page_size": settings.page_size,
+                "max_running_requests": settings.max_running_requests,
+                "internal_states": [now],
+            });
+            if settings.flavour == Flavour::Mla {
+                info["boot_id"] = state.boot_id().into();
+            }
+            ok(info.to_string())
+        }
+        "/flush_cache" => {
+            state.flush();
+            ok(r#"{"success":true}"#)
+        }
+        "/abort_request" => match serde_json::from_slice::<Abort>(body) {
+            Ok(abort) => ok(json!({"aborted": u32::from(state.abort(&abort.rid))}).to_string()),
+            Err(error) => refusal(StatusCode::BAD_REQUEST, &error.to_string()),
+        },
+        "/metrics" => ok(format!(
+            "mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {}\n\
+             mock_cached_tokens_total {}\nmock_completion_tokens_total {}\n",
+            now.running,
+            now.waiting,
+            now.totals.prompt_tokens,
+            now.totals.cached_tokens,
+            now.totals.completion_tokens,
+        )),
+        "/mock/stats" => ok(json!(now).to_string()),
+        "/mock/fault" => match serde_json::from_slice::<Fault>(body) {
+            Ok(fault) => {
+                state.set_fault(fault);
+                ok("{}")
+            }
+            Err(error) => refusal(StatusCode::BAD_REQUEST, &error.to_string()),
+        },
+        _ => refusal(StatusCode::NOT_FOUND, "no such path"),
+    }
+}
+
+/// One request that generates.
+struct Generating {
+    state: Arc<State>,
+    spoil: Spoil,
+    fault: Kind,
+}
+
+impl Generating {
+    async fn answer(self, query: &Query, headers: &HeaderMap) -> io::Result<MockResponse> {
+        let state = &self.state;
+        let Some(mut answers) = begin(query) else {
+            return Ok(refusal(StatusCode::BAD_REQUEST, "continuation: not one of ours"));
+        };
+        let is_ours = state.settings.flavour == Flavour::Mla;
+        answers.replay = is_ours && query.stream && headers.contains_key(REPLAY);
+        let (sender, mut events) = unbounded_channel();
+        for (index, prompt) in query.prompts.iter().enumerate() {
+            let choice = &answers.choices[index];
+            if choice.finish.is_some() {
+                continue;
+            }
+            let answer = Answer::to(prompt, query.seed);
+            let until = query.max_tokens.unwrap_or_else(|| answer.length());
+            if !state.fits(prompt.len() + until) {
+                return Ok(refusal(StatusCode::BAD_REQUEST, "longer than the context"));
+            }
+            let from = choice.tokens.len();
+            if from >= until {
+                return Ok(refusal(StatusCode::BAD_REQUEST, "continuation: at its end already"));
+            }
+            let request = engine::Request {
+                name: query.name.clone().unwrap_or_else(|| answers.id.clone()),
+                index,
+                tokens: [prompt.as_slice(), &choice.tokens].concat(),
+                root: query.root,
+                answer,
+                from,
+                until,
+                finish: if query.max_tokens.is_some() { Finish::Length } else { Finish::Stop },
+                events: sender.clone(),
+            };
+            if state.submit(request).is_err() {
+                return Ok(told(429));
+            }
+        }
+        drop(sender);
+        if !query.stream {
+            while let Some(event) = events.recv().await {
+                answers.add(event);
+            }
+            return self.whole(&answers);
+        }
+        // Ours send the head with the first token; it has the counts. The others send it at once.
+        let first = if is_ours { events.recv().await } else { None };
+        let mut response = Response::new(());
+        put(response.headers_mut(), "content-type", "text/event-stream; charset=utf-8");
+        put(response.headers_mut(), "cache-control", "no-cache");
+        if is_ours {
+            let cached = first.map_or(0, |event| event.cached).min(answers.prompt_tokens());
+            count(response.headers_mut(), &answers, cached);
+        }
+        if answers.replay {
+            for choice in answers.choices.iter_mut().take(1).filter(|choice| choice.sent == 0) {
+                choice.cached = first.map_or(0, |event| event.cached);
+            }
+            put(response.headers_mut(), REPLAY, &answers.opaque());
+        }
+        let mut body = Events::new(self.state, answers, events, self.fault, self.spoil);
+        body.first = first;
+        Ok(response.map(|()| MockBody::Events(Box::new(body))))
+    }
+
+    fn whole(self, answers: &Answers) -> io::Result<MockResponse> {
+        if answers.choices.iter().any(|choice| choice.finish.is_none()) {
+            return Err(io::Error::other("the engine has restarted"));
+        }
+        let text = answers.whole();
+        let body = match self.fault {
+            Kind::Break { .. } => MockBody::half(text, End::Broken),
+            Kind::Freeze { .. } => MockBody::half(text, End::Never),
+            Kind::BadChunking { .. } => MockBody::spoiled(text, self.spoil),
+            Kind::Die { .. } => {
+                self.state.order(Order::Die);
+                return Err(io::Error::other("told to die"));
+            }
+            Kind::EngineDied { .. } => {
+                let mut response = ok(engine_died());
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                return Ok(response);
+            }
+            _ => MockBody::whole(text),
+        };
+        let mut response = Response::new(body);
+        put(response.headers_mut(), "content-type", "application/json");
+        if self.state.settings.flavour == Flavour::Mla {
+            count(response.headers_mut(), answers, answers.cached_tokens());
+        }
+        Ok(response)
+    }
+}
+
+/// The answer with what another worker has done of it. `None`: its name cannot be read.
+fn begin(query: &Query) -> Option<Answers> {
+    let Some(continuation) = &query.continuation else {
+        let prefix = match query.endpoint {
+            Endpoint::Chat => "chatcmpl-",
+            Endpoint::Completions => "cmpl-",
+            Endpoint::Generate => "",
+        };
+        let id = match (&query.name, query.endpoint) {
+            (Some(name), Endpoint::Generate) => name.clone(),
+            _ => format!("{prefix}{:016x}", fastrand::u64(..)),
+        };
+        let since = SystemTime::UNIX_EPOCH.elapsed();
+        return Some(Answers::to(query, id, since.map_or(0, |since| since.as_secs())));
+    };
+    let (id, created, cached) = Answers::from_opaque(&continuation.response)?;
+    let mut answers = Answers::to(query, id, created);
+    answers.choices[0].cached = cached;
+    for (choice, begun) in answers.choices.iter_mut().zip(&continuation.choices) {
+        choice.tokens.clone_from(&begun.token_ids);
+        choice.sent = begun.token_ids.len();
+        choice.complete = begun.finish_reason.is_some();
+        choice.finish = begun.finish_reason.as_deref().map(|reason| match reason {
+            "stop" => Finish::Stop,
+            "abort" => Finish::Abort,
+            _ => Finish::Length,
+        });
+    }
+    Some(answers)
+}
+
+fn count(headers: &mut HeaderMap, answers: &Answers, cached: usize) {
+    put(headers, "x-mla-prompt-tokens", &answers.prompt_tokens().to_string());
+    // Of a batch it is not known before all its prompts have begun.
+    if answers.choices.len() == 1 {
+        put(headers, "x-mla-cached-tokens", &cached.to_string());
+    }
+}
+
+fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    let value = HeaderValue::from_str(value).expect("contract: made of visible characters");
+    headers.insert(name, value);
+}
+
+fn ok(body: impl Into<Bytes>) -> MockResponse {
+    let mut response = Response::new(MockBody::whole(body));
+    put(response.headers_mut(), "content-type", "application/json");
+    response
+}
+
+fn refusal(status: StatusCode, message: &str) -> MockResponse {
+    let error = json!({"message": message, "type": "mock", "param": null, "code": null});
+    let mut response = ok(json!({"error": error}).to_string());
+    *response.status_mut() = status;
+    response
+}
+
+/// The status that the worker was told to answer, or that its queue demands.
+fn told(status: u16) -> MockResponse {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = refusal(status, "told to refuse");
+    if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+fn garbage(form: Garbage, stream: bool) -> MockResponse {
+    let (kind, text) = match (form, stream) {
+        (Garbage::Html, _) => ("text/html", HTML),
+        (_, true) => ("text/event-stream", r#"data: {"id":"x","choices":[{"ind"#),
+        (_, false) => ("application/json", r#"{"id":"x","choices":[{"ind"#),
+    };
+    let body = match form {
+        Garbage::Html | Garbage::Truncated => MockBody::whole(text),
+        Garbage::EndlessLine => MockBody::endless(text),
+        Garbage::Empty => MockBody::whole(""),
+    };
+    let mut response = Response::new(body);
+    put(response.headers_mut(), "content-type", kind);
+    response
+}

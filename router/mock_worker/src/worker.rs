@@ -1,0 +1,141 @@
+//! A worker that listens, for as long as its handle lives.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::TcpListener,
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    task::{JoinHandle, JoinSet},
+};
+
+use crate::{
+    engine::Stats,
+    fault::Fault,
+    server::answer,
+    settings::Settings,
+    socket::{Freezer, Socket, Spoil},
+    state::{Order, State},
+};
+
+/// One mock engine on a port of its own. Dropping it is its end, as abrupt as that of a process.
+pub struct MockWorker {
+    address: SocketAddr,
+    state: Arc<State>,
+    server: JoinHandle<()>,
+}
+
+impl MockWorker {
+    /// Starts one on a free port.
+    pub async fn start(settings: Settings) -> io::Result<Self> {
+        Self::listen((Ipv4Addr::LOCALHOST, 0).into(), settings).await
+    }
+
+    pub async fn listen(address: SocketAddr, settings: Settings) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let (orders, received) = unbounded_channel();
+        let state = Arc::new(State::new(settings, orders));
+        let server = tokio::spawn(serve(listener, Arc::clone(&state), received));
+        Ok(Self { address, state, server })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn boot_id(&self) -> String {
+        self.state.boot_id()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.state.stats()
+    }
+
+    /// The same as `POST /mock/fault`.
+    pub fn fault(&self, fault: impl Into<Fault>) {
+        self.state.set_fault(fault.into());
+    }
+
+    /// Stops everything without closing anything, as SIGSTOP does.
+    pub fn freeze(&self) {
+        self.state.freezer.freeze();
+    }
+
+    /// Goes on where it was stopped.
+    pub fn thaw(&self) {
+        self.state.freezer.thaw();
+    }
+
+    /// Returns when the worker has died, by [`Fault`] or otherwise.
+    pub async fn died(&mut self) {
+        // A panic is a death as well.
+        let _ended = (&mut self.server).await;
+    }
+
+    /// Gone, as after kill -9: every connection closes, new ones are refused.
+    pub async fn kill(mut self) {
+        self.server.abort();
+        self.died().await;
+    }
+}
+
+impl Drop for MockWorker {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, state: Arc<State>, mut orders: UnboundedReceiver<Order>) {
+    // Both end with this function: the connections and the engine's clock.
+    let mut connections = JoinSet::new();
+    let mut engine = JoinSet::new();
+    let run = |state: &Arc<State>| {
+        let state = Arc::clone(state);
+        async move { state.run().await }
+    };
+    engine.spawn(run(&state));
+    loop {
+        tokio::select! {
+            accepted = accept(&listener, &state.freezer) => {
+                // The client may have left meanwhile.
+                if let Ok(socket) = accepted {
+                    connections.spawn(converse(socket, Arc::clone(&state)));
+                }
+            }
+            order = orders.recv() => match order {
+                None | Some(Order::Die) => return,
+                Some(Order::RestartEmpty) => {
+                    connections.shutdown().await;
+                    engine.shutdown().await;
+                    state.restart();
+                    engine.spawn(run(&state));
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn accept(listener: &TcpListener, freezer: &Arc<Freezer>) -> io::Result<Socket> {
+    freezer.passed().await;
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok(Socket { stream, freezer: Arc::clone(freezer), spoil: Spoil::default() })
+}
+
+async fn converse(socket: Socket, state: Arc<State>) {
+    let spoil = Arc::clone(&socket.spoil);
+    let service = service_fn(|request| answer(Arc::clone(&state), Arc::clone(&spoil), request));
+    // Ends with an error whenever the worker is told to fail, or its client leaves.
+    let _ended = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+}
