@@ -24,6 +24,18 @@ def test_a_running_name_cannot_be_taken() -> None:
     with pytest.raises(InvalidRequest):
         names.add(["b2", "mine"], ["b2"])
     assert names.find("b2") == []
-    names.remove(["a1", "mine"])
+    names.remove(["a1", "mine"], names.find("mine"))
     names.add(["b2", "mine"], ["b2"])
     assert names.find("mine") == ["b2"]
+
+
+def test_a_stream_that_comes_back_replaces_its_former_self() -> None:
+    names = RequestNames()
+    before, now = ["a1"], ["a1 again"]
+    names.add(["a1", "mine"], before)
+    names.add(["a1", "mine"], now, replace=True)
+    assert names.find("mine") == now
+    names.remove(["a1", "mine"], before)
+    assert names.find("mine") == now
+    names.remove(["a1", "mine"], now)
+    assert names.find("mine") == []

@@ -100,8 +100,11 @@ def test_switched_off_and_beyond_the_vocabulary() -> None:
 def test_seeds() -> None:
     assert check(seed=7).seed == 7
     assert check(seed=-1).seed == 2**63 - 1
-    assert draw_seed(42) == 42
-    assert draw_seed(0) != draw_seed(0)
+    assert draw_seed(7, 42) == (7, 0)
+    assert draw_seed(0, 42) == (0, 0)
+    assert draw_seed(None, 42) == (42, 0)
+    assert draw_seed(None, 0) != draw_seed(None, 0)
+    assert draw_seed(None, 0)[1] == 1, "prompts of a batch differ"
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 60), st.none() | st.integers(1, 60))

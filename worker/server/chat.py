@@ -12,6 +12,7 @@ from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
 from mla_router.worker.server.logprobs import ChatLogprobs, chat_logprobs
 from mla_router.worker.server.prompts import check_ids
+from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema import ChatMessage, ChatRequest, parse, refuse_unsupported
@@ -87,11 +88,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         logprobs=bool(body.logprobs),
         vocab_size=service.limits.vocab_size,
     )
+    replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
     prompt = await service.tokenizer.encode_chat(
         _for_template(body.messages), context_length=service.limits.context_length
     )
     check_ids(prompt, service.limits.vocab_size, "messages")
-    generation = Generation(service, [prompt], sampling, cache_salt=body.cache_salt)
+    generation = Generation(service, [prompt], sampling, cache_salt=body.cache_salt, replay=replay)
     async with generation.running():
         if body.stream:
             events = _events(generation, model, body.wants_usage)
@@ -126,23 +128,29 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     tokens: list[int] = []
     logprobs: list[float] = []
+    marks = generation.marks()
 
-    def chunk(choices: list[ChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        return event(Chunk(**shared, choices=choices, usage=usage))
+    def chunk(
+        choices: list[ChunkChoice],
+        usage: Usage | msgspec.UnsetType | None,
+        marks: bytes = b"",
+    ) -> bytes:
+        return event(Chunk(**shared, choices=choices, usage=usage), marks)
 
     def piece(delta: Piece, output: Output | None = None) -> bytes:
         scores = _logprobs(generation, tokens, logprobs) if tokens else None
         tokens.clear()
         logprobs.clear()
         reason = output.finish.reason if output and output.finish else None
-        return chunk([ChunkChoice(0, delta, scores, reason)], no_usage)
+        return chunk([ChunkChoice(0, delta, scores, reason)], no_usage, marks.take(0, reason))
 
     outputs = await generation.next()
-    events = [piece(Piece("assistant", ""))]
+    events = [] if generation.continues else [piece(Piece("assistant", ""))]
     while outputs:
         for output in outputs:
             tokens += output.shown_ids
             logprobs += output.shown_logprobs
+            marks.add(0, output.token_ids)
             if output.text:
                 events.append(piece(Piece(content=output.text)))
             if output.finish:

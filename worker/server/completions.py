@@ -13,6 +13,7 @@ from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
 from mla_router.worker.server.logprobs import CompletionLogprobs, CompletionScorer
 from mla_router.worker.server.prompts import read_prompts
+from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema import CompletionRequest, parse, refuse_unsupported
@@ -61,6 +62,12 @@ class _Part:
         self.logprobs += output.shown_logprobs
         self.finish_reason = output.finish.reason if output.finish else None
 
+    def skip(self, output: Output, *, scored: bool) -> None:
+        """Go on behind what the client has been given."""
+        if scored:
+            self.scorer.skip(output.shown_ids)
+        self.begun = True
+
     def take(self, generation: Generation, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""
         wanted = generation.sampling.logprobs
@@ -89,8 +96,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
         logprobs=body.logprobs is not None,
         vocab_size=service.limits.vocab_size,
     )
+    replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
     prompts = await read_prompts(service, body.prompt, "prompt")
-    generation = Generation(service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt)
+    generation = Generation(
+        service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, replay=replay
+    )
     async with generation.running():
         if body.stream:
             events = _events(generation, model, body.wants_usage)
@@ -116,18 +126,26 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
     shared = envelope(generation, "cmpl", model)
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     parts = _parts(generation)
+    for output in generation.resumed:
+        parts[output.index].skip(output, scored=generation.sampling.logprobs)
+    marks = generation.marks()
 
-    def chunk(choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:
-        return event(Completion(**shared, choices=choices, usage=usage))
+    def chunk(
+        choices: list[Choice], usage: Usage | msgspec.UnsetType | None, marks: bytes = b""
+    ) -> bytes:
+        return event(Completion(**shared, choices=choices, usage=usage), marks)
 
     while outputs := await generation.next():
         events = []
         for output in outputs:
             part = parts[output.index]
             part.add(output)
+            marks.add(output.index, output.token_ids)
             # The first token goes out even if it shows nothing yet: the headers go with it.
             if output.text or output.finish or not part.begun:
-                events.append(chunk([part.take(generation, output.index)], no_usage))
+                choice = part.take(generation, output.index)
+                mark = marks.take(output.index, choice.finish_reason)
+                events.append(chunk([choice], no_usage, mark))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
     if usage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from mla_router.worker.server.generation import Generation
@@ -10,9 +9,10 @@ from mla_router.worker.server.generation import Generation
 
 def envelope(generation: Generation, prefix: str, model: str) -> dict[str, Any]:
     """Made once a request: all chunks of an answer carry the same id and time."""
+    origin = generation.origin
     return {
-        "id": f"{prefix}-{generation.id}",
-        "created": int(time.time()),
+        "id": f"{prefix}-{origin.id.hex()}",
+        "created": origin.created,
         "model": model,
-        "system_fingerprint": generation.service.fingerprint,
+        "system_fingerprint": origin.fingerprint,
     }

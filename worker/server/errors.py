@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
+# The code of an error by which whatever computed the answer has gone: it says nothing about the
+# request. Before the first byte it comes with a 503, later as the last event of a stream. The router
+# knows from it that another worker can answer, or go on with the stream where it broke.
+ENGINE_DIED = "engine_died"
+
 
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str

@@ -14,6 +14,7 @@ from mla_router.worker.core import FinishReason
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Finish, Generation, Output
 from mla_router.worker.server.prompts import read_prompts
+from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema import (
@@ -82,6 +83,12 @@ async def generate(request: web.Request) -> web.StreamResponse:
         vocab_size=service.limits.vocab_size,
         prefix="sampling_params.",
     )
+    # An event repeats the logprobs of all tokens: those that another worker has sampled are not here.
+    replay = read_replay(
+        request.headers,
+        body.continuation,
+        possible=bool(body.stream) and not body.return_logprob,
+    )
     if body.input_ids is not None:
         prompts = await read_prompts(service, body.input_ids, "input_ids")
         single = isinstance(body.input_ids[0], int)
@@ -92,7 +99,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         single = isinstance(body.text, str)
     begun = time.monotonic()
     generation = Generation(
-        service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, name=body.rid
+        service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, body.rid, replay
     )
     async with generation.running():
         if body.stream:
@@ -109,14 +116,20 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 async def _events(generation: Generation, single: bool, begun: float) -> AsyncIterator[bytes]:
     answers = [_Answer() for _ in generation.prompts]
+    for output in generation.resumed:
+        answers[output.index].add(output)
+    marks = generation.marks()
     while outputs := await generation.next():
         for output in outputs:
             answers[output.index].add(output)
+            marks.add(output.index, output.token_ids)
         # One event a prompt, however many of its tokens have come.
         events = []
         for index in dict.fromkeys(output.index for output in outputs):
             body = answers[index].as_dict(generation, index, begun)
-            events.append(event(body if single else {**body, "index": index}))
+            finish = answers[index].finish
+            mark = marks.take(index, finish.reason if finish else None)
+            events.append(event(body if single else {**body, "index": index}, mark))
         yield b"".join(events)
 
 

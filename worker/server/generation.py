@@ -6,16 +6,20 @@ the same for all; the endpoints only give the output its shape.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import InternalError, InvalidRequest, TooManyRequests
+from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
 from mla_router.worker.server.sampling import Sampling, draw_seed, fit
 from mla_router.worker.server.scheduler_client import Mailbox
 from mla_router.worker.server.state import Service
@@ -23,6 +27,7 @@ from mla_router.worker.server.stop_strings import StopMatcher
 from mla_router.worker.server.usage import Usage
 
 MAX_SALT_LENGTH = 256
+RESUMED_A_TURN = 1024  # tokens of a continued answer: about a millisecond of detokenizing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class _Choice:
     matcher: StopMatcher
     completion_tokens: int = 0
     cached_tokens: int | None = None  # known from the first delta on
+    cached_here: int | None = None  # the same, also if another worker had begun the answer
     finish: Finish | None = None
     last_token_at: float = 0.0
 
@@ -76,11 +82,27 @@ class Generation:
     default_max_tokens: int | None = None
     cache_salt: str | None = None
     name: str | None = None  # the client's own name for it, to abort it by
+    replay: Replay | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    origin: Origin = field(init=False)
+    resumed: list[Output] = field(default_factory=list)  # what the client had before
+    _due: list[Output] = field(default_factory=list)  # ends of choices that it does not know of
     _choices: list[_Choice] = field(default_factory=list)
     _mailbox: Mailbox = field(default_factory=Mailbox)
     _unfinished: int = 0
     _begun: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.replay is not None and self.replay.origin is not None:
+            self.origin = self.replay.origin
+            return
+        fingerprint, configured = self.service.fingerprint, self.service.config.random_seed
+        self.origin = Origin(
+            bytes.fromhex(self.id),
+            int(time.time()),
+            fingerprint,
+            *draw_seed(self.sampling.seed, configured),
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -88,16 +110,21 @@ class Generation:
         an error came up, or a sibling failed."""
         service = self.service
         requests = self._check()
-        service.names.add(self._names, [request.rid for request in requests])
+        if self.replay is not None:
+            await self._resume(self.replay, requests)
+        rids = [request.rid for request in requests]
+        # A stream can come back to where it was before the worker has noticed that it had left.
+        service.names.add(self._names, rids, replace=self.continues)
         self._begun = time.monotonic()
-        self._unfinished = len(requests)
         try:
             for index, request in enumerate(requests):
-                service.scheduler.submit(request, self._mailbox, index)
-                service.metrics.requests.inc()
+                if self._choices[index].finish is None:
+                    service.scheduler.submit(request, self._mailbox, index)
+                    service.metrics.requests.inc()
+                    self._unfinished += 1
             yield
         finally:
-            service.names.remove(self._names)
+            service.names.remove(self._names, rids)
             for choice in self._choices:
                 if choice.finish is None:
                     service.scheduler.abort(choice.rid)
@@ -113,7 +140,7 @@ class Generation:
 
     def rid_of(self, index: int) -> str:
         """What the client knows a prompt by."""
-        name = self.name or self.id
+        name = self.name or self.origin.id.hex()
         return name if len(self.prompts) == 1 else f"{name}-{index}"
 
     def usage_of(self, index: int) -> Usage:
@@ -125,26 +152,40 @@ class Generation:
         """What the router learns from, sent with the first byte. The cached tokens of a batch are
         left out until all its prompts have begun."""
         headers = {"x-mla-prompt-tokens": str(sum(c.prompt_tokens for c in self._choices))}
-        cached = [c.cached_tokens for c in self._choices if c.cached_tokens is not None]
+        cached = [c.cached_here for c in self._choices if c.cached_here is not None]
         if len(cached) == len(self._choices):
             headers["x-mla-cached-tokens"] = str(sum(cached))
+        if self.replay is not None:
+            cached_tokens = [choice.cached_tokens for choice in self._choices]
+            origin = msgspec.structs.replace(self.origin, cached_tokens=cached_tokens)
+            headers[HEADER] = origin.encode()
         return headers
+
+    @property
+    def continues(self) -> bool:
+        """The client has had the beginning of this stream already."""
+        return self.replay is not None and self.replay.origin is not None
+
+    def marks(self) -> Marks:
+        return Marks(wanted=self.replay is not None)
 
     async def next(self) -> list[Output]:
         """What has come since the last call; an empty list when all prompts have finished."""
-        outputs: list[Output] = []
+        outputs, self._due = self._due, []
         while not outputs and self._unfinished:
             now = 0.0
             for index, delta in await self._mailbox.take():
                 now = now or time.monotonic()
                 choice = self._choices[index]
                 if choice.finish is None:  # else a stop string has ended it before this delta
-                    outputs.append(self._advance(choice, index, delta, now))
+                    outputs.append(self._advance(choice, index, delta))
+                    self._note(choice, delta, now)
         return outputs
 
     @property
     def _names(self) -> list[str]:
-        return [self.id] if self.name is None else [self.id, self.name]
+        own = self.origin.id.hex()
+        return [own] if self.name is None else [own, self.name]
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -163,6 +204,8 @@ class Generation:
                 code="queue_full",
                 retry_after=1,
             )
+        if self.replay is not None:
+            self.replay.check(len(self.prompts), limits.vocab_size)
         stop_ids = sampling.stop_token_ids
         if not sampling.ignore_eos:
             stop_ids = stop_ids | service.tokenizer.eos_ids
@@ -187,7 +230,7 @@ class Generation:
                     temperature=sampling.temperature,
                     top_k=sampling.top_k,
                     top_p=sampling.top_p,
-                    seed=draw_seed(config.random_seed) if sampling.seed is None else sampling.seed,
+                    seed=self.origin.seed_of(index),
                     stop_token_ids=sorted(stop_ids),
                     logprobs=sampling.logprobs,
                     cache_salt=self.cache_salt or "",
@@ -195,14 +238,52 @@ class Generation:
             )
         return requests
 
-    def _advance(self, choice: _Choice, index: int, delta: Delta, now: float) -> Output:
+    async def _resume(self, replay: Replay, requests: list[Generate]) -> None:
+        """Bring choices and requests to where the client has them: what it was given already is
+        computed again as a part of the prompt, and counted as output."""
+        for choice, cached in zip(self._choices, self.origin.cached_tokens, strict=False):
+            choice.cached_tokens = cached
+        for index, said in enumerate(replay.choices):
+            choice, request, ids = self._choices[index], requests[index], said.token_ids
+            stop_ids = frozenset(request.stop_token_ids)
+            if len(ids) > choice.max_tokens:
+                raise invalid_ids(index, f"{len(ids)} are more than the request may have")
+            if not stop_ids.isdisjoint(ids[:-1]):
+                raise invalid_ids(index, "go on after a token that ends the answer")
+            if said.finish_reason is not None:
+                choice.finish = Finish(said.finish_reason)
+            elif ids:
+                await self._feed(choice, index, ids, stop_ids)
+            choice.completion_tokens = len(ids)
+            requests[index] = msgspec.structs.replace(
+                request, token_ids=request.token_ids + ids, max_tokens=choice.max_tokens - len(ids)
+            )
+
+    async def _feed(
+        self, choice: _Choice, index: int, ids: list[int], stop_ids: frozenset[int]
+    ) -> None:
+        """Advance by tokens that are known, as if the scheduler had just sent them."""
+        reason = ""
+        if ids[-1] in stop_ids:
+            reason = FinishReason.STOP.value
+        elif len(ids) == choice.max_tokens:
+            reason = FinishReason.LENGTH.value
+        for start in range(0, len(ids), RESUMED_A_TURN):
+            turn = ids[start : start + RESUMED_A_TURN]
+            is_last = start + len(turn) == len(ids)
+            delta = Delta(choice.rid, turn, finish_reason=reason if is_last else "")
+            self.resumed.append(self._advance(choice, index, delta))
+            if choice.finish is not None:
+                # It was about to be told that its answer has ended, when the stream broke.
+                self._due.append(Output(index, "", [], None, choice.finish, 0))
+                return
+            await asyncio.sleep(0)
+
+    def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
         if delta.finish_reason == "error":
             choice.finish = Finish("error")  # the scheduler has ended it: nothing to abort
             raise InternalError(delta.error or "The scheduler could not run this request")
-        if choice.cached_tokens is None:
-            choice.cached_tokens = delta.cached_tokens
         tokens = delta.token_ids
-        self._observe(choice, len(tokens), now)
         choice.completion_tokens += len(tokens)
 
         matched: str | int | None = None
@@ -216,17 +297,21 @@ class Generation:
         if choice.matcher.matched is not None:
             choice.finish = Finish(FinishReason.STOP.value, choice.matcher.matched)
             self.service.scheduler.abort(choice.rid)  # it knows nothing of stop strings
-
-        if choice.finish is not None:
-            self._unfinished -= 1
-            self.service.metrics.e2e_latency.observe(now - self._begun)
         return Output(index, text, tokens, delta.logprobs, choice.finish, len(shown))
 
-    def _observe(self, choice: _Choice, tokens: int, now: float) -> None:
-        if tokens:
-            metrics = self.service.metrics
+    def _note(self, choice: _Choice, delta: Delta, now: float) -> None:
+        """Count what a delta from the scheduler has brought."""
+        if choice.cached_here is None:
+            choice.cached_here = min(delta.cached_tokens, choice.prompt_tokens)
+            if choice.cached_tokens is None:
+                choice.cached_tokens = choice.cached_here
+        metrics = self.service.metrics
+        if tokens := len(delta.token_ids):
             if choice.last_token_at == 0.0:
                 metrics.time_to_first_token.observe(now - self._begun)
             else:
                 metrics.inter_token_latency.observe((now - choice.last_token_at) / tokens)
             choice.last_token_at = now
+        if choice.finish is not None:
+            self._unfinished -= 1
+            metrics.e2e_latency.observe(now - self._begun)

@@ -46,6 +46,10 @@ class CompletionScorer:
         self._detokenizer = tokenizer.detokenizer()
         self._offset = 0
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """These come first, and were scored elsewhere."""
+        self._offset += len(self._detokenizer.push(token_ids))
+
     def score(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionLogprobs:
         """Of the next tokens. Those that share a character begin where that character does."""
         offsets = []

@@ -25,7 +25,7 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.app import make_app
-from mla_router.worker.server.errors import ApiError, Unavailable
+from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.request_names import RequestNames
 from mla_router.worker.server.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.state import ServerState, Service, fingerprint_of
@@ -117,11 +117,9 @@ async def _until_told(
         if died.done():
             # 503 and not 500: what has had no byte yet can be answered by another worker, and the
             # router knows from this status that it may ask one.
-            client.fail(
-                Unavailable("The scheduler of this worker has ended", code="scheduler_ended")
-            )
+            client.fail(Unavailable("The scheduler of this worker has ended", code=ENGINE_DIED))
         else:
-            client.fail(Unavailable("This worker is shutting down", code="draining"))
+            client.fail(Unavailable("This worker is shutting down", code=ENGINE_DIED))
         stop.cancel()
         drain.cancel()
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.schema import PromptItems
+from mla_router.worker.server.schema import MAX_PROMPTS, PromptItems
 from mla_router.worker.server.state import Service
-
-MAX_PROMPTS = 64  # in one HTTP request
 
 
 async def read_prompts(

@@ -17,15 +17,16 @@ class RequestNames:
     def __init__(self) -> None:
         self._rids: dict[str, list[str]] = {}
 
-    def add(self, names: Sequence[str], rids: list[str]) -> None:
+    def add(self, names: Sequence[str], rids: list[str], *, replace: bool = False) -> None:
         for name in names:
-            if name in self._rids:
+            if name in self._rids and not replace:
                 raise InvalidRequest("rid: a request of this name is running", param="rid")
         self._rids.update(dict.fromkeys(names, rids))
 
-    def remove(self, names: Sequence[str]) -> None:
+    def remove(self, names: Sequence[str], rids: list[str]) -> None:
         for name in names:
-            del self._rids[name]
+            if self._rids.get(name) is rids:  # else another one has replaced it
+                del self._rids[name]
 
     def find(self, name: str) -> list[str]:
         """The scheduler's ids of the request called `name`; none if it has ended."""

@@ -107,9 +107,12 @@ def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | No
     return room if default is None else min(default, room)
 
 
-def draw_seed(configured: int) -> int:
-    """The seed of a request that brings none."""
-    return configured or secrets.randbits(63)
+def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
+    """The seed of a request's first prompt, and the step to the next prompt's. A seed that somebody
+    has chosen is that of all prompts."""
+    if given is not None:
+        return given, 0
+    return (configured, 0) if configured else (secrets.randbits(63), 1)
 
 
 def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:

@@ -8,13 +8,32 @@ hold a value that means "off" (`NEUTRAL`): ignoring them would answer another qu
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from mla_router.worker.server.errors import InvalidRequest
 
+MAX_PROMPTS = 64  # in one HTTP request
+MAX_CONTINUED_TOKENS = 1 << 20
+
 PromptItems = list[str | int | list[int]]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class ContinuedChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """What the client was given of one choice before its stream broke."""
+
+    token_ids: Annotated[list[TokenId], Meta(max_length=MAX_CONTINUED_TOKENS)]
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+
+
+class Continuation(msgspec.Struct, forbid_unknown_fields=True):
+    """What a router adds to the body of a stream that broke; see replay.py."""
+
+    response: Annotated[str, Meta(max_length=512, pattern="^[!-~]*$")]
+    choices: Annotated[list[ContinuedChoice], Meta(max_length=MAX_PROMPTS)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -65,6 +84,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    continuation: Continuation | None = None
     response_format: Any = None
 
     @property
@@ -117,6 +137,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_logprob: bool | None = None
     rid: str | None = None
     cache_salt: str | None = None
+    continuation: Continuation | None = None
     # refused unless neutral
     logprob_start_len: Any = None
     top_logprobs_num: Any = None

@@ -27,8 +27,9 @@ STREAM_HEADERS = {
 DONE = b"data: [DONE]\n\n"
 
 
-def event(body: msgspec.Struct | dict[str, Any]) -> bytes:
-    return b"data: " + encode(body) + b"\n\n"
+def event(body: msgspec.Struct | dict[str, Any], marks: bytes = b"") -> bytes:
+    """`marks` are comment lines that go before the data."""
+    return marks + b"data: " + encode(body) + b"\n\n"
 
 
 async def stream(
@@ -37,7 +38,7 @@ async def stream(
     headers: Callable[[], Mapping[str, str]],
 ) -> web.StreamResponse:
     """Send `events` as they come; `headers` is asked when the first one is there."""
-    first = await anext(events)
+    first = await anext(events, b"")  # none, if only the end of a broken stream was missing
     response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
     await response.prepare(request)
     await response.write(first)

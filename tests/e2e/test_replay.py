@@ -1,0 +1,187 @@
+"""Streams that break anywhere and are continued by another worker are those that never broke."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+from typing import Any
+
+import aiohttp
+
+from support import client, processes
+from support.replay import DONE, Event, Stream, stream
+
+REQUESTS = 200
+AT_ONCE = 16
+TOLERANCE = 1e-4  # of a logprob
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat.",
+    "Once",
+    "upon",
+    "naïve",
+    "日本語",
+    "😀",
+    "1",
+    "+",
+    "2",
+    "=",
+    '{"name":',
+    "[0]}",
+    "def",
+    "f(x):\n",
+]
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/generate")
+
+CACHED = re.compile(r'"cached_tokens":\d+')
+
+Request = tuple[str, dict[str, Any]]
+
+
+def random_request(rng: random.Random) -> Request:
+    """Any mixture of what a request may say; no stop strings yet."""
+    path = rng.choice(ENDPOINTS)
+    prompts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(rng.randint(1, 3))]
+    sampling: dict[str, Any] = {
+        # The hotter, the more broken characters.
+        "temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
+        "top_p": rng.choice([1.0, 1.0, 0.9]),
+        "top_k": rng.choice([-1, -1, 20]),
+        "ignore_eos": rng.random() < 0.3,
+        "stop_token_ids": rng.sample(range(2048), rng.choice([0, 0, 100])),
+    }
+    seed = rng.choice([None, rng.randrange(1 << 63)])
+    max_tokens = rng.randint(1, 40)
+    if path == "/generate":
+        sampling |= {"max_new_tokens": max_tokens, "sampling_seed": seed}
+        text = prompts if rng.random() < 0.3 else prompts[0]
+        return path, {"text": text, "sampling_params": sampling}
+    body = sampling | {"model": "mla-small", "max_tokens": max_tokens, "seed": seed}
+    if rng.random() < 0.7:
+        body["stream_options"] = {"include_usage": True}
+    scored = rng.random() < 0.4
+    if path == "/v1/completions":
+        prompt = prompts if rng.random() < 0.5 else prompts[0]
+        return path, body | {"prompt": prompt, "logprobs": 0 if scored else None}
+    messages = [{"role": "user", "content": prompt} for prompt in prompts[:1]]
+    return path, body | {"messages": messages, "logprobs": scored}
+
+
+def with_stop_string(rng: random.Random, request: Request, uncut: Stream) -> Request:
+    """The same request, with a stop string that its answer contains."""
+    path, body = request
+    text = "".join(text_of(event) for event in uncut.events[:-1])
+    at, length = rng.randrange(max(1, len(text))), rng.randint(1, 8)
+    stop = [text[at : at + length] or "x", "never said", *rng.sample(WORDS[:6], 2)]
+    if path == "/generate":
+        return path, body | {"sampling_params": body["sampling_params"] | {"stop": stop}}
+    return path, body | {"stop": stop}
+
+
+def text_of(event: Event) -> str:
+    body = event.body
+    if "text" in body:
+        return str(body["text"])
+    choice = body["choices"][0] if body["choices"] else {}
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+
+
+def index_of(event: Event) -> int:
+    """Which choice an event is about; -1: all."""
+    body = event.body
+    if "choices" in body:
+        return int(body["choices"][0]["index"]) if body["choices"] else -1
+    return int(body.get("index", 0))
+
+
+def assert_same(ours: Any, expected: Any, where: str) -> None:
+    """Equal, but for the last bits of logprobs and for times."""
+    if isinstance(expected, float) and isinstance(ours, float):
+        assert math.isclose(ours, expected, rel_tol=0, abs_tol=TOLERANCE), where
+    elif isinstance(expected, dict):
+        assert ours.keys() == expected.keys(), where
+        for key in expected.keys() - {"e2e_latency"}:
+            assert_same(ours[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(ours) == len(expected), where
+        for index, pair in enumerate(zip(ours, expected, strict=True)):
+            assert_same(*pair, f"{where}[{index}]")
+    else:
+        assert ours == expected, where
+
+
+def assert_continues(path: str, rest: list[Event], expected: list[Event], where: str) -> None:
+    """`rest` is what was left of a stream, choice by choice: they need not take turns alike."""
+    for index in {index_of(event) for event in [*rest, *expected]}:
+        ours = [event for event in rest if index_of(event) == index]
+        theirs = [event for event in expected if index_of(event) == index]
+        if (
+            path == "/generate"
+        ):  # repeats the whole answer in each event, as many as it has time for
+            ours, theirs = ours[-1:], theirs[-1:]
+        assert_same([e.body for e in ours], [e.body for e in theirs], f"{where}, choice {index}")
+
+
+async def run(seed: int, urls: list[str]) -> dict[str, int]:
+    """Compare; returns how often each kind of cut was met, for the test to see that it was."""
+    seen = dict.fromkeys(["begun", "middle", "unfinished", "finished", "twice", "stop string"], 0)
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(http: aiohttp.ClientSession, number: int) -> None:
+        rng = random.Random(f"{seed} {number}")
+        first, second = rng.sample(urls, 2)
+        path, body = random_request(rng)
+        async with gate:
+            uncut = await stream(http, first + path, body)
+            if rng.random() < 0.5:
+                path, body = with_stop_string(rng, (path, body), uncut)
+                uncut = await stream(http, first + path, body)
+                seen["stop string"] += 1
+            assert uncut.status == 200, uncut.error
+            assert uncut.events[-1].data == DONE
+            events = uncut.events[:-1]
+            has_usage = index_of(events[-1]) == -1
+            cut = rng.randint(1, len(events) - has_usage)
+            given = uncut.after(cut)
+            where = f"request {number} {path} cut at {cut} of {len(events)}: {body} {given}"
+            again = await stream(http, second + path, body, continuation=given)
+            assert again.status == 200, f"{where} {again.error}"
+            assert again.events[-1].data == DONE, where
+            rest = again.events[:-1]
+            assert_continues(path, without_cached(rest), without_cached(events[cut:]), where)
+            if len(given["choices"]) == 1:
+                assert_continues(path, rest, events[cut:], where)
+            seen["begun" if not given["choices"] else "middle"] += 1
+            ends = [choice["finish_reason"] is not None for choice in given["choices"]]
+            seen["finished" if ends and all(ends) else "unfinished"] += 1
+            if len(rest) > 1 + has_usage:  # and back again, where the cache knows the beginning
+                recut = rng.randint(1, len(rest) - has_usage)
+                given = again.after(recut, given["choices"])
+                third = await stream(http, first + path, body, continuation=given)
+                assert third.status == 200, f"{where}, again at {recut}: {third.error}"
+                left = without_cached(third.events[:-1])
+                assert_continues(path, left, without_cached(rest[recut:]), f"again {where}")
+                seen["twice"] += 1
+
+    async with client.session() as http:
+        await asyncio.gather(*(one(http, number) for number in range(REQUESTS)))
+    return seen
+
+
+def without_cached(events: list[Event]) -> list[Event]:
+    """Of a batch, the head tells only of the prompts that had begun by then."""
+    return [Event(event.marks, CACHED.sub('"cached_tokens":0', event.data)) for event in events]
+
+
+def test_cut_streams_go_on_elsewhere() -> None:
+    workers = processes.together(processes.worker(), processes.worker(chunked_prefill_size=64))
+    with workers as running:
+        seen = asyncio.run(run(0, [worker.url for worker in running]))
+    assert all(count >= REQUESTS // 50 for count in seen.values()), seen
