@@ -4,7 +4,6 @@ use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, thread::availabl
 
 use clap::Parser;
 use tokio::{
-    net::TcpListener,
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
@@ -12,8 +11,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::Config,
-    handle::StartError,
-    server::{self, access_log},
+    server::{self, access_log, listen},
 };
 
 /// More threads than this only wait: a router that moves 100,000 requests a second keeps fewer busy,
@@ -69,11 +67,7 @@ pub fn init_logging(config: &Config) {
 }
 
 async fn serve(config: Config) -> io::Result<()> {
-    let address = (config.host.as_str(), config.port);
-    let listener = TcpListener::bind(address).await.map_err(|source| {
-        let (host, port) = (config.host.clone(), config.port);
-        io::Error::other(StartError::Listen { host, port, source })
-    })?;
+    let listener = listen::bind(&config).await.map_err(io::Error::other)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut again = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -85,7 +79,7 @@ async fn serve(config: Config) -> io::Result<()> {
             () = async { received(&mut again).await; received(&mut again).await } => {}
         }
     };
-    server::run(listener, config, drain, stop).await
+    server::run(listener, config, drain, stop).await.map_err(io::Error::other)
 }
 
 async fn received(signal: &mut Signal) {

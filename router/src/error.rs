@@ -15,6 +15,18 @@ pub enum Error {
     PayloadTooLarge { limit: usize },
     #[error("the request body could not be read: {0}")]
     BadBody(String),
+    #[error("the request cannot be read: {0}")]
+    BadHead(&'static str),
+    #[error("the head of the request is too large")]
+    HeadTooLarge,
+    #[error("the request has more than {limit} header fields")]
+    TooManyFields { limit: usize },
+    #[error("the request's target has more than {limit} bytes")]
+    UriTooLong { limit: usize },
+    #[error("the head of the request did not arrive within {after:?}")]
+    HeadTimeout { after: Duration },
+    #[error("nothing of the request's body arrived for {after:?}")]
+    BodyTimeout { after: Duration },
     #[error("the request has both a content length and a transfer encoding")]
     AmbiguousLength,
     #[error("{message}")]
@@ -53,6 +65,14 @@ impl Error {
                 (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "payload_too_large")
             }
             Self::BadBody(_) => (StatusCode::BAD_REQUEST, INVALID, "bad_body"),
+            Self::BadHead(_) => (StatusCode::BAD_REQUEST, INVALID, "bad_head"),
+            Self::HeadTooLarge | Self::TooManyFields { .. } => {
+                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID, "head_too_large")
+            }
+            Self::UriTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID, "uri_too_long"),
+            Self::HeadTimeout { .. } | Self::BodyTimeout { .. } => {
+                (StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout")
+            }
             Self::AmbiguousLength => (StatusCode::BAD_REQUEST, INVALID, "ambiguous_length"),
             Self::BadRequest { .. } => (StatusCode::BAD_REQUEST, INVALID, "invalid_value"),
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),

@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
     router::Router,
-    server,
+    server::{self, connection::Course},
 };
 
 /// Why a router did not start. One line, for people.
@@ -18,14 +18,23 @@ use crate::{
 pub enum StartError {
     #[error("cannot listen on {host}:{port}: {source}")]
     Listen { host: String, port: u16, source: io::Error },
+    #[error(
+        "without a key, everybody who can reach {host} could use the workers: set --api-key (or \
+         MLA_ROUTER_API_KEY), listen on 127.0.0.1, or say --insecure"
+    )]
+    Exposed { host: String },
+    #[error("{0}")]
+    Tls(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 /// Dropping the handle ends the router at once. Its methods may be called from any thread.
 pub struct RouterHandle {
     router: Arc<Router>,
     local_addr: SocketAddr,
-    /// When set: stop accepting, and until when open connections may finish.
-    stopping: watch::Sender<Option<Instant>>,
+    /// What the connections follow.
+    course: watch::Sender<Course>,
     /// Closes when the server task has ended, however it did.
     running: watch::Receiver<()>,
     server: AbortHandle,
@@ -34,26 +43,24 @@ pub struct RouterHandle {
 impl RouterHandle {
     /// Listens where the config says and serves until stopped. Returns when the port is bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let (host, port) = (config.host.clone(), config.port);
-        let bound = TcpListener::bind((host.as_str(), port)).await;
-        let served = bound.and_then(|listener| Self::serve(listener, config));
-        served.map_err(|source| StartError::Listen { host, port, source })
+        Self::serve(server::listen::bind(&config).await?, config)
     }
 
     /// Serves on a listener of the caller's. Must be called within a tokio runtime.
-    pub fn serve(listener: TcpListener, config: Config) -> io::Result<Self> {
+    pub fn serve(listener: TcpListener, config: Config) -> Result<Self, StartError> {
         let local_addr = listener.local_addr()?;
+        let tls = server::tls::acceptor(&config)?;
         let router = Router::new(config);
         announce(&router, local_addr);
-        let (stopping, told) = watch::channel(None);
+        let (course, followed) = watch::channel(Course::Serving);
         let (alive, running) = watch::channel(());
-        let accepting = server::accept(listener, Arc::clone(&router), told);
+        let accepting = server::listen::accept(listener, tls, Arc::clone(&router), followed);
         let server = tokio::spawn(async move {
             accepting.await;
             drop(alive);
         })
         .abort_handle();
-        Ok(Self { router, local_addr, stopping, running, server })
+        Ok(Self { router, local_addr, course, running, server })
     }
 
     /// Where it listens: the port is the real one, also when the config says 0.
@@ -80,16 +87,30 @@ impl RouterHandle {
     pub async fn drain(&self, grace: Duration) -> bool {
         let in_flight = self.router.gate.in_flight();
         tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
+        self.router.gate.close();
+        self.steer(Course::Draining);
         self.router.gate.drain(grace).await
     }
 
     /// Stops accepting and closes the connections; those that answer a request now get until
     /// `grace` has passed. Returns when all is closed.
     pub async fn stop(&self, grace: Duration) {
-        self.stopping.send_replace(Some(Instant::now() + grace));
+        self.steer(Course::Stopping(Instant::now() + grace));
         self.wait().await;
         self.router.retire();
         tracing::info!("stopped");
+    }
+
+    /// Never back: who stops does not drain any more.
+    fn steer(&self, to: Course) {
+        self.course.send_if_modified(|course| {
+            let goes_on =
+                !matches!(course, Course::Stopping(_)) || matches!(to, Course::Stopping(_));
+            if goes_on {
+                *course = to;
+            }
+            goes_on
+        });
     }
 
     /// Resolves when the router has stopped.
@@ -121,5 +142,6 @@ fn announce(router: &Router, address: SocketAddr) {
         1 => format!("1 worker: {}", workers[0]),
         count => format!("{count} workers: {}", workers.join(" ")),
     };
-    tracing::info!("listening on http://{address}, policy {policy}, {workers}");
+    let scheme = if router.config.tls_cert_path.is_some() { "https" } else { "http" };
+    tracing::info!("listening on {scheme}://{address}, policy {policy}, {workers}");
 }

@@ -39,9 +39,14 @@ impl Gate {
         self.draining.load(Ordering::SeqCst)
     }
 
+    /// Lets nobody in any more.
+    pub fn close(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
     /// Lets nobody in any more and waits for those inside. True when all left in time.
     pub async fn drain(&self, grace: Duration) -> bool {
-        self.draining.store(true, Ordering::SeqCst);
+        self.close();
         let emptied = async {
             loop {
                 let emptied = self.emptied.notified();

@@ -25,9 +25,6 @@ use crate::{
     upstream::call::Call,
 };
 
-/// Paths that answer without an API key: a prober has none.
-pub const OPEN_PATHS: [&str; 3] = ["/health", "/liveness", "/readiness"];
-
 type Shared = State<Arc<Router>>;
 
 pub fn routes(router: Arc<Router>) -> Routes {

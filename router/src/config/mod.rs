@@ -83,6 +83,10 @@ pub struct Config {
     #[arg(long, value_name = "PORT", default_value_t = 30000, help_heading = SERVING)]
     pub port: u16,
 
+    /// Share the port with other routers of this user, so that a new one can take over from an old one
+    #[arg(long, help_heading = SERVING)]
+    pub reuse_port: bool,
+
     /// Certificate chain (PEM) to serve HTTPS with; needs --tls-key-path
     #[arg(long, value_name = "FILE", requires = "tls_key_path", help_heading = SERVING)]
     pub tls_cert_path: Option<PathBuf>,

@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
     proxy::{endpoint::Endpoint, request::WorkerRequest},
     router::Router,
-    server::{framing::Framing, journal::Journal},
+    server::{journal::Journal, turn::Turn},
 };
 
 /// Answers a request of the data plane with the response of a worker.
@@ -32,14 +32,18 @@ pub async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
     request: Request<Incoming>,
-    framing: &Framing,
+    turn: &Turn,
     journal: Option<&Arc<Journal>>,
 ) -> Result<Response<ResponseBody>, Error> {
-    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
+    if router.gate.is_draining() {
+        return Err(Error::Draining);
+    }
     let abort = AbortCount(Some(&router.metrics));
     let outcome = async {
         let request = WorkerRequest::read(request, router.config.max_payload_size).await?;
-        framing.end(request.body.len());
+        turn.uploaded();
+        // Not before: a drain does not wait for uploads.
+        let in_flight = router.gate.enter().ok_or(Error::Draining)?;
         let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned());
         let reply = obtain(&mut job, None).await?;
         Ok((job, reply))

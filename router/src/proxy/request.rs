@@ -1,5 +1,7 @@
 //! A client's request on its way to a worker: read whole, sent as often as it takes.
 
+use std::{error::Error as _, io};
+
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, Uri, header};
 use http_body::Body;
@@ -43,7 +45,7 @@ impl WorkerRequest {
 }
 
 /// The whole body. One that came in a single piece, as most do, is not copied.
-async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
+pub(crate) async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
         return Err(Error::PayloadTooLarge { limit });
@@ -71,11 +73,18 @@ async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
 
 async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Error::BadBody(error.to_string()))?;
+        let frame = frame.map_err(|error| unread(&error))?;
         // Trailers are the other kind of frame; nothing after the proxy could use them.
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
     }
     Ok(None)
+}
+
+/// Why a body could not be read to its end: the reason of the connection's guard, if it has one.
+fn unread(error: &hyper::Error) -> Error {
+    let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    let reason = io.and_then(|error| error.get_ref()?.downcast_ref::<Error>());
+    reason.cloned().unwrap_or_else(|| Error::BadBody(error.to_string()))
 }

@@ -12,12 +12,17 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     body::{BodyError, ResponseBody},
-    server::journal::{End, Journal},
+    server::{
+        journal::{End, Journal},
+        turn::Turn,
+    },
 };
 
 /// A response body that is counted if there is a journal.
 pub(super) struct Answer {
     body: ResponseBody,
+    /// Ends with the body; only then is the next request looked at.
+    turn: Turn,
     /// Boxed: most requests have none.
     tally: Option<Box<Tally>>,
 }
@@ -31,10 +36,10 @@ struct Tally {
 }
 
 impl Answer {
-    pub(super) fn new(body: ResponseBody, journal: Option<Arc<Journal>>) -> Self {
+    pub(super) fn new(body: ResponseBody, turn: Turn, journal: Option<Arc<Journal>>) -> Self {
         let end = if body.is_end_stream() { End::Complete } else { End::default() };
         let tally = |journal| Box::new(Tally { journal, first_byte: None, bytes: 0, end });
-        Self { body, tally: journal.map(tally) }
+        Self { body, turn, tally: journal.map(tally) }
     }
 }
 
@@ -68,6 +73,12 @@ impl Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.turn.end();
     }
 }
 

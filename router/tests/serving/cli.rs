@@ -27,7 +27,7 @@ fn a_taken_port_is_one_clear_line() {
 #[test]
 fn a_bad_flag_is_named_and_help_is_a_success() {
     for (arguments, named) in [
-        (["--worker-urls", "https://w1"], "--worker-urls"),
+        (["--worker-urls", "ftp://w1"], "--worker-urls"),
         (["--policy", "magic"], "cache_aware"),
         (["--nonsense", "1"], "--nonsense"),
     ] {

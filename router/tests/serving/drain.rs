@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mla_router::{Config, server};
+use mla_router::{Config, StartError, server};
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, oneshot},
@@ -32,7 +32,10 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.error_code(), "draining");
     assert_eq!(refused.headers["retry-after"], "1");
+    assert_eq!(refused.headers["connection"], "close", "so that it comes back to another router");
+    let mut client = Client::connect(address).await;
     assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    let mut client = Client::connect(address).await;
     assert_eq!(client.get("/health").await.status, StatusCode::OK);
     gate.add_permits(1);
     assert_eq!(inside.await.expect("no panic").status, StatusCode::OK);
@@ -48,7 +51,7 @@ struct Running {
     inside: tokio::task::JoinHandle<hyper::Result<StatusCode>>,
     drain: oneshot::Sender<()>,
     stop: oneshot::Sender<()>,
-    server: tokio::task::JoinHandle<std::io::Result<()>>,
+    server: tokio::task::JoinHandle<Result<(), StartError>>,
 }
 
 async fn running(config: Config) -> Running {

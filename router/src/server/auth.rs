@@ -1,0 +1,47 @@
+//! Who may do what. Decided on the route that will answer, never on a path as text: what does not
+//! match a route does not get its rights either, however it is spelled.
+
+use http::{HeaderMap, header};
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::{
+    config::{ApiKey, Config},
+    error::Error,
+    proxy::endpoint::Endpoint,
+};
+
+/// Routes that answer without a key: a prober has none, and the page of the dashboard says nothing
+/// (its data needs a key).
+const OPEN_ROUTES: [&str; 4] = ["/health", "/liveness", "/readiness", "/dashboard"];
+
+/// Whether a request to `endpoint` may pass. `route` is its path, for the routes of the router
+/// itself; there, whole and unchanged, it is the route.
+pub(super) fn check(
+    config: &Config,
+    endpoint: Endpoint,
+    route: &str,
+    headers: &HeaderMap,
+) -> Result<(), Error> {
+    let is_admin = endpoint == Endpoint::Admin;
+    if config.api_key.is_empty() && config.admin_api_key.is_none()
+        || is_admin && OPEN_ROUTES.contains(&route)
+    {
+        return Ok(());
+    }
+    let keys = match &config.admin_api_key {
+        Some(key) if is_admin => std::slice::from_ref(key),
+        // An admin key alone leaves the models open: it protects the router.
+        _ if !is_admin && config.api_key.is_empty() => return Ok(()),
+        _ => &config.api_key,
+    };
+    let sent = headers.get(header::AUTHORIZATION);
+    let sent = sent.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    if sent.is_some_and(|sent| is_one_of(sent, keys)) { Ok(()) } else { Err(Error::Unauthorized) }
+}
+
+/// Takes as long for every key of one length: all are looked at, and each to its end. Else the time
+/// to refuse a key would tell how much of it is right.
+fn is_one_of(sent: &[u8], keys: &[ApiKey]) -> bool {
+    let found = keys.iter().map(|key| sent.ct_eq(key.as_bytes()));
+    found.fold(Choice::from(0), |any, this| any | this).into()
+}
