@@ -24,7 +24,7 @@ fn prompt(group: u64, own: u64, shared: u64) -> RouteKey {
 }
 
 fn full_tree(shared: u64) -> PrefixTree {
-    let tree = PrefixTree::new();
+    let tree = PrefixTree::new(1 << 18);
     for worker in 0..WORKERS {
         tree.set_capacity(WorkerId(worker), CAPACITY);
     }

@@ -39,7 +39,7 @@ fn prompt(index: u64, length: u64) -> RouteKey {
 /// What one tree of prompts of `length` blocks takes.
 fn measure(length: u64) -> Value {
     let before = resident_bytes();
-    let tree = PrefixTree::new();
+    let tree = PrefixTree::new(1 << 18);
     for worker in 0..WORKERS {
         tree.set_capacity(WorkerId(worker), u64::MAX);
     }

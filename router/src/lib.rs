@@ -30,6 +30,7 @@ pub mod proxy;
 pub mod router;
 pub mod server;
 pub mod shutdown;
+mod sync;
 pub mod tree;
 pub mod upstream;
 

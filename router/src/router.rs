@@ -15,6 +15,7 @@ use crate::{
         worker::Worker,
         worker_url::WorkerUrl,
     },
+    key::BLOCK_BYTES,
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
     proxy::select::Scratch,
@@ -44,7 +45,7 @@ impl Router {
     pub fn new(config: Config) -> Arc<Self> {
         let router = Arc::new(Self {
             registry: Registry::default(),
-            tree: PrefixTree::new(),
+            tree: PrefixTree::new(config.max_tree_size / BLOCK_BYTES as u64),
             policy: policy::by_name(config.policy.as_str())
                 .expect("contract: PolicyName lists policies that exist"),
             metrics: Arc::default(),

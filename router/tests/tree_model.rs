@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use mla_router::{
     fleet::worker_id::WorkerId,
     key::RouteKey,
-    tree::{PrefixTree, TreeStats},
+    tree::{Note, PrefixTree, TreeStats},
 };
 use proptest::prelude::*;
 
@@ -28,6 +28,10 @@ enum Step {
     Capacity(u8, u64),
     Purge(u8),
     Remove(u8),
+    /// Takes back the insert so many inserts ago.
+    Retract(usize),
+    /// Evicts what a worker has not used since the insert so many inserts ago.
+    EvictUnused(u8, usize),
 }
 
 fn prompt() -> impl Strategy<Value = Vec<u8>> {
@@ -41,15 +45,21 @@ fn steps(workers: u8) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..workers, 0..40_u64).prop_map(|(worker, blocks)| Step::Capacity(worker, blocks)),
         1 => (0..workers).prop_map(Step::Purge),
         1 => (0..workers).prop_map(Step::Remove),
+        2 => (0..6_usize).prop_map(Step::Retract),
+        1 => (0..workers, 0..12_usize).prop_map(|(worker, ago)| Step::EvictUnused(worker, ago)),
     ];
     prop::collection::vec(step, 1..120)
 }
+
+/// An insert as the model has seen it: the worker, the prompt, how many of its blocks were new from
+/// where on, and the time.
+type Insert = (u8, Vec<u8>, usize, u64);
 
 #[derive(Default)]
 struct Model {
     held: BTreeMap<u8, BTreeMap<Vec<u8>, u64>>,
     capacity: BTreeMap<u8, u64>,
-    clock: u64,
+    inserts: Vec<Insert>,
 }
 
 impl Model {
@@ -58,12 +68,31 @@ impl Model {
     }
 
     fn insert(&mut self, worker: u8, prompt: &[u8]) {
-        self.clock += 1;
+        let clock = self.inserts.len() as u64;
+        let fitting = prompt.len().min(self.capacity(worker));
         let held = self.held.entry(worker).or_default();
-        let fitting =
-            prompt.len().min(self.capacity.get(&worker).map_or(usize::MAX, |c| *c as usize));
+        let known = (1..=fitting).take_while(|length| held.contains_key(&prompt[..*length]));
+        self.inserts.push((worker, prompt.to_vec(), known.count(), clock));
         for length in 1..=fitting {
-            held.insert(prompt[..length].to_vec(), self.clock);
+            held.insert(prompt[..length].to_vec(), clock);
+        }
+    }
+
+    fn retract(&mut self, ago: usize) {
+        let Some((worker, prompt, known, clock)) = self.inserts.iter().nth_back(ago) else {
+            return;
+        };
+        let held = self.held.entry(*worker).or_default();
+        for length in known + 1..=prompt.len() {
+            if held.get(&prompt[..length]) == Some(clock) {
+                held.remove(&prompt[..length]);
+            }
+        }
+    }
+
+    fn evict_unused(&mut self, worker: u8, ago: usize) {
+        if let Some((.., clock)) = self.inserts.iter().nth_back(ago) {
+            self.held.entry(worker).or_default().retain(|_, stamp| *stamp > *clock);
         }
     }
 
@@ -98,7 +127,9 @@ impl Model {
                 self.held.remove(worker);
                 self.capacity.remove(worker);
             }
-            Step::Lookup(_) => {}
+            Step::Retract(ago) if evicting => self.retract(*ago),
+            Step::EvictUnused(worker, ago) if evicting => self.evict_unused(*worker, *ago),
+            Step::Lookup(_) | Step::Retract(_) | Step::EvictUnused(..) => {}
         }
         if let (true, Step::Insert(worker, _) | Step::Capacity(worker, _)) = (evicting, step) {
             self.evict(*worker);
@@ -106,14 +137,42 @@ impl Model {
     }
 }
 
-fn apply(tree: &PrefixTree, step: &Step) {
-    let id = |worker: &u8| WorkerId(u32::from(*worker));
-    match step {
-        Step::Insert(worker, prompt) => tree.insert(&key(prompt), id(worker)),
-        Step::Capacity(worker, blocks) => tree.set_capacity(id(worker), *blocks),
-        Step::Purge(worker) => tree.purge_worker(id(worker)),
-        Step::Remove(worker) => tree.remove_worker(id(worker)),
-        Step::Lookup(_) => {}
+/// The tree, and its inserts with what it said of them.
+struct Subject {
+    tree: PrefixTree,
+    inserts: Vec<(WorkerId, RouteKey, Note)>,
+}
+
+impl Subject {
+    fn new() -> Self {
+        Self { tree: PrefixTree::new(1 << 18), inserts: Vec::new() }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        let (tree, id) = (&self.tree, |worker: &u8| WorkerId(u32::from(*worker)));
+        match step {
+            Step::Insert(worker, prompt) => {
+                let (worker, key) = (id(worker), key(prompt));
+                let note = tree.insert(&key, worker);
+                self.inserts.push((worker, key, note));
+            }
+            Step::Capacity(worker, blocks) => tree.set_capacity(id(worker), *blocks),
+            Step::Purge(worker) => tree.purge_worker(id(worker)),
+            Step::Remove(worker) => tree.remove_worker(id(worker)),
+            Step::Retract(ago) => {
+                if let Some((worker, key, note)) = self.inserts.iter().nth_back(*ago) {
+                    tree.retract(key, *worker, note);
+                }
+            }
+            Step::EvictUnused(worker, ago) => {
+                if let Some((.., note)) = self.inserts.iter().nth_back(*ago) {
+                    let before = tree.held_by(id(worker));
+                    let freed = tree.evict_unused(id(worker), note.stamp);
+                    assert_eq!(tree.held_by(id(worker)), before - freed);
+                }
+            }
+            Step::Lookup(_) => {}
+        }
     }
 }
 
@@ -128,13 +187,19 @@ proptest! {
     /// Alone, a worker's share is exactly the model's, evictions included.
     #[test]
     fn one_worker_is_exact(steps in steps(1)) {
-        let (tree, mut model) = (PrefixTree::new(), Model::default());
+        let (mut subject, mut model) = (Subject::new(), Model::default());
         for step in &steps {
-            apply(&tree, step);
+            subject.apply(step);
             model.apply(step, true);
-            prop_assert_eq!(tree.held_by(WorkerId(0)), model.held.get(&0).map_or(0, |h| h.len() as u64));
+            if let (Step::Insert(..), Some((.., note)), Some((.., known, _))) =
+                (step, subject.inserts.last(), model.inserts.last())
+            {
+                prop_assert_eq!(note.held as usize, *known);
+                prop_assert_eq!(note.last_used.is_some(), *known > 0);
+            }
+            prop_assert_eq!(subject.tree.held_by(WorkerId(0)), model.held.get(&0).map_or(0, |h| h.len() as u64));
             if let Step::Lookup(prompt) = step {
-                prop_assert_eq!(lookup(&tree, prompt), model.lookup(prompt));
+                prop_assert_eq!(lookup(&subject.tree, prompt), model.lookup(prompt));
             }
         }
     }
@@ -142,12 +207,12 @@ proptest! {
     /// Without capacities all workers are exact.
     #[test]
     fn many_workers_without_eviction_are_exact(steps in steps(5)) {
-        let (tree, mut model) = (PrefixTree::new(), Model::default());
+        let (mut subject, mut model) = (Subject::new(), Model::default());
         for step in steps.iter().filter(|step| !matches!(step, Step::Capacity(..))) {
-            apply(&tree, step);
+            subject.apply(step);
             model.apply(step, true);
             if let Step::Lookup(prompt) = step {
-                prop_assert_eq!(lookup(&tree, prompt), model.lookup(prompt));
+                prop_assert_eq!(lookup(&subject.tree, prompt), model.lookup(prompt));
             }
         }
     }
@@ -157,25 +222,25 @@ proptest! {
     /// was inserted last is there.
     #[test]
     fn many_workers_stay_within_bounds(steps in steps(5)) {
-        let (tree, mut inserted) = (PrefixTree::new(), Model::default());
+        let (mut subject, mut inserted) = (Subject::new(), Model::default());
         for step in &steps {
-            apply(&tree, step);
+            subject.apply(step);
             inserted.apply(step, false);
             for worker in 0..5 {
-                let held = tree.held_by(WorkerId(u32::from(worker)));
+                let held = subject.tree.held_by(WorkerId(u32::from(worker)));
                 prop_assert!(held as usize <= inserted.capacity(worker));
             }
             match step {
                 Step::Lookup(prompt) => {
                     let upper: BTreeMap<_, _> = inserted.lookup(prompt).into_iter().collect();
-                    for (worker, blocks) in lookup(&tree, prompt) {
+                    for (worker, blocks) in lookup(&subject.tree, prompt) {
                         prop_assert!(upper.get(&worker).is_some_and(|most| blocks <= *most));
                     }
                 }
                 Step::Insert(worker, prompt) => {
                     let blocks = prompt.len().min(inserted.capacity(*worker)) as u32;
                     let entry = (WorkerId(u32::from(*worker)), blocks);
-                    prop_assert!(blocks == 0 || lookup(&tree, prompt).contains(&entry));
+                    prop_assert!(blocks == 0 || lookup(&subject.tree, prompt).contains(&entry));
                 }
                 _ => {}
             }
@@ -185,10 +250,11 @@ proptest! {
     /// What purged workers leave is gone once traffic has passed: nothing leaks.
     #[test]
     fn purged_shares_are_swept(steps in steps(5)) {
-        let tree = PrefixTree::new();
+        let mut subject = Subject::new();
         for step in &steps {
-            apply(&tree, step);
+            subject.apply(step);
         }
+        let tree = subject.tree;
         for worker in 0..5 {
             tree.remove_worker(WorkerId(worker));
         }
@@ -207,7 +273,7 @@ proptest! {
 /// Threads that insert, look up and purge at once leave the books balanced.
 #[test]
 fn threads_leave_the_books_balanced() {
-    let tree = PrefixTree::new();
+    let tree = PrefixTree::new(1 << 18);
     std::thread::scope(|scope| {
         for worker in 0..4_u8 {
             let tree = &tree;

@@ -11,6 +11,7 @@ use std::{
 use crate::{
     fleet::{breaker::Outcome, worker::Worker},
     policy::Reason,
+    proxy::correct::{Epoch, Prediction},
 };
 
 /// Work booked on a worker. On a cache line of its own: every request writes it, from any thread.
@@ -43,6 +44,10 @@ pub struct Booking {
     tokens_ahead: u64,
     /// Until the first byte: since when it is waited for.
     waiting_since: Option<Instant>,
+    /// Until the prompt is computed.
+    epoch: Option<Epoch>,
+    /// What the router expects of the worker's cache.
+    pub prediction: Prediction,
     /// The one request that a half-open breaker has let through, and nothing is known of it yet.
     on_trial: bool,
 }
@@ -60,6 +65,8 @@ impl Worker {
             pending_tokens,
             tokens_ahead: before + pending_tokens,
             waiting_since: Some(now),
+            epoch: Some(self.learned.begin()),
+            prediction: Prediction::default(),
             on_trial: self.breaker.enter(now),
             worker: Arc::clone(self),
             reason,
@@ -99,6 +106,9 @@ impl Booking {
     fn release_tokens(&mut self) {
         let tokens = std::mem::take(&mut self.pending_tokens);
         self.worker.load.pending_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        if let Some(epoch) = self.epoch.take() {
+            self.worker.learned.end(&epoch);
+        }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
     },
     metrics::{Ejection, WorkerCounters},
     policy::Candidate,
+    proxy::correct::Learned,
     upstream::Pool,
 };
 
@@ -37,6 +38,8 @@ pub struct Worker {
     pub pool: Arc<Pool>,
     pub info: ArcSwap<WorkerInfo>,
     pub counters: WorkerCounters,
+    /// What its answers have taught about its cache.
+    pub learned: Learned,
     hash_seed: u64,
     pub(super) load: Load,
     pub(super) pulse: Pulse,
@@ -58,6 +61,7 @@ impl Worker {
             pool: Arc::new(pool),
             info: ArcSwap::default(),
             counters: WorkerCounters::default(),
+            learned: Learned::default(),
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
             pace: Pace::default(),

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// 64 bytes of text, or 16 token ids of 4 bytes: about 16 tokens either way.
-pub(super) const BLOCK_BYTES: usize = 64;
+pub const BLOCK_BYTES: usize = 64;
 
 /// Four megabytes of text, longer than any model's context. What lies beyond is not keyed, so that
 /// a hostile body costs neither memory nor time under the tree's lock.

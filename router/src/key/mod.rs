@@ -11,7 +11,8 @@ mod prompt;
 
 use thiserror::Error;
 
-use blocks::{BLOCK_BYTES, Blocks};
+pub use blocks::BLOCK_BYTES;
+use blocks::Blocks;
 use json::Cursor;
 use prompt::Kind;
 

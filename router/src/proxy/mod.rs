@@ -4,6 +4,7 @@
 //! connection to the worker: nothing here has to notice.
 
 mod attempt;
+pub mod correct;
 pub mod endpoint;
 pub mod headers;
 mod job;

@@ -41,6 +41,8 @@ pub struct Scratch {
     places: Vec<usize>,
     /// The tree's word: the blocks of the prompt that each worker probably has.
     matches: Vec<(WorkerId, u32)>,
+    /// The same by the worker's number, 0 between two choices.
+    held: Vec<u32>,
 }
 
 impl Router {
@@ -55,10 +57,15 @@ impl Router {
         // One choice at a time, from the look at the tree to the note in it: two requests of a new
         // group that arrive together must not both find it cold. It takes about a microsecond.
         let mut choosing = self.choosing.lock();
-        let Scratch { candidates, places, matches } = &mut *choosing;
+        let Scratch { candidates, places, matches, held } = &mut *choosing;
         matches.clear();
         if let Some(key) = key {
             self.tree.lookup(key, matches);
+        }
+        for (id, blocks) in &*matches {
+            let id = id.0 as usize;
+            held.resize(held.len().max(id + 1), 0);
+            held[id] = *blocks;
         }
         // When every breaker is open, trying is better than refusing.
         let heed_breakers = self.registry.any_takes_requests();
@@ -70,10 +77,13 @@ impl Router {
             }
             healthy += 1;
             if !tried.contains(&worker.id) {
-                let held = matches.iter().find(|(id, _)| *id == worker.id);
-                candidates.push(worker.candidate(held.map_or(0, |(_, blocks)| *blocks)));
+                let blocks = held.get(worker.id.0 as usize).copied().unwrap_or(0);
+                candidates.push(worker.candidate(blocks));
                 places.push(place);
             }
+        }
+        for (id, _) in &*matches {
+            held[id.0 as usize] = 0;
         }
         let choice = match wish {
             Wish::Policy(key) => self.policy.choose(&PolicyRequest { key }, candidates),
@@ -88,10 +98,11 @@ impl Router {
             },
         };
         let worker = &workers[places[index]];
-        let booking = worker.book(u64::from(uncached_tokens), reason);
+        let mut booking = worker.book(u64::from(uncached_tokens), reason);
         worker.counters.selections.increment(reason);
         if let Some(key) = key {
-            self.tree.insert(key, worker.id);
+            let note = self.tree.insert(key, worker.id);
+            booking.prediction = worker.learned.predict(note);
             // Removed meanwhile: its share was dropped before this insert, so drop it again.
             if worker.is_removed() {
                 self.tree.remove_worker(worker.id);

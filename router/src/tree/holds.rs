@@ -5,23 +5,24 @@
 //! always more recent than its descendants and the oldest hold of a worker is always a leaf of the
 //! worker's share. So eviction takes the end of a list and never searches.
 
-use super::slab::{NIL, Slab};
+use super::{
+    slab::{NIL, Slab},
+    stamp::Stamp,
+};
 
 #[derive(Debug)]
 pub(super) struct Hold {
     pub(super) node: u32,
     pub(super) slot: u32,
-    /// Of the slot when the hold was made: an older one marks what a purged worker left.
-    pub(super) generation: u32,
     /// The next holder of the same node.
     pub(super) sibling: u32,
     newer: u32,
     older: u32,
-    /// When the hold was last used, on the tree's clock.
-    pub(super) stamp: u64,
+    /// When the hold was last used.
+    pub(super) stamp: Stamp,
 }
 
-/// The holds of one worker, or all stale ones, in order of use.
+/// The holds of one slot in order of use.
 #[derive(Debug)]
 pub(super) struct Lru {
     newest: u32,
@@ -63,31 +64,11 @@ impl Lru {
             newer => holds[newer].older = older,
         }
     }
-
-    /// Moves all of `other` to the newer end, in constant time whatever its length.
-    pub(super) fn append(&mut self, holds: &mut Slab<Hold>, other: &mut Self) {
-        let Self { newest, oldest } = std::mem::replace(other, Self::EMPTY);
-        if oldest == NIL {
-            return;
-        }
-        match self.newest {
-            NIL => self.oldest = oldest,
-            last => {
-                holds[last].newer = oldest;
-                holds[oldest].older = last;
-            }
-        }
-        self.newest = newest;
-    }
 }
 
 impl Hold {
     /// A hold that is in no list yet.
-    pub(super) fn new(node: u32, slot: u32, generation: u32, stamp: u64) -> Self {
-        Self { node, slot, generation, sibling: NIL, newer: NIL, older: NIL, stamp }
-    }
-
-    pub(super) fn belongs_to(&self, slot: u32, generation: u32) -> bool {
-        self.slot == slot && self.generation == generation
+    pub(super) fn new(node: u32, slot: u32, stamp: Stamp) -> Self {
+        Self { node, slot, sibling: NIL, newer: NIL, older: NIL, stamp }
     }
 }

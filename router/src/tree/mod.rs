@@ -8,16 +8,19 @@
 //! shards, so there is no order to keep. Both are parking_lot locks: nothing is awaited under them.
 
 mod holds;
+mod nodes;
 mod shard;
 mod slab;
+mod stamp;
 mod workers;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-use crate::{fleet::worker_id::WorkerId, key::RouteKey};
-use shard::Shard;
+use crate::{
+    fleet::worker_id::WorkerId,
+    key::RouteKey,
+    sync::{AtomicU32, Mutex, Ordering, RwLock, RwLockReadGuard},
+};
+use shard::{Inserted, Shard};
+pub use stamp::Stamp;
 use workers::Workers;
 
 /// Prompts go to shards by their first block. More shards than cores of a large host would help
@@ -35,7 +38,18 @@ pub struct PrefixTree {
     workers: RwLock<Workers>,
     /// Counts inserts: the time by which recency is told. One increment per request, next to the
     /// worker table's lock that each request takes anyway.
-    clock: AtomicU64,
+    clock: AtomicU32,
+}
+
+/// What an insert found and left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Note {
+    /// Leading blocks of the key that the tree believed the worker to hold before.
+    pub held: u32,
+    /// When the last of those had been used before.
+    pub last_used: Option<Stamp>,
+    /// When this was.
+    pub stamp: Stamp,
 }
 
 /// What the tree holds, summed over its shards.
@@ -51,18 +65,13 @@ pub struct TreeStats {
     pub bytes: u64,
 }
 
-impl Default for PrefixTree {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl PrefixTree {
-    pub fn new() -> Self {
+    /// A worker may hold `default_capacity` blocks until `set_capacity` says otherwise.
+    pub fn new(default_capacity: u64) -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
-            workers: RwLock::default(),
-            clock: AtomicU64::new(0),
+            workers: RwLock::new(Workers::new(default_capacity)),
+            clock: AtomicU32::new(0),
         }
     }
 
@@ -80,72 +89,123 @@ impl PrefixTree {
     }
 
     /// Notes that `worker` now holds `key`, or as much of it as its capacity allows.
-    pub fn insert(&self, key: &RouteKey, worker: WorkerId) {
+    pub fn insert(&self, key: &RouteKey, worker: WorkerId) -> Note {
         let Some(index) = shard_of(&key.blocks) else {
-            return;
+            return Note { stamp: self.tick(), ..Note::default() };
         };
         let (workers, slot) = self.registered(worker);
         let quota = workers.quota(slot);
-        let fitting = quota.capacity.min(key.blocks.len() as u64) as usize;
+        let fitting = quota.capacity().min(key.blocks.len() as u64) as usize;
         if fitting == 0 {
-            return;
+            return Note { stamp: self.tick(), ..Note::default() };
         }
         let mut shard = self.shards[index].lock();
         shard.sync(&workers);
         // Drawn under the lock, so that the order of a shard's lists is that of the clock.
-        let stamp = self.clock.fetch_add(1, Ordering::Relaxed);
-        let added = shard.insert(&key.blocks[..fitting], slot, stamp);
-        quota.used.fetch_add(added, Ordering::Relaxed);
+        let stamp = self.tick();
+        let Inserted { held, last_used } =
+            shard.insert(&key.blocks[..fitting], slot, stamp, &workers);
+        quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
         quota.set_oldest(index, shard.oldest(slot));
         drop(shard); // the oldest blocks may be in any shard
         self.evict(&workers, slot);
+        Note { held: held as u32, last_used, stamp }
+    }
+
+    /// Takes back what `insert` noted of `key`, of which it returned `note`: what the worker has not
+    /// held before, and what no other request has used since.
+    pub fn retract(&self, key: &RouteKey, worker: WorkerId, note: &Note) {
+        let (Some(index), workers) = (shard_of(&key.blocks), self.workers.read()) else {
+            return;
+        };
+        let Some(slot) = workers.slot(worker) else {
+            return;
+        };
+        let quota = workers.quota(slot);
+        let mut shard = self.shards[index].lock();
+        shard.sync(&workers);
+        let freed = shard.retract(&key.blocks, slot, note.stamp, u64::from(note.held));
+        quota.used.fetch_sub(freed, Ordering::Relaxed);
+        quota.set_oldest(index, shard.oldest(slot));
+    }
+
+    /// Takes from `worker` all that it has not used after `stamp`; returns how many blocks.
+    pub fn evict_unused(&self, worker: WorkerId, stamp: Stamp) -> u64 {
+        let workers = self.workers.read();
+        let Some(slot) = workers.slot(worker) else {
+            return 0;
+        };
+        let quota = workers.quota(slot);
+        let mut freed = 0;
+        for index in 0..SHARDS {
+            while quota.oldest(index).is_some_and(|oldest| !stamp.is_before(oldest)) {
+                let mut shard = self.shards[index].lock();
+                shard.sync(&workers);
+                let batch = shard.evict(slot, EVICTION_BATCH, Some(stamp));
+                quota.used.fetch_sub(batch, Ordering::Relaxed);
+                quota.set_oldest(index, shard.oldest(slot));
+                freed += batch;
+            }
+        }
+        freed
     }
 
     /// Bounds what `worker` may hold, from now on and at once.
     pub fn set_capacity(&self, worker: WorkerId, blocks: u64) {
-        let mut workers = self.workers.write();
-        let slot = workers.set_capacity(worker, blocks);
-        self.evict(&RwLockWriteGuard::downgrade(workers), slot);
+        let (workers, slot) = self.registered(worker);
+        workers.quota(slot).set_capacity(blocks);
+        self.evict(&workers, slot);
     }
 
     /// Forgets what `worker` holds, as after its restart; its capacity stays. Takes the same time
-    /// whatever it holds: its generation ends, and what it leaves is swept by later inserts.
+    /// whatever it holds: its share ends, and what that leaves is swept by later inserts.
     pub fn purge_worker(&self, worker: WorkerId) {
         self.workers.write().purge(worker);
     }
 
     /// Forgets `worker`, as fast as `purge_worker`.
     pub fn remove_worker(&self, worker: WorkerId) {
-        self.workers.write().remove(worker);
+        self.workers.write().close(worker);
     }
 
     /// Blocks that the tree believes `worker` to hold.
     pub fn held_by(&self, worker: WorkerId) -> u64 {
         let workers = self.workers.read();
-        let slot = workers.slot(worker);
-        slot.map_or(0, |slot| workers.quota(slot).used.load(Ordering::Relaxed))
+        workers.slot(worker).map_or(0, |slot| workers.quota(slot).used())
+    }
+
+    /// When the least recently used part of what `worker` holds was used.
+    pub fn oldest_of(&self, worker: WorkerId) -> Option<Stamp> {
+        let workers = self.workers.read();
+        let (_, oldest, _) = workers.quota(workers.slot(worker)?).oldest_shard()?;
+        Some(oldest)
     }
 
     pub fn stats(&self) -> TreeStats {
         let workers = self.workers.read();
-        let held = workers.quotas.iter().map(|quota| quota.used.load(Ordering::Relaxed)).sum();
-        let mut stats = TreeStats { held, ..TreeStats::default() };
+        let held = workers.quotas.iter().filter(|quota| quota.worker.is_some());
+        let mut stats =
+            TreeStats { held: held.map(workers::Quota::used).sum(), ..TreeStats::default() };
         for shard in &self.shards {
             shard.lock().add_to(&mut stats);
         }
         stats
     }
 
+    fn tick(&self) -> Stamp {
+        Stamp(self.clock.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// The worker table and the slot of `worker`, which gets one on first sight.
     fn registered(&self, worker: WorkerId) -> (RwLockReadGuard<'_, Workers>, u32) {
-        let workers = self.workers.read();
-        if let Some(slot) = workers.slot(worker) {
-            return (workers, slot);
+        loop {
+            let workers = self.workers.read();
+            if let Some(slot) = workers.slot(worker) {
+                return (workers, slot);
+            }
+            drop(workers);
+            self.workers.write().register(worker);
         }
-        drop(workers);
-        let mut workers = self.workers.write();
-        let slot = workers.register(worker);
-        (RwLockWriteGuard::downgrade(workers), slot)
     }
 
     /// Brings a worker back to its capacity, oldest blocks of all shards first.
@@ -153,12 +213,12 @@ impl PrefixTree {
         let quota = workers.quota(slot);
         loop {
             let excess = quota.excess();
-            let Some((index, limit)) = quota.oldest_shard().filter(|_| excess > 0) else {
+            let Some((index, _, next)) = quota.oldest_shard().filter(|_| excess > 0) else {
                 return;
             };
             let mut shard = self.shards[index].lock();
             shard.sync(workers);
-            let freed = shard.evict(slot, excess.min(EVICTION_BATCH), limit);
+            let freed = shard.evict(slot, excess.min(EVICTION_BATCH), next);
             quota.used.fetch_sub(freed, Ordering::Relaxed);
             quota.set_oldest(index, shard.oldest(slot));
         }

@@ -4,32 +4,24 @@
 //! node replaces a map of children in every node, and whether a whole run of blocks matches is told
 //! by its last hash. All holders of a node hold its whole run, and hold all of its ancestors.
 
-use hashbrown::HashTable;
-
 use super::{
     holds::{Hold, Lru},
+    nodes::Nodes,
     slab::{NIL, Slab},
-    workers::{NEVER, Workers},
+    stamp::Stamp,
+    workers::Workers,
 };
-use crate::fleet::worker_id::WorkerId;
+use crate::{fleet::worker_id::WorkerId, sync::Ordering::Relaxed};
 
-/// Stale holds freed by each insert: more than it makes, so leftovers of purged workers vanish
-/// with the traffic and no request pays for a sweep.
+/// Holds of purged workers freed by each insert: more than it makes, so leftovers vanish with the
+/// traffic and no request pays for a sweep.
 const SWEEP: usize = 16;
 
-#[derive(Debug)]
-struct Node {
-    parent: u32,
-    /// The first of the node's holds. A node without holders is freed at once.
-    holders: u32,
-    /// The hashes of consecutive blocks; never empty. Boxed, since runs differ in length.
-    run: Box<[u64]>,
-}
-
-/// One worker slot as the shard knows it.
+/// One slot as the shard knows it.
 #[derive(Debug)]
 struct Slot {
-    generation: u32,
+    /// Whether a worker has it; otherwise its holds are leftovers.
+    alive: bool,
     holds: Lru,
     /// The last lookup that reported the worker.
     reported: u64,
@@ -45,48 +37,49 @@ struct Match {
     beyond: usize,
 }
 
+/// What an insert found.
+pub(super) struct Inserted {
+    /// Leading blocks that the worker had, and when the last of them was used.
+    pub(super) held: u64,
+    pub(super) last_used: Option<Stamp>,
+}
+
 #[derive(Debug)]
 pub(super) struct Shard {
-    nodes: Slab<Node>,
+    nodes: Nodes,
     holds: Slab<Hold>,
-    /// Nodes by the hash of their first block.
-    index: HashTable<u32>,
     slots: Vec<Slot>,
-    stale: Lru,
+    /// Slots without a worker that still have holds here.
+    leftovers: Vec<u32>,
     epoch: u64,
     lookups: u64,
-    blocks: u64,
 }
 
 impl Shard {
     pub(super) fn new() -> Self {
         Self {
-            nodes: Slab::new(),
+            nodes: Nodes::new(),
             holds: Slab::new(),
-            index: HashTable::new(),
             slots: Vec::new(),
-            stale: Lru::EMPTY,
+            leftovers: Vec::new(),
             epoch: 0,
             lookups: 0,
-            blocks: 0,
         }
     }
 
-    /// Learns of purges since the last call: moves what they voided aside, whole lists at a time.
+    /// Learns which slots have got or lost their worker since the last call.
     pub(super) fn sync(&mut self, workers: &Workers) {
         if self.epoch == workers.epoch {
             return;
         }
         self.epoch = workers.epoch;
-        for (index, quota) in workers.quotas.iter().enumerate() {
-            let generation = quota.generation;
-            match self.slots.get_mut(index) {
-                None => self.slots.push(Slot { generation, holds: Lru::EMPTY, reported: 0 }),
-                Some(slot) if slot.generation != generation => {
-                    slot.generation = generation;
-                    self.stale.append(&mut self.holds, &mut slot.holds);
-                }
-                Some(_) => {}
+        self.leftovers.clear();
+        let new = || Slot { alive: true, holds: Lru::EMPTY, reported: 0 };
+        self.slots.resize_with(workers.quotas.len(), new);
+        for (index, (slot, quota)) in self.slots.iter_mut().zip(&workers.quotas).enumerate() {
+            slot.alive = quota.worker.is_some();
+            if !slot.alive && slot.holds.oldest() != NIL {
+                self.leftovers.push(index as u32);
             }
         }
     }
@@ -101,61 +94,102 @@ impl Shard {
         self.lookups += 1;
         let Match { node: mut at, mut depth, mut beyond } = self.descend(key);
         while at != NIL {
-            let mut id = self.nodes[at].holders;
+            let mut id = self.nodes.holders(at);
             while id != NIL {
                 let hold = &self.holds[id];
                 let slot = &mut self.slots[hold.slot as usize];
-                if hold.generation == slot.generation && slot.reported != self.lookups {
+                if slot.alive && slot.reported != self.lookups {
                     slot.reported = self.lookups;
-                    out.push((workers.quota(hold.slot).worker, depth as u32));
+                    let worker = workers.quota(hold.slot).worker;
+                    out.extend(worker.map(|worker| (worker, depth as u32)));
                 }
                 id = hold.sibling;
             }
-            let node = &self.nodes[at];
-            depth -= node.run.len() - beyond;
+            depth -= self.nodes.length(at) - beyond;
             beyond = 0;
-            at = node.parent;
+            at = self.nodes.parent(at);
         }
     }
 
-    /// Makes `slot` a holder of all of `key`, as its most recently used part, and returns how many
-    /// blocks it did not hold before.
-    pub(super) fn insert(&mut self, key: &[u64], slot: u32, stamp: u64) -> u64 {
-        self.sweep();
+    /// Makes `slot` a holder of all of `key`, as its most recently used part.
+    pub(super) fn insert(
+        &mut self,
+        key: &[u64],
+        slot: u32,
+        stamp: Stamp,
+        workers: &Workers,
+    ) -> Inserted {
+        self.sweep(workers);
         let Match { node: mut at, depth, beyond } = self.descend(key);
         if beyond > 0 {
             at = self.split(at, beyond);
         }
         if depth < key.len() {
-            at = self.add_node(at, key[depth..].into());
+            at = self.nodes.add(at, &key[depth..]);
         }
-        let mut added = 0;
+        let (mut held, mut last_used) = (key.len() as u64, None);
         while at != NIL {
-            added += self.renew(at, slot, stamp);
-            at = self.nodes[at].parent;
+            match self.hold_of(at, slot) {
+                NIL => {
+                    self.hold(at, slot, stamp, NIL);
+                    held -= self.nodes.length(at) as u64;
+                }
+                id => {
+                    last_used = last_used.or(Some(self.holds[id].stamp));
+                    let list = &mut self.slots[slot as usize].holds;
+                    list.unlink(&mut self.holds, id);
+                    list.link(&mut self.holds, id, NIL);
+                    self.holds[id].stamp = stamp;
+                }
+            }
+            at = self.nodes.parent(at);
         }
-        added
+        Inserted { held, last_used }
+    }
+
+    /// Takes from `slot` what it holds of `key` beyond the first `kept` blocks and has not used since
+    /// `stamp`, when it got it; returns how many blocks.
+    pub(super) fn retract(&mut self, key: &[u64], slot: u32, stamp: Stamp, kept: u64) -> u64 {
+        let Match { node: mut at, depth, beyond } = self.descend(key);
+        let mut end = (depth + beyond) as u64;
+        let mut freed = 0;
+        // From the end: what a later request holds further down, it holds here as well, and it has
+        // renewed it, as it has all before.
+        while at != NIL {
+            let (id, length) = (self.hold_of(at, slot), self.nodes.length(at) as u64);
+            if end < kept + length {
+                break;
+            }
+            end -= length;
+            at = self.nodes.parent(at);
+            if id != NIL {
+                if self.holds[id].stamp != stamp {
+                    break;
+                }
+                self.release(id);
+                freed += length;
+            }
+        }
+        freed
     }
 
     /// Takes the least recently used blocks from `slot`: `wanted` of them, fewer if the rest was
     /// used after `limit`, more if that saves splitting a node that others hold, too.
-    pub(super) fn evict(&mut self, slot: u32, wanted: u64, limit: u64) -> u64 {
+    pub(super) fn evict(&mut self, slot: u32, wanted: u64, limit: Option<Stamp>) -> u64 {
         let mut freed = 0;
         while freed < wanted {
             let id = self.slots[slot as usize].holds.oldest();
-            if id == NIL || self.holds[id].stamp > limit {
+            if id == NIL || limit.is_some_and(|limit| limit.is_before(self.holds[id].stamp)) {
                 break;
             }
-            let node = &mut self.nodes[self.holds[id].node];
-            let length = node.run.len() as u64;
+            let node = self.holds[id].node;
+            let length = self.nodes.length(node) as u64;
             let excess = wanted - freed;
             // The oldest hold is a leaf of the worker's share: with no other holder it is a leaf
             // of the tree and can be cut anywhere, from the end as a paged cache does.
-            if length > excess && node.holders == id && self.holds[id].sibling == NIL {
-                let mut run = std::mem::take(&mut node.run).into_vec();
-                run.truncate((length - excess) as usize);
-                node.run = run.into();
-                self.blocks -= excess;
+            let alone = self.nodes.holders(node) == id && self.holds[id].sibling == NIL;
+            if length > excess && alone {
+                self.nodes.truncate(node, (length - excess) as usize);
                 freed += excess;
             } else {
                 self.release(id);
@@ -166,164 +200,98 @@ impl Shard {
     }
 
     /// When the least recently used hold of `slot` was used.
-    pub(super) fn oldest(&self, slot: u32) -> u64 {
+    pub(super) fn oldest(&self, slot: u32) -> Option<Stamp> {
         match self.slots[slot as usize].holds.oldest() {
-            NIL => NEVER,
-            id => self.holds[id].stamp,
+            NIL => None,
+            id => Some(self.holds[id].stamp),
         }
     }
 
     pub(super) fn add_to(&self, stats: &mut super::TreeStats) {
-        stats.blocks += self.blocks;
+        stats.blocks += self.nodes.blocks();
         stats.nodes += self.nodes.len() as u64;
         stats.holds += self.holds.len() as u64;
-        // An index bucket is the id and one control byte, a run's allocation has 8 bytes of header.
-        let index = self.index.capacity() * 8 / 7 * 5;
-        let runs = self.blocks as usize * size_of::<u64>() + self.nodes.len() * 8;
-        stats.bytes += (self.nodes.bytes() + self.holds.bytes() + index + runs) as u64;
-    }
-
-    fn child(&self, parent: u32, first: u64) -> Option<u32> {
-        // The parent is compared, too: should two hashes ever collide, the tree stays a tree.
-        let is_child = |id: &u32| {
-            let node = &self.nodes[*id];
-            node.run[0] == first && node.parent == parent
-        };
-        self.index.find(first, is_child).copied()
+        stats.bytes += (self.nodes.bytes() + self.holds.bytes()) as u64;
     }
 
     fn descend(&self, key: &[u64]) -> Match {
         let mut found = Match { node: NIL, depth: 0, beyond: 0 };
         while found.beyond == 0 && found.depth < key.len() {
-            let Some(child) = self.child(found.node, key[found.depth]) else {
+            let Some(child) = self.nodes.child(found.node, key[found.depth]) else {
                 break;
             };
-            let common = common_prefix(&self.nodes[child].run, &key[found.depth..]);
+            let common = self.nodes.common_prefix(child, &key[found.depth..]);
             found.depth += common;
-            found.beyond = self.nodes[child].run.len() - common;
+            found.beyond = self.nodes.length(child) - common;
             found.node = child;
         }
         found
     }
 
-    fn add_node(&mut self, parent: u32, run: Box<[u64]>) -> u32 {
-        self.blocks += run.len() as u64;
-        let first = run[0];
-        let id = self.nodes.insert(Node { parent, holders: NIL, run });
-        self.add_to_index(first, id);
-        id
-    }
-
-    fn add_to_index(&mut self, first: u64, id: u32) {
-        let nodes = &self.nodes;
-        self.index.insert_unique(first, id, |id| nodes[*id].run[0]);
-    }
-
-    fn remove_from_index(&mut self, first: u64, id: u32) {
-        let entry = self.index.find_entry(first, |other| *other == id);
-        entry.expect("every node is in the index").remove();
-    }
-
-    /// Cuts the last `beyond` blocks of a node off and returns the new node of those before. The
-    /// old node becomes the lower part, so that its children need not be found.
+    /// Splits a node; both parts have its holders, in the same order of use.
     fn split(&mut self, lower: u32, beyond: usize) -> u32 {
-        let mut head = std::mem::take(&mut self.nodes[lower].run).into_vec();
-        let tail = head.split_off(head.len() - beyond);
-        let (first, second) = (head[0], tail[0]);
-        let parent = self.nodes[lower].parent;
-        self.nodes[lower].run = tail.into();
-        let upper = self.nodes.insert(Node { parent, holders: NIL, run: head.into() });
-        self.nodes[lower].parent = upper;
-        self.remove_from_index(first, lower);
-        self.add_to_index(first, upper);
-        self.add_to_index(second, lower);
-        let mut id = self.nodes[lower].holders;
+        let upper = self.nodes.split(lower, beyond);
+        let mut id = self.nodes.holders(lower);
         while id != NIL {
-            let Hold { slot, generation, stamp, sibling, .. } = self.holds[id];
-            self.hold(upper, slot, generation, stamp, id);
+            let Hold { slot, stamp, sibling, .. } = self.holds[id];
+            self.hold(upper, slot, stamp, id);
             id = sibling;
         }
         upper
     }
 
-    /// Adds a hold, next to `older` in the order of use.
-    fn hold(&mut self, node: u32, slot: u32, generation: u32, stamp: u64, older: u32) {
-        let mut hold = Hold::new(node, slot, generation, stamp);
-        hold.sibling = self.nodes[node].holders;
-        let id = self.holds.insert(hold);
-        self.nodes[node].holders = id;
-        let list = list_of(&mut self.slots, &mut self.stale, slot, generation);
-        list.link(&mut self.holds, id, older);
-    }
-
-    /// Makes the hold of `slot` on `node` its newest; returns the blocks that this adds.
-    fn renew(&mut self, node: u32, slot: u32, stamp: u64) -> u64 {
-        let generation = self.slots[slot as usize].generation;
-        let mut id = self.nodes[node].holders;
-        while id != NIL && !self.holds[id].belongs_to(slot, generation) {
+    /// The hold of `slot` on a node, or `NIL`.
+    fn hold_of(&self, node: u32, slot: u32) -> u32 {
+        let mut id = self.nodes.holders(node);
+        while id != NIL && self.holds[id].slot != slot {
             id = self.holds[id].sibling;
         }
-        if id == NIL {
-            self.hold(node, slot, generation, stamp, NIL);
-            return self.nodes[node].run.len() as u64;
-        }
-        let list = &mut self.slots[slot as usize].holds;
-        list.unlink(&mut self.holds, id);
-        list.link(&mut self.holds, id, NIL);
-        self.holds[id].stamp = stamp;
-        0
+        id
+    }
+
+    /// Adds a hold, next to `older` in the order of use.
+    fn hold(&mut self, node: u32, slot: u32, stamp: Stamp, older: u32) {
+        let mut hold = Hold::new(node, slot, stamp);
+        hold.sibling = self.nodes.holders(node);
+        let id = self.holds.insert(hold);
+        self.nodes.set_holders(node, id);
+        self.slots[slot as usize].holds.link(&mut self.holds, id, older);
     }
 
     /// Ends a hold, and with the last one its node.
     fn release(&mut self, id: u32) {
-        let Hold { node, slot, generation, sibling, .. } = self.holds[id];
-        list_of(&mut self.slots, &mut self.stale, slot, generation).unlink(&mut self.holds, id);
-        if self.nodes[node].holders == id {
-            self.nodes[node].holders = sibling;
+        let Hold { node, slot, sibling, .. } = self.holds[id];
+        self.slots[slot as usize].holds.unlink(&mut self.holds, id);
+        if self.nodes.holders(node) == id {
+            self.nodes.set_holders(node, sibling);
         } else {
-            let mut before = self.nodes[node].holders;
+            let mut before = self.nodes.holders(node);
             while self.holds[before].sibling != id {
                 before = self.holds[before].sibling;
             }
             self.holds[before].sibling = sibling;
         }
         self.holds.remove(id);
-        if self.nodes[node].holders == NIL {
+        if self.nodes.holders(node) == NIL {
             // No child is left: its holders would hold this node as well.
-            self.remove_from_index(self.nodes[node].run[0], node);
-            let run = std::mem::take(&mut self.nodes[node].run);
-            self.blocks -= run.len() as u64;
             self.nodes.remove(node);
         }
     }
 
-    fn sweep(&mut self) {
+    /// Frees some of what purged workers have left here.
+    fn sweep(&mut self, workers: &Workers) {
         for _ in 0..SWEEP {
-            match self.stale.oldest() {
-                NIL => break,
-                id => self.release(id),
+            let Some(slot) = self.leftovers.last().copied() else {
+                return;
+            };
+            match self.slots[slot as usize].holds.oldest() {
+                NIL => drop(self.leftovers.pop()),
+                id => {
+                    let length = self.nodes.length(self.holds[id].node) as u64;
+                    self.release(id);
+                    workers.quota(slot).used.fetch_sub(length, Relaxed);
+                }
             }
         }
     }
-}
-
-/// The list that a hold is in: its worker's, or that of the stale.
-fn list_of<'a>(
-    slots: &'a mut [Slot],
-    stale: &'a mut Lru,
-    slot: u32,
-    generation: u32,
-) -> &'a mut Lru {
-    let slot = &mut slots[slot as usize];
-    if slot.generation == generation { &mut slot.holds } else { stale }
-}
-
-/// How many leading blocks a run and a key share. Equal last hashes tell that all are equal.
-fn common_prefix(run: &[u64], key: &[u64]) -> usize {
-    let length = run.len().min(key.len());
-    if run[length - 1] == key[length - 1] {
-        return length;
-    }
-    let mut pairs = run.iter().zip(key);
-    pairs.position(|(ours, theirs)| ours != theirs).expect("the last pair differs")
 }

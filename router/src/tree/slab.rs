@@ -13,7 +13,8 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     chunks: Vec<Vec<T>>,
-    free: Vec<u32>,
+    /// A stack, in chunks for the same reason.
+    free: Vec<Vec<u32>>,
 }
 
 impl<T> Slab<T> {
@@ -22,7 +23,7 @@ impl<T> Slab<T> {
     }
 
     pub(super) fn insert(&mut self, record: T) -> u32 {
-        if let Some(id) = self.free.pop() {
+        if let Some(id) = self.pop_free() {
             self[id] = record;
             return id;
         }
@@ -37,18 +38,36 @@ impl<T> Slab<T> {
 
     /// Gives the place of `id` to a later record; what it holds is dropped then.
     pub(super) fn remove(&mut self, id: u32) {
-        self.free.push(id);
+        if self.free.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+            self.free.push(Vec::with_capacity(CHUNK));
+        }
+        self.free.last_mut().expect("pushed above").push(id);
+    }
+
+    fn pop_free(&mut self) -> Option<u32> {
+        let last = self.free.last_mut()?;
+        let id = last.pop();
+        if last.is_empty() {
+            self.free.pop();
+        }
+        id
+    }
+
+    /// Places, used and freed.
+    pub(super) fn places(&self) -> usize {
+        let last = self.chunks.last().map_or(0, Vec::len);
+        self.chunks.len().saturating_sub(1) * CHUNK + last
     }
 
     pub(super) fn len(&self) -> usize {
-        let last = self.chunks.last().map_or(0, Vec::len);
-        self.chunks.len().saturating_sub(1) * CHUNK + last - self.free.len()
+        let last = self.free.last().map_or(0, Vec::len);
+        self.places() - self.free.len().saturating_sub(1) * CHUNK - last
     }
 
     /// Memory held, used or not.
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * (CHUNK * size_of::<T>() + size_of::<Vec<T>>())
-            + self.free.capacity() * size_of::<u32>()
+            + self.free.len() * (CHUNK * size_of::<u32>() + size_of::<Vec<u32>>())
     }
 }
 
@@ -74,9 +93,12 @@ mod tests {
     fn freed_places_are_used_again() {
         let mut slab = Slab::new();
         let ids: Vec<u32> = (0..1000).map(|value| slab.insert(value)).collect();
-        slab.remove(ids[300]);
-        assert_eq!(slab.len(), 999);
-        assert_eq!(slab.insert(7), ids[300]);
-        assert_eq!((slab.len(), slab[ids[300]], slab[ids[999]]), (1000, 7, 999));
+        for id in &ids[100..900] {
+            slab.remove(*id);
+        }
+        assert_eq!((slab.len(), slab.places()), (200, 1000));
+        let again: Vec<u32> = (0..800).map(|value| slab.insert(value)).collect();
+        assert!(again.iter().rev().eq(&ids[100..900]));
+        assert_eq!((slab.len(), slab.places(), slab[ids[999]]), (1000, 1000, 999));
     }
 }

@@ -1,23 +1,19 @@
 //! The workers' shares of the tree: how much each may hold, holds, and where its oldest part lies.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use rustc_hash::FxHashMap;
 
-use super::SHARDS;
-use crate::fleet::worker_id::WorkerId;
+use super::{SHARDS, stamp::Stamp};
+use crate::{
+    fleet::worker_id::WorkerId,
+    sync::{AtomicU64, Ordering},
+};
 
-/// Four million tokens, for a worker that has not told its capacity: enough not to forget what a
-/// real one keeps, little enough that a hundred such workers stay below a gigabyte.
-pub(super) const DEFAULT_CAPACITY: u64 = 1 << 18;
-
-/// One worker's quota.
+/// One worker's share of the tree. A purge gives it a new one and leaves the old one to be swept.
 #[derive(Debug)]
 pub(super) struct Quota {
-    pub(super) worker: WorkerId,
-    /// Grows with each purge: holds of an older generation are void.
-    pub(super) generation: u32,
-    pub(super) capacity: u64,
+    /// `None` once purged.
+    pub(super) worker: Option<WorkerId>,
+    capacity: AtomicU64,
     /// Blocks held over all shards. Changed under the shards' locks only, read by any thread.
     pub(super) used: AtomicU64,
     /// When the least recently used hold in each shard was used, `NEVER` where there is none. So
@@ -25,56 +21,84 @@ pub(super) struct Quota {
     oldest: [AtomicU64; SHARDS],
 }
 
-pub(super) const NEVER: u64 = u64::MAX;
+const NEVER: u64 = u64::MAX;
 
 impl Quota {
-    fn new(worker: WorkerId, generation: u32) -> Self {
+    fn new(worker: WorkerId, capacity: u64) -> Self {
         Self {
-            worker,
-            generation,
-            capacity: DEFAULT_CAPACITY,
+            worker: Some(worker),
+            capacity: AtomicU64::new(capacity),
             used: AtomicU64::new(0),
-            oldest: [const { AtomicU64::new(NEVER) }; SHARDS],
+            oldest: std::array::from_fn(|_| AtomicU64::new(NEVER)),
         }
     }
 
-    pub(super) fn set_oldest(&self, shard: usize, stamp: u64) {
-        self.oldest[shard].store(stamp, Ordering::Relaxed);
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
     }
 
-    /// The shard that holds the least recently used part, and the stamp of the next shard's: what
-    /// is older may be evicted from the first without looking at the others again.
-    pub(super) fn oldest_shard(&self) -> Option<(usize, u64)> {
-        let (mut first, mut next) = ((NEVER, 0), NEVER);
-        for (shard, stamp) in self.oldest.iter().enumerate() {
-            let stamp = stamp.load(Ordering::Relaxed);
-            if stamp < first.0 {
-                next = first.0;
-                first = (stamp, shard);
-            } else {
-                next = next.min(stamp);
-            }
-        }
-        (first.0 != NEVER).then_some((first.1, next))
+    pub(super) fn set_capacity(&self, blocks: u64) {
+        self.capacity.store(blocks, Ordering::Relaxed);
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 
     pub(super) fn excess(&self) -> u64 {
-        self.used.load(Ordering::Relaxed).saturating_sub(self.capacity)
+        self.used().saturating_sub(self.capacity())
+    }
+
+    pub(super) fn set_oldest(&self, shard: usize, stamp: Option<Stamp>) {
+        let stamp = stamp.map_or(NEVER, |stamp| u64::from(stamp.0));
+        self.oldest[shard].store(stamp, Ordering::Relaxed);
+    }
+
+    pub(super) fn oldest(&self, shard: usize) -> Option<Stamp> {
+        let stamp = self.oldest[shard].load(Ordering::Relaxed);
+        (stamp != NEVER).then_some(Stamp(stamp as u32))
+    }
+
+    /// The shard that holds the least recently used part and the stamp of that part, and the stamp
+    /// of the next shard's: what is older may be evicted from the first without looking at the
+    /// others again.
+    pub(super) fn oldest_shard(&self) -> Option<(usize, Stamp, Option<Stamp>)> {
+        let (mut first, mut next) = (None, None);
+        for shard in 0..SHARDS {
+            let Some(stamp) = self.oldest(shard) else {
+                continue;
+            };
+            match first {
+                Some((_, oldest)) if !stamp.is_before(oldest) => {
+                    next = Some(next.map_or(stamp, |next: Stamp| next.earlier(stamp)));
+                }
+                _ => {
+                    next = first.map(|(_, oldest)| oldest);
+                    first = Some((shard, stamp));
+                }
+            }
+        }
+        first.map(|(shard, oldest)| (shard, oldest, next))
     }
 }
 
-/// All shares, by slot. A slot is a small number that a later worker takes over, so that shards can
-/// keep one list per slot in a plain array however many workers come and go.
-#[derive(Debug, Default)]
+/// All shares. Their numbers, the slots, are small and used again, so that shards can keep one list
+/// per slot in a plain array however many workers come and go.
+#[derive(Debug)]
 pub(super) struct Workers {
     slots: FxHashMap<WorkerId, u32>,
     pub(super) quotas: Vec<Quota>,
-    free: Vec<u32>,
-    /// Grows with every change of a generation, so that a shard sees at a glance that it is behind.
+    /// Grows with each change of the set, so that a shard sees at a glance that it is behind.
     pub(super) epoch: u64,
+    /// Blocks that a worker may hold that has not told its capacity.
+    default_capacity: u64,
 }
 
 impl Workers {
+    pub(super) fn new(default_capacity: u64) -> Self {
+        Self { slots: FxHashMap::default(), quotas: Vec::new(), epoch: 0, default_capacity }
+    }
+
     pub(super) fn slot(&self, worker: WorkerId) -> Option<u32> {
         self.slots.get(&worker).copied()
     }
@@ -83,43 +107,41 @@ impl Workers {
         &self.quotas[slot as usize]
     }
 
-    /// The slot of `worker`, which gets one if it has none.
-    pub(super) fn register(&mut self, worker: WorkerId) -> u32 {
-        if let Some(slot) = self.slot(worker) {
-            return slot;
+    /// Gives `worker` a share if it has none.
+    pub(super) fn register(&mut self, worker: WorkerId) {
+        if self.slot(worker).is_none() {
+            self.open(worker, self.default_capacity);
         }
+    }
+
+    fn open(&mut self, worker: WorkerId, capacity: u64) {
         self.epoch += 1;
-        let slot = if let Some(slot) = self.free.pop() {
-            let generation = self.quota(slot).generation;
-            self.quotas[slot as usize] = Quota::new(worker, generation);
+        let quota = Quota::new(worker, capacity);
+        // What a purged worker has left is gone when its blocks are.
+        let swept = |quota: &Quota| quota.worker.is_none() && quota.used() == 0;
+        let slot = if let Some(slot) = self.quotas.iter().position(swept) {
+            self.quotas[slot] = quota;
             slot
         } else {
-            self.quotas.push(Quota::new(worker, 0));
-            u32::try_from(self.quotas.len() - 1).expect("fewer than 2^32 workers")
+            self.quotas.push(quota);
+            self.quotas.len() - 1
         };
-        self.slots.insert(worker, slot);
-        slot
+        self.slots.insert(worker, u32::try_from(slot).expect("fewer than 2^32 workers"));
     }
 
-    pub(super) fn set_capacity(&mut self, worker: WorkerId, blocks: u64) -> u32 {
-        let slot = self.register(worker);
-        self.quotas[slot as usize].capacity = blocks;
-        slot
-    }
-
-    /// Voids all that `worker` holds, however much, by one number.
+    /// Ends the share of `worker`, however much it holds, and opens an empty one.
     pub(super) fn purge(&mut self, worker: WorkerId) {
-        if let Some(slot) = self.slot(worker) {
-            self.epoch += 1;
-            let quota = &mut self.quotas[slot as usize];
-            let (generation, capacity) = (quota.generation.wrapping_add(1), quota.capacity);
-            *quota = Quota { capacity, ..Quota::new(worker, generation) };
+        if let Some(capacity) = self.close(worker) {
+            self.open(worker, capacity);
         }
     }
 
-    /// Purges `worker` and forgets it.
-    pub(super) fn remove(&mut self, worker: WorkerId) {
-        self.purge(worker);
-        self.free.extend(self.slots.remove(&worker));
+    /// Ends the share of `worker`; returns the capacity that it had.
+    pub(super) fn close(&mut self, worker: WorkerId) -> Option<u64> {
+        let slot = self.slots.remove(&worker)?;
+        self.epoch += 1;
+        let quota = &mut self.quotas[slot as usize];
+        quota.worker = None;
+        Some(quota.capacity())
     }
 }

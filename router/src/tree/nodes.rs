@@ -1,0 +1,246 @@
+//! The nodes of a shard, and the table that finds a node by the hash of its first block.
+//!
+//! The table is a linear hash table whose chains run through the nodes: it grows by one bucket at a
+//! time, by splitting one chain of about one node. A table that rehashes itself when it is full would
+//! stall all requests behind the shard's lock by tens of milliseconds at a million nodes.
+
+use super::slab::{NIL, Slab};
+
+#[derive(Debug)]
+struct Node {
+    /// The hash of the node's first block: here and not in the run, as searches look at it.
+    first: u64,
+    /// Hashes of the further blocks, in `rests`; `NIL` if there are none, as in short prompts.
+    rest: u32,
+    parent: u32,
+    /// The first of the node's holds.
+    holders: u32,
+    /// The next node of the same bucket.
+    next: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Nodes {
+    records: Slab<Node>,
+    rests: Slab<Box<[u64]>>,
+    /// The first node of each bucket; as many buckets as there have been nodes at a time.
+    heads: Slab<u32>,
+    blocks: u64,
+}
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        let mut heads = Slab::new();
+        heads.insert(NIL);
+        Self { records: Slab::new(), rests: Slab::new(), heads, blocks: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Blocks of all nodes.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let rests = (self.blocks as usize - self.records.len()) * size_of::<u64>();
+        self.records.bytes() + self.rests.bytes() + self.heads.bytes() + rests
+    }
+
+    pub(super) fn parent(&self, id: u32) -> u32 {
+        self.records[id].parent
+    }
+
+    pub(super) fn holders(&self, id: u32) -> u32 {
+        self.records[id].holders
+    }
+
+    pub(super) fn set_holders(&mut self, id: u32, hold: u32) {
+        self.records[id].holders = hold;
+    }
+
+    fn rest(&self, id: u32) -> &[u64] {
+        match self.records[id].rest {
+            NIL => &[],
+            rest => &self.rests[rest],
+        }
+    }
+
+    /// Blocks of the node: at least one.
+    pub(super) fn length(&self, id: u32) -> usize {
+        1 + self.rest(id).len()
+    }
+
+    pub(super) fn child(&self, parent: u32, first: u64) -> Option<u32> {
+        let mut id = self.heads[self.bucket(first)];
+        while id != NIL {
+            let node = &self.records[id];
+            // The parent is compared, too: should two hashes ever collide, the tree stays a tree.
+            if node.first == first && node.parent == parent {
+                return Some(id);
+            }
+            id = node.next;
+        }
+        None
+    }
+
+    /// How many leading blocks the node shares with `key`, whose first block is the node's.
+    pub(super) fn common_prefix(&self, id: u32, key: &[u64]) -> usize {
+        let (run, key) = (self.rest(id), &key[1..]);
+        let length = run.len().min(key.len());
+        // A hash covers all blocks before it, so equal last hashes tell that all are equal.
+        if length == 0 || run[length - 1] == key[length - 1] {
+            return 1 + length;
+        }
+        let mut pairs = run.iter().zip(key);
+        1 + pairs.position(|(ours, theirs)| ours != theirs).expect("the last pair differs")
+    }
+
+    /// Adds a node of the blocks `run`, which are not none.
+    pub(super) fn add(&mut self, parent: u32, run: &[u64]) -> u32 {
+        self.blocks += run.len() as u64;
+        self.add_counted(parent, run)
+    }
+
+    fn add_counted(&mut self, parent: u32, run: &[u64]) -> u32 {
+        let rest = self.add_rest(&run[1..]);
+        let id = self.records.insert(Node { first: run[0], rest, parent, holders: NIL, next: NIL });
+        self.link(id);
+        if self.records.len() > self.heads.places() {
+            self.grow();
+        }
+        id
+    }
+
+    fn add_rest(&mut self, run: &[u64]) -> u32 {
+        if run.is_empty() { NIL } else { self.rests.insert(run.into()) }
+    }
+
+    fn remove_rest(&mut self, rest: u32) {
+        if rest != NIL {
+            self.rests[rest] = Box::default();
+            self.rests.remove(rest);
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        self.blocks -= self.length(id) as u64;
+        self.unlink(id);
+        self.remove_rest(self.records[id].rest);
+        self.records.remove(id);
+    }
+
+    /// Shortens a leaf to its first `length` blocks, which are not none.
+    pub(super) fn truncate(&mut self, id: u32, length: usize) {
+        self.blocks -= (self.length(id) - length) as u64;
+        let kept: Box<[u64]> = self.rest(id)[..length - 1].into();
+        self.remove_rest(self.records[id].rest);
+        self.records[id].rest = self.add_rest(&kept);
+    }
+
+    /// Cuts the last `beyond` blocks of a node off and returns the new node of those before. The
+    /// old node becomes the lower part, so that its children need not be found.
+    pub(super) fn split(&mut self, lower: u32, beyond: usize) -> u32 {
+        self.unlink(lower);
+        let Node { first, rest, parent, .. } = self.records[lower];
+        let run = std::mem::take(&mut self.rests[rest]);
+        self.rests.remove(rest);
+        let (head, tail) = run.split_at(run.len() - beyond);
+        let mut upper = Vec::with_capacity(1 + head.len());
+        upper.push(first);
+        upper.extend_from_slice(head);
+        let upper = self.add_counted(parent, &upper);
+        let rest = self.add_rest(&tail[1..]);
+        let node = &mut self.records[lower];
+        (node.first, node.rest, node.parent) = (tail[0], rest, upper);
+        self.link(lower);
+        upper
+    }
+
+    /// The bucket of a hash. Those that have not been split yet in this doubling take their later
+    /// halves' share.
+    fn bucket(&self, hash: u64) -> u32 {
+        let buckets = self.heads.places();
+        let all = buckets.next_power_of_two();
+        let bucket = hash as usize & (all - 1);
+        (if bucket < buckets { bucket } else { bucket & (all / 2 - 1) }) as u32
+    }
+
+    fn link(&mut self, id: u32) {
+        let bucket = self.bucket(self.records[id].first);
+        self.records[id].next = std::mem::replace(&mut self.heads[bucket], id);
+    }
+
+    fn unlink(&mut self, id: u32) {
+        let Node { first, next, .. } = self.records[id];
+        let bucket = self.bucket(first);
+        if self.heads[bucket] == id {
+            self.heads[bucket] = next;
+            return;
+        }
+        let mut before = self.heads[bucket];
+        while self.records[before].next != id {
+            before = self.records[before].next;
+        }
+        self.records[before].next = next;
+    }
+
+    /// Adds a bucket and moves to it what is its own, which has been in one other bucket.
+    fn grow(&mut self) {
+        let added = self.heads.places();
+        let old = (added & !(1 << added.ilog2())) as u32;
+        let mut id = std::mem::replace(&mut self.heads[old], NIL);
+        self.heads.insert(NIL);
+        while id != NIL {
+            let next = self.records[id].next;
+            self.link(id);
+            id = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{NIL, Nodes};
+
+    /// Hashes as good as random, for the table takes their low bits.
+    fn hash(index: u64) -> u64 {
+        index.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    }
+
+    #[test]
+    fn every_node_is_found_while_the_table_grows() {
+        let mut nodes = Nodes::new();
+        let mut ids = Vec::new();
+        for index in 0..1000 {
+            ids.push(nodes.add(NIL, &[hash(index), 1, 2]));
+            for (known, id) in ids.iter().enumerate() {
+                assert_eq!(nodes.child(NIL, hash(known as u64)), Some(*id));
+            }
+        }
+        for (index, id) in ids.iter().enumerate() {
+            nodes.remove(*id);
+            assert_eq!(nodes.child(NIL, hash(index as u64)), None);
+        }
+        assert_eq!((nodes.len(), nodes.blocks()), (0, 0));
+    }
+
+    #[test]
+    fn a_split_node_is_two() {
+        let mut nodes = Nodes::new();
+        for beyond in 1..5 {
+            let run: Vec<u64> = (0..5).map(|block| hash(beyond * 10 + block)).collect();
+            let lower = nodes.add(NIL, &run);
+            let upper = nodes.split(lower, beyond as usize);
+            let cut = 5 - beyond as usize;
+            assert_eq!(nodes.child(NIL, run[0]), Some(upper));
+            assert_eq!(nodes.child(upper, run[cut]), Some(lower));
+            assert_eq!((nodes.length(upper), nodes.length(lower)), (cut, 5 - cut));
+            assert_eq!(nodes.common_prefix(upper, &run), cut);
+            assert_eq!(nodes.common_prefix(lower, &run[cut..]), 5 - cut);
+        }
+        assert_eq!((nodes.len(), nodes.blocks()), (8, 20));
+    }
+}
