@@ -2,11 +2,18 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use thiserror::Error as ThisError;
-use tokio::{net::TcpListener, sync::watch, task::AbortHandle, time::Instant};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::{AbortHandle, JoinSet},
+    time::Instant,
+};
 
 use crate::{
     config::Config,
+    discovery::Sources,
     error::Error,
     fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
     router::Router,
@@ -25,6 +32,8 @@ pub enum StartError {
     Exposed { host: String },
     #[error("{0}")]
     Tls(String),
+    #[error("{0}")]
+    Discovery(String),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -38,19 +47,23 @@ pub struct RouterHandle {
     /// Closes when the server task has ended, however it did.
     running: watch::Receiver<()>,
     server: AbortHandle,
+    /// End with the handle.
+    discovery: Mutex<JoinSet<()>>,
 }
 
 impl RouterHandle {
     /// Listens where the config says and serves until stopped. Returns when the port is bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        Self::serve(server::listen::bind(&config).await?, config)
+        Self::serve(server::listen::bind(&config).await?, config).await
     }
 
-    /// Serves on a listener of the caller's. Must be called within a tokio runtime.
-    pub fn serve(listener: TcpListener, config: Config) -> Result<Self, StartError> {
+    /// Serves on a listener of the caller's.
+    pub async fn serve(listener: TcpListener, config: Config) -> Result<Self, StartError> {
         let local_addr = listener.local_addr()?;
         let tls = server::tls::acceptor(&config)?;
+        let sources = Sources::prepare(&config).await?;
         let router = Router::new(config);
+        let discovery = Mutex::new(sources.follow(&router));
         announce(&router, local_addr);
         let (course, followed) = watch::channel(Course::Serving);
         let (alive, running) = watch::channel(());
@@ -60,7 +73,7 @@ impl RouterHandle {
             drop(alive);
         })
         .abort_handle();
-        Ok(Self { router, local_addr, course, running, server })
+        Ok(Self { router, local_addr, course, running, server, discovery })
     }
 
     /// Where it listens: the port is the real one, also when the config says 0.
@@ -96,6 +109,7 @@ impl RouterHandle {
     /// `grace` has passed. Returns when all is closed.
     pub async fn stop(&self, grace: Duration) {
         self.steer(Course::Stopping(Instant::now() + grace));
+        self.discovery.lock().abort_all();
         self.wait().await;
         self.router.retire();
         tracing::info!("stopped");

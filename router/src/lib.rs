@@ -9,7 +9,8 @@
 //!   [`tree`] (who has seen which blocks), [`policy`] (a pure choice from both).
 //! - [`upstream`] sends it over a pooled connection; [`body`] hands the response on, frame by frame.
 //!
-//! Beside it run one health check per worker and the routes of [`admin`]. [`config`] holds all
+//! Beside it run one health check per worker, the sources of workers in `discovery` and the routes of
+//! [`admin`]. [`config`] holds all
 //! settings, [`error`] every refusal, [`handle`] is the router as a library.
 //!
 //! The library knows nothing of Python; `router/bindings` wraps it.
@@ -20,6 +21,7 @@ pub mod admin;
 pub mod body;
 pub mod cli;
 pub mod config;
+mod discovery;
 pub mod error;
 pub mod fleet;
 pub mod handle;

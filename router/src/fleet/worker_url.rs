@@ -10,7 +10,7 @@ use crate::error::Error;
 
 /// `http(s)://HOST[:PORT]` and nothing else: the router adds the client's path itself, so a path, a
 /// query or credentials here would be dropped silently. Two spellings of one address are equal.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerUrl {
     text: String,

@@ -38,7 +38,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), StartError> {
     let grace = config.shutdown_grace_period_secs.get();
-    let handle = RouterHandle::serve(listener, config)?;
+    let handle = RouterHandle::serve(listener, config).await?;
     let drained = async {
         drain.await;
         handle.drain(grace).await

@@ -4,6 +4,7 @@
 mod abort;
 mod admin;
 mod cli;
+mod discovery;
 mod drain;
 mod health;
 mod journal;

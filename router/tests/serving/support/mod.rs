@@ -45,7 +45,7 @@ pub(crate) async fn router_without_waiting(
     let urls = workers.iter().map(|worker| worker.url().parse().expect("a valid URL"));
     config.worker_urls.extend(urls);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-    RouterHandle::serve(listener, config).expect("a bound listener")
+    RouterHandle::serve(listener, config).await.expect("a config to start with")
 }
 
 /// Waits until every worker is in that phase.
