@@ -18,6 +18,7 @@ use crate::{
     fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
     router::Router,
     server::{self, connection::Course},
+    stats::Stats,
 };
 
 /// Why a router did not start. One line, for people.
@@ -93,6 +94,11 @@ impl RouterHandle {
 
     pub fn workers(&self) -> Vec<WorkerView> {
         self.router.registry.views()
+    }
+
+    /// What the router knows now, in one piece.
+    pub fn stats(&self) -> Stats {
+        self.router.stats()
     }
 
     /// Not ready any more, no new requests; true when those in flight have finished within `grace`.

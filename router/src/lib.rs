@@ -32,6 +32,7 @@ pub mod proxy;
 pub mod router;
 pub mod server;
 pub mod shutdown;
+pub mod stats;
 mod sync;
 pub mod tree;
 pub mod upstream;

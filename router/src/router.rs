@@ -1,6 +1,6 @@
 //! Everything that lives as long as the router: what each request and each health check shares.
 
-use std::{fmt::Display, sync::Arc};
+use std::{fmt::Display, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 use tokio::{runtime, sync::Semaphore};
@@ -31,6 +31,7 @@ pub struct Router {
     pub policy: Box<dyn Policy>,
     pub metrics: Arc<Metrics>,
     pub gate: Arc<Gate>,
+    pub started: Instant,
     /// One permit per request that may wait for a healthy worker.
     pub(crate) queue: Semaphore,
     /// Makes choosing and booking one step: without it, requests that arrive together would all see
@@ -50,6 +51,7 @@ impl Router {
                 .expect("contract: PolicyName lists policies that exist"),
             metrics: Arc::default(),
             gate: Arc::default(),
+            started: Instant::now(),
             queue: Semaphore::new(config.queue_size),
             choosing: Mutex::default(),
             runtime: runtime::Handle::current(),

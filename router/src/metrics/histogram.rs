@@ -57,6 +57,10 @@ impl Histogram {
         self.count.get()
     }
 
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.sum_ns.load(Relaxed))
+    }
+
     /// Observations up to each bound, which comes in seconds.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut sum = 0;
@@ -76,7 +80,7 @@ impl Histogram {
         // Observations go on meanwhile, and no bucket may exceed the total.
         let count = self.count().max(cumulative);
         page.part("_bucket", Some("+Inf"), count);
-        page.part("_sum", None, Duration::from_nanos(self.sum_ns.load(Relaxed)).as_secs_f64());
+        page.part("_sum", None, self.sum().as_secs_f64());
         page.part("_count", None, count);
     }
 }

@@ -20,9 +20,10 @@ impl Requests {
         self.0[endpoint as usize].increment(status.into());
     }
 
-    /// Answers of that class, whatever their endpoint.
-    pub fn total(&self, class: StatusClass) -> u64 {
-        self.0.iter().map(|row| row.get(class)).sum()
+    /// Answers of that class to requests of the data plane.
+    pub fn served(&self, class: StatusClass) -> u64 {
+        let endpoints = Endpoint::ALL.into_iter().filter(|endpoint| *endpoint != Endpoint::Admin);
+        endpoints.map(|endpoint| self.0[endpoint as usize].get(class)).sum()
     }
 
     pub(super) fn write(&self, page: &mut Page) {

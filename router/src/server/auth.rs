@@ -12,7 +12,14 @@ use crate::{
 
 /// Routes that answer without a key: a prober has none, and the page of the dashboard says nothing
 /// (its data needs a key).
-const OPEN_ROUTES: [&str; 4] = ["/health", "/liveness", "/readiness", "/dashboard"];
+const OPEN_ROUTES: [&str; 6] = [
+    "/health",
+    "/liveness",
+    "/readiness",
+    "/dashboard",
+    "/dashboard/page.css",
+    "/dashboard/page.js",
+];
 
 /// Whether a request to `endpoint` may pass. `route` is its path, for the routes of the router
 /// itself; there, whole and unchanged, it is the route.

@@ -1,7 +1,7 @@
 //! The routes that the router answers itself.
 
 use http::{Method, StatusCode};
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{Config, fleet::worker::Phase, policy::Reason};
 use serde_json::{Value, json};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs};
@@ -129,56 +129,95 @@ async fn server_info_gathers_the_states_of_all_workers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_are_well_formed_and_count() {
-    let worker = FakeWorker::plain().await;
-    let router = router(config(), &[&worker]).await;
+async fn a_worker_has_a_path_of_its_own() {
+    let workers = [FakeWorker::plain().await, FakeWorker::plain().await];
+    let router = router(config(), &[&workers[0], &workers[1]]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    for _ in 0..3 {
-        client.post("/v1/chat/completions", r#"{"messages":[]}"#).await;
+    let id = router.workers()[1].id;
+    let shown = client.get(&format!("/workers/{id}")).await;
+    assert_eq!((shown.status, &shown.json()["url"]), (StatusCode::OK, &json!(workers[1].url())));
+    let path = format!("/workers/{id}");
+    let removed = client.call(request(Method::DELETE, &path, "")).await.expect("an answer");
+    assert_eq!(removed.json(), json!({"removed": workers[1].url()}));
+    for gone in [path.as_str(), "/workers/x", "/workers/-1", "/workers/99999999999999999999"] {
+        let answer = client.get(gone).await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{gone}");
+        assert_eq!(answer.error_code(), "worker_unknown");
     }
-    client.get("/nothing").await;
-    let answer = client.get("/metrics").await;
-    assert_eq!(answer.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    let text = String::from_utf8(answer.body.to_vec()).expect("text");
-    let url = worker.url();
-    for line in [
-        r#"mla_router_requests_total{endpoint="chat_completions",status="2xx"} 3"#.to_owned(),
-        r#"mla_router_requests_total{endpoint="router",status="4xx"} 1"#.to_owned(),
-        "mla_router_first_byte_seconds_count 3".to_owned(),
-        "mla_router_overhead_seconds_count 3".to_owned(),
-        format!(r#"mla_router_selections_total{{worker="{url}",reason="no_prefix"}} 3"#),
-        format!(r#"mla_router_worker_healthy{{worker="{url}"}} 1"#),
-        format!(r#"mla_router_worker_requests{{worker="{url}"}} 0"#),
-        r#"mla_router_upstream_connections_total{state="reused"} 2"#.to_owned(),
-    ] {
-        assert!(text.lines().any(|l| l == line), "{line}\nis not in\n{text}");
-    }
-    lint(&text);
+    assert_eq!(router.workers().len(), 1);
 }
 
-/// What `promtool check metrics` demands.
-fn lint(text: &str) {
-    let mut family = String::new();
-    let mut kind = String::new();
-    let mut series = std::collections::HashSet::new();
-    for line in text.lines() {
-        if let Some(rest) = line.strip_prefix("# HELP ") {
-            let (name, help) = rest.split_once(' ').expect("a help text");
-            assert!(help.ends_with('.'), "{line}");
-            name.clone_into(&mut family);
-        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
-            let (name, of) = rest.split_once(' ').expect("a type");
-            assert_eq!(name, family, "TYPE follows its HELP");
-            of.clone_into(&mut kind);
-            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
-        } else {
-            let (name, value) = line.rsplit_once(' ').expect("a value");
-            assert!(series.insert(name.to_owned()), "twice: {line}");
-            value.parse::<f64>().expect("a number");
-            let bare = name.split('{').next().expect("a name");
-            let suffix = bare.strip_prefix(&family).expect("a series of its family");
-            let histogram = ["_bucket", "_sum", "_count"].contains(&suffix);
-            assert!(if kind == "histogram" { histogram } else { suffix.is_empty() }, "{line}");
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loads_are_what_is_booked() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let booking = router.router().registry.workers()[0].book(128, Reason::Cold);
+    let mut client = Client::connect(router.local_addr()).await;
+    let expected = |load, tokens| {
+        json!({"workers": [
+            {"worker": worker.url(), "load": load, "pending_tokens": tokens, "healthy": true},
+        ]})
+    };
+    assert_eq!(client.get("/get_loads").await.json(), expected(1, 128));
+    drop(booking);
+    assert_eq!(client.get("/get_loads").await.json(), expected(0, 0));
+}
+
+/// Whatever a body holds, it is the sender's mistake and said so in the usual shape.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_body_breaks_the_admin_routes() {
+    let router = router(config(), &[]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let good = r#"{"url": "http://127.0.0.1:1"}"#;
+    let mut bodies: Vec<Vec<u8>> = [
+        "",
+        "{",
+        "null",
+        "[]",
+        "1e999",
+        "\"x\"",
+        "{}",
+        r#"{"url": null}"#,
+        r#"{"url": 7}"#,
+        r#"{"url": []}"#,
+        r#"{"url": ""}"#,
+        r#"{"url": "ftp://x"}"#,
+        r#"{"url": "http://\u0000"}"#,
+        r#"{"url": "http://127.0.0.1:1", "url": "http://127.0.0.1:2"}"#,
+        "\u{feff}{}",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into();
+    bodies.push(vec![0xff; 100]);
+    bodies.push("[".repeat(100_000).into_bytes());
+    bodies.push(format!("{{\"url\": \"http://{}\"}}", "a".repeat(100_000)).into_bytes());
+    // Every prefix of a good one, and every one with a byte spoiled.
+    bodies.extend((0..good.len()).map(|end| good.as_bytes()[..end].to_vec()));
+    bodies.extend((0..good.len()).map(|at| {
+        let mut bytes = good.as_bytes().to_vec();
+        bytes[at] = 0x01;
+        bytes
+    }));
+    for body in bodies {
+        let shown = String::from_utf8_lossy(&body[..body.len().min(60)]).into_owned();
+        let answer = client.post("/workers", body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{shown}");
+        answer.error_code();
+    }
+    let huge = client.post("/workers", vec![b' '; (1 << 20) + 1]).await;
+    assert_eq!(
+        (huge.status, huge.error_code()),
+        (StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large".to_owned())
+    );
+    let mut client = Client::connect(router.local_addr()).await;
+    for query in
+        ["", "?", "?url", "?url=", "?url=%", "?url=%00", "?url=http://a&url=http://b", "?x=1"]
+    {
+        for path in ["/add_worker", "/remove_worker"] {
+            let answer = client.post(&format!("{path}{query}"), "").await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}{query}");
+            answer.error_code();
         }
     }
+    assert!(router.workers().is_empty());
 }

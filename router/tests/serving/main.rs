@@ -4,11 +4,13 @@
 mod abort;
 mod admin;
 mod cli;
+mod dashboard;
 mod discovery;
 mod drain;
 mod health;
 mod journal;
 mod load;
+mod metrics;
 mod pool;
 mod queue;
 mod refusals;

@@ -1,0 +1,170 @@
+//! `/metrics`: it counts, it is what Prometheus expects, and clients cannot make it grow.
+
+use std::{
+    collections::{HashMap, HashSet},
+    process::{Command, Stdio},
+};
+
+use http::{Method, StatusCode};
+
+use crate::support::{Client, FakeWorker, config, request, router};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_counts() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..3 {
+        client.post("/v1/chat/completions", r#"{"messages":[]}"#).await;
+    }
+    client.get("/nothing").await;
+    let answer = client.get("/metrics").await;
+    assert_eq!(answer.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let text = String::from_utf8(answer.body.to_vec()).expect("text");
+    let url = worker.url();
+    for line in [
+        r#"mla_router_requests_total{endpoint="chat_completions",status="2xx"} 3"#.to_owned(),
+        r#"mla_router_requests_total{endpoint="router",status="4xx"} 1"#.to_owned(),
+        "mla_router_first_byte_seconds_count 3".to_owned(),
+        "mla_router_request_seconds_count 3".to_owned(),
+        "mla_router_overhead_seconds_count 3".to_owned(),
+        format!(r#"mla_router_selections_total{{worker="{url}",reason="no_prefix"}} 3"#),
+        format!(r#"mla_router_worker_healthy{{worker="{url}"}} 1"#),
+        format!(r#"mla_router_worker_phase{{worker="{url}",phase="healthy"}} 1"#),
+        format!(r#"mla_router_worker_breaker_state{{worker="{url}",state="open"}} 0"#),
+        format!(r#"mla_router_worker_requests{{worker="{url}"}} 0"#),
+        r#"mla_router_upstream_connections_total{state="reused"} 2"#.to_owned(),
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\nis not in\n{text}");
+    }
+    lint(&text);
+    promtool(&text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_send_makes_no_series() {
+    const REQUESTS: usize = 2000;
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    // The page counts itself, the next time.
+    page(&mut client).await;
+    let mut round = async |from: usize| {
+        for i in from..from + REQUESTS {
+            // In turn: a name of its own for the path, the method, the model and the headers.
+            let sent = match i % 4 {
+                0 => request(Method::GET, &format!("/path-{i}"), ""),
+                1 => {
+                    let method = Method::from_bytes(format!("M{i}").as_bytes()).expect("a token");
+                    request(method, "/v1/chat/completions", "")
+                }
+                2 => request(
+                    Method::POST,
+                    &format!("/v1/other-{i}"),
+                    format!("{{\"model\":\"m{i}\"}}"),
+                ),
+                _ => {
+                    let body = format!(r#"{{"model":"m{i}","messages":[{{"role":"r{i}"}}]}}"#);
+                    let mut sent = request(Method::POST, "/v1/chat/completions", body);
+                    let name = format!("x-{i}").parse::<http::HeaderName>().expect("a name");
+                    sent.headers_mut().insert(name, format!("v{i}").parse().expect("a value"));
+                    sent
+                }
+            };
+            client.call(sent).await.expect("an answer");
+        }
+        let text = page(&mut client).await;
+        lint(&text);
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.rsplit_once(' ').expect("a value").0.to_owned())
+            .collect::<HashSet<_>>()
+    };
+    let (first, second) = (round(0).await, round(REQUESTS).await);
+    let grown: Vec<_> = second.difference(&first).collect();
+    assert!(grown.is_empty(), "{grown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_goes_takes_its_series_along() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    assert!(page(&mut client).await.contains(&worker.url()));
+    router.remove_worker(&worker.url()).expect("registered");
+    let text = page(&mut client).await;
+    assert!(!text.contains(&worker.url()), "{text}");
+    lint(&text);
+    promtool(&text);
+}
+
+async fn page(client: &mut Client) -> String {
+    let answer = client.get("/metrics").await;
+    assert_eq!(answer.status, StatusCode::OK);
+    String::from_utf8(answer.body.to_vec()).expect("text")
+}
+
+/// The text format as its specification has it, and the rules of `promtool check metrics`.
+fn lint(text: &str) {
+    let mut types: HashMap<&str, &str> = HashMap::new();
+    let mut family = "";
+    let mut series = HashSet::new();
+    let mut buckets: Vec<(f64, f64)> = Vec::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').expect("a help text");
+            assert!(help.ends_with('.'), "{line}");
+            assert!(!types.contains_key(name), "a family twice: {line}");
+            family = name;
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a type");
+            assert_eq!(name, family, "TYPE follows its HELP");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+            types.insert(name, kind);
+        } else {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            let value: f64 = value.parse().expect("a number");
+            assert!(value >= 0.0, "{line}");
+            assert!(series.insert(name.to_owned()), "twice: {line}");
+            let (bare, labels) = name.split_once('{').unwrap_or((name, ""));
+            let suffix = bare.strip_prefix(family).expect("a series of the family above it");
+            let le = labels.split("le=\"").nth(1).and_then(|rest| rest.split('"').next());
+            if types[family] != "histogram" {
+                assert!(suffix.is_empty() && le.is_none(), "{line}");
+                continue;
+            }
+            match suffix {
+                "_bucket" => {
+                    let bound = le.expect("a bucket has a bound").parse().expect("a number");
+                    buckets.push((bound, value));
+                }
+                "_sum" => {}
+                "_count" => {
+                    let rising =
+                        buckets.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 <= two[1].1);
+                    assert!(rising, "{family}: {buckets:?}");
+                    assert_eq!(buckets.last(), Some(&(f64::INFINITY, value)), "{family}");
+                    buckets.clear();
+                }
+                _ => panic!("{line}"),
+            }
+        }
+    }
+}
+
+/// The word of Prometheus itself, where its tool is at hand.
+fn promtool(text: &str) {
+    let spawned = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut check) = spawned else {
+        return;
+    };
+    let mut input = check.stdin.take().expect("piped");
+    std::io::Write::write_all(&mut input, text.as_bytes()).expect("promtool reads");
+    drop(input);
+    let said = check.wait_with_output().expect("promtool ends");
+    assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+}
