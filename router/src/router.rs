@@ -47,8 +47,7 @@ impl Router {
         let router = Arc::new(Self {
             registry: Registry::default(),
             tree: PrefixTree::new(config.max_tree_size / BLOCK_BYTES as u64),
-            policy: policy::by_name(config.policy.as_str())
-                .expect("contract: PolicyName lists policies that exist"),
+            policy: policy::of(&config),
             metrics: Arc::default(),
             gate: Arc::default(),
             started: Instant::now(),

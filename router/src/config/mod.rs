@@ -257,13 +257,29 @@ impl Default for Config {
     }
 }
 
-/// The policies by name; `policy::by_name` makes one.
+/// The policies by name; `policy::of` makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[value(rename_all = "snake_case")]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyName {
     /// Where the request costs the least waiting; learns the workers' prefix caches
     CacheAware,
+    /// SGLang's rule: the longest match, unless it is short or the load out of balance
+    CacheAwareThreshold,
+    /// By hash of the session: header x-mla-session, else the body's `user`
+    #[value(alias = "consistent_hashing")]
+    #[serde(alias = "consistent_hashing")]
+    ConsistentHash,
+    /// The worker with the fewest requests
+    LeastLoad,
+    /// Where the session was before: header x-mla-session, else the body's `user`
+    Manual,
+    /// The less loaded of two workers drawn by lot
+    PowerOfTwo,
+    /// By hash of the prompt's first 256 tokens, within 5/4 of the mean load
+    PrefixHash,
+    /// By lot
+    Random,
     /// Each worker in turn
     RoundRobin,
 }
@@ -272,6 +288,13 @@ impl PolicyName {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::CacheAware => "cache_aware",
+            Self::CacheAwareThreshold => "cache_aware_threshold",
+            Self::ConsistentHash => "consistent_hash",
+            Self::LeastLoad => "least_load",
+            Self::Manual => "manual",
+            Self::PowerOfTwo => "power_of_two",
+            Self::PrefixHash => "prefix_hash",
+            Self::Random => "random",
             Self::RoundRobin => "round_robin",
         }
     }
@@ -335,13 +358,12 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_name_has_a_policy_and_is_its_flag() {
+    fn a_policy_is_its_flag_and_has_sglangs_spelling() {
         for name in PolicyName::value_variants() {
-            let policy = crate::policy::by_name(name.as_str()).expect("exists");
-            assert_eq!(policy.name(), name.as_str());
-            let config = parse(&["--policy", policy.name()]).expect("a value of the flag");
-            assert_eq!(config.policy, *name);
+            assert_eq!(parse(&["--policy", name.as_str()]).expect("a value").policy, *name);
         }
+        let hashing = parse(&["--policy", "consistent_hashing"]).expect("an alias");
+        assert_eq!(hashing.policy, PolicyName::ConsistentHash);
     }
 
     #[test]

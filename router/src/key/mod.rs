@@ -10,6 +10,7 @@ mod json;
 mod prompt;
 
 use thiserror::Error;
+use xxhash_rust::xxh3::xxh3_64;
 
 pub use blocks::BLOCK_BYTES;
 use blocks::Blocks;
@@ -37,6 +38,9 @@ pub struct RouteKey {
     pub block_tokens: u32,
     /// What the body's `stream` says.
     pub stream: bool,
+    /// Hash of what names the client's session: the body's `user`, unless the request's head says
+    /// something better.
+    pub session: Option<u64>,
     /// Bytes of decoded text, or token ids; over all prompts of a batch.
     pub prompt_len: usize,
     /// The prompt's length in tokens, as near as a router without a tokenizer can tell.
@@ -70,6 +74,7 @@ struct Fields<'a> {
     prompt: Option<&'a [u8]>,
     text: Option<&'a [u8]>,
     input_ids: Option<&'a [u8]>,
+    user: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -86,6 +91,7 @@ impl<'a> Fields<'a> {
                 b"prompt" => &mut fields.prompt,
                 b"text" => &mut fields.text,
                 b"input_ids" => &mut fields.input_ids,
+                b"user" => &mut fields.user,
                 _ => return Ok(()),
             };
             // The last of several fields of one name wins, as in Python's parser.
@@ -98,6 +104,11 @@ impl<'a> Fields<'a> {
     fn root(&self, kind: Kind) -> Result<u64, KeyError> {
         prompt::root(kind, [self.model, self.adapter, self.salt])
     }
+}
+
+/// The hash of a session's name.
+pub fn session_of(name: &[u8]) -> u64 {
+    xxh3_64(name)
 }
 
 impl RouteKey {
@@ -144,6 +155,7 @@ impl RouteKey {
             blocks,
             block_tokens: BLOCK_TOKENS,
             stream: fields.stream == Some(b"true"),
+            session: fields.user.map(session_of),
             prompt_len,
             prompt_tokens: (prompt_len * kind.unit() * BLOCK_TOKENS as usize / BLOCK_BYTES) as u64,
         }

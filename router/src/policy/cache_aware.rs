@@ -16,9 +16,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-use super::{Candidate, Choice, Policy, PolicyRequest, Reason};
+use super::{Candidate, Choice, Policy, PolicyRequest, Reason, rendezvous::bid};
 
 /// Equal costs are decided by the prompt's first 256 bytes: requests of one group meet at one
 /// worker from the first on, in every router that has the same workers, without a word between
@@ -53,12 +51,9 @@ impl Policy for CacheAware {
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         let anchor = Self::anchor(request);
         let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        // Of equal costs the longer match, lest a whole prompt in two caches where one would do. Then
-        // rendezvous: the highest of the hashes of prompt and worker. A worker that comes or goes
-        // moves no prompts but its own.
-        let rank = |worker: &Candidate| xxh3_64_with_seed(&salt.to_le_bytes(), worker.hash_seed);
+        // Of equal costs the longer match, lest a whole prompt in two caches where one would do.
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(_, worker)| {
-            (cost(request, worker), Reverse((worker.matched_blocks, rank(worker))))
+            (cost(request, worker), Reverse((worker.matched_blocks, bid(salt, worker))))
         })?;
         let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
         let reason = match chosen.matched_blocks {
@@ -67,7 +62,7 @@ impl Policy for CacheAware {
             matched if matched == longest => Reason::CacheHit,
             _ => Reason::Balance,
         };
-        Some(Choice { index, uncached_tokens: request.uncached_tokens(chosen), reason })
+        Some(request.choice(workers, index, reason))
     }
 
     fn uses_tree(&self) -> bool {
@@ -78,30 +73,10 @@ impl Policy for CacheAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fleet::worker_id::WorkerId, key::RouteKey};
-
-    fn prompt(group: u64, blocks: u64) -> RouteKey {
-        RouteKey {
-            blocks: (0..blocks).map(|block| group * 1000 + block).collect(),
-            prompt_tokens: blocks * 16,
-            ..RouteKey::default()
-        }
-    }
-
-    /// Requests, pending tokens and matched blocks of each worker.
-    fn workers(states: &[(u32, u64, u32)]) -> Vec<Candidate> {
-        let candidate =
-            |(id, (requests, pending_tokens, matched_blocks)): (usize, &(u32, u64, u32))| {
-                Candidate {
-                    id: WorkerId(id as u32),
-                    requests: *requests,
-                    pending_tokens: *pending_tokens,
-                    matched_blocks: *matched_blocks,
-                    hash_seed: xxh3_64_with_seed(b"url", id as u64),
-                }
-            };
-        states.iter().enumerate().map(candidate).collect()
-    }
+    use crate::{
+        key::RouteKey,
+        policy::testing::{prompt, workers},
+    };
 
     fn choose(key: &RouteKey, states: &[(u32, u64, u32)]) -> Choice {
         let request = PolicyRequest { key: Some(key) };
@@ -158,22 +133,6 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_worker_moves_its_own_groups_alone() {
-        let policy = CacheAware::default();
-        let all = workers(&[(0, 0, 0); 8]);
-        for group in 0..100 {
-            let key = prompt(group, 8);
-            let request = PolicyRequest { key: Some(&key) };
-            let choice = policy.choose(&request, &all).expect("there are workers");
-            let lost = (choice.index + 1) % all.len();
-            let rest: Vec<_> =
-                all.iter().filter(|worker| worker.id != all[lost].id).copied().collect();
-            let again = policy.choose(&request, &rest).expect("there are workers");
-            assert_eq!(rest[again.index].id, all[choice.index].id);
-        }
-    }
-
-    #[test]
     fn without_a_prefix_equal_workers_share_the_load() {
         let policy = CacheAware::default();
         let all = workers(&[(0, 0, 0); 4]);
@@ -184,11 +143,6 @@ mod tests {
             chosen[choice.index] += 1;
         }
         assert!(chosen.iter().all(|requests| (70..=130).contains(requests)), "{chosen:?}");
-    }
-
-    #[test]
-    fn no_workers_no_choice() {
-        assert_eq!(CacheAware::default().choose(&PolicyRequest { key: None }, &[]), None);
     }
 
     #[test]

@@ -1,15 +1,33 @@
 //! Policies: which worker gets a request. A policy is a pure function of the request's key and a
 //! snapshot of the workers that can take it; it does no I/O and books nothing.
 //!
-//! To add one: a file here, a line in [`by_name`], a row in its test.
+//! To add one: a file here, a name in [`PolicyName`], a line in [`of`].
 
 mod cache_aware;
+mod cache_aware_threshold;
+mod consistent_hash;
+mod least_load;
+mod manual;
+mod power_of_two;
+mod prefix_hash;
+mod random;
+mod rendezvous;
 mod round_robin;
+#[cfg(test)]
+mod testing;
 
 pub use cache_aware::CacheAware;
+pub use cache_aware_threshold::CacheAwareThreshold;
+pub use consistent_hash::ConsistentHash;
+pub use least_load::{LeastLoad, least_loaded};
+pub use manual::Manual;
+pub use power_of_two::PowerOfTwo;
+pub use prefix_hash::PrefixHash;
+pub use random::Random;
 pub use round_robin::RoundRobin;
 
 use crate::{
+    config::{Config, PolicyName},
     fleet::worker_id::WorkerId,
     key::{BLOCK_TOKENS, RouteKey},
     metrics::labels,
@@ -41,12 +59,19 @@ labels! {
     pub enum Reason {
         /// No other worker holds more of the prompt.
         CacheHit => "cache_hit",
-        /// Another worker holds more of the prompt, but this one will be done sooner.
+        /// Another worker holds more of the prompt or is where its hash points to, but has too much
+        /// to do.
         Balance => "balance",
-        /// No worker holds any of the prompt.
+        /// No worker holds any of the prompt, or none enough of it to matter.
         Cold => "cold",
         /// There is no prompt, or too little of it to be found in a cache.
         NoPrefix => "no_prefix",
+        /// The hash of the session or of the prompt's beginning points to it.
+        Hash => "hash",
+        /// The session has been there before.
+        Session => "session",
+        LeastLoad => "least_load",
+        Random => "random",
         RoundRobin => "round_robin",
     }
 }
@@ -73,16 +98,32 @@ pub trait Policy: Send + Sync {
     fn uses_tree(&self) -> bool;
 }
 
-/// The policy of that name.
-pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
-    match name {
-        "cache_aware" => Some(Box::<CacheAware>::default()),
-        "round_robin" => Some(Box::<RoundRobin>::default()),
-        _ => None,
+/// The policy that `config` asks for, with its settings.
+pub fn of(config: &Config) -> Box<dyn Policy> {
+    match config.policy {
+        PolicyName::CacheAware => Box::<CacheAware>::default(),
+        PolicyName::CacheAwareThreshold => Box::new(CacheAwareThreshold::new(config)),
+        PolicyName::ConsistentHash => Box::new(ConsistentHash),
+        PolicyName::LeastLoad => Box::new(LeastLoad),
+        PolicyName::Manual => Box::<Manual>::default(),
+        PolicyName::PowerOfTwo => Box::new(PowerOfTwo),
+        PolicyName::PrefixHash => Box::new(PrefixHash),
+        PolicyName::Random => Box::new(Random),
+        PolicyName::RoundRobin => Box::<RoundRobin>::default(),
     }
 }
 
 impl PolicyRequest<'_> {
+    /// A hash that names the client's session, if it has one.
+    fn session(&self) -> Option<u64> {
+        self.key?.session
+    }
+
+    /// The choice of `workers[index]`.
+    fn choice(&self, workers: &[Candidate], index: usize, reason: Reason) -> Choice {
+        Choice { index, uncached_tokens: self.uncached_tokens(&workers[index]), reason }
+    }
+
     /// Prompt tokens that `worker` does not hold. At least one block: the last token is always
     /// computed, and a request is never free.
     fn uncached_tokens(&self, worker: &Candidate) -> u32 {
@@ -97,14 +138,19 @@ impl PolicyRequest<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::by_name;
+    use clap::ValueEnum;
+
+    use super::*;
 
     #[test]
-    fn a_policy_answers_to_its_name() {
-        for (name, uses_tree) in [("cache_aware", true), ("round_robin", false)] {
-            let policy = by_name(name).expect(name);
-            assert_eq!((policy.name(), policy.uses_tree()), (name, uses_tree));
+    fn every_policy_has_its_name_and_needs_workers() {
+        for name in PolicyName::value_variants() {
+            let policy = of(&Config { policy: *name, ..Config::default() });
+            assert_eq!(policy.name(), name.as_str());
+            assert_eq!(policy.choose(&PolicyRequest { key: None }, &[]), None);
+            let one = testing::workers(&[(3, 100, 0)]);
+            let choice = policy.choose(&PolicyRequest { key: None }, &one).expect("one worker");
+            assert_eq!((choice.index, choice.uncached_tokens), (0, BLOCK_TOKENS), "{name:?}");
         }
-        assert!(by_name("cache-aware").is_none());
     }
 }

@@ -17,11 +17,7 @@ impl Policy for RoundRobin {
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         let index = turn.checked_rem(workers.len())?;
-        Some(Choice {
-            index,
-            uncached_tokens: request.uncached_tokens(&workers[index]),
-            reason: Reason::RoundRobin,
-        })
+        Some(request.choice(workers, index, Reason::RoundRobin))
     }
 
     fn uses_tree(&self) -> bool {
@@ -32,24 +28,17 @@ impl Policy for RoundRobin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::worker_id::WorkerId;
+    use crate::policy::testing::workers;
 
     #[test]
-    fn takes_turns_and_needs_workers() {
+    fn takes_turns() {
         let policy = RoundRobin::default();
         let request = PolicyRequest { key: None };
-        let workers = [3, 0, 90].map(|requests| Candidate {
-            id: WorkerId(requests),
-            requests,
-            pending_tokens: 0,
-            matched_blocks: 0,
-            hash_seed: 0,
-        });
+        let workers = workers(&[(3, 0, 0), (0, 0, 0), (90, 0, 0)]);
         let turns: Vec<_> = (0..6)
             .filter_map(|_| policy.choose(&request, &workers))
             .map(|choice| choice.index)
             .collect();
         assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
-        assert_eq!(policy.choose(&request, &[]), None);
     }
 }

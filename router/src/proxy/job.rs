@@ -45,8 +45,11 @@ impl Job {
     ) -> Self {
         let received = Instant::now();
         let deadline = received + router.config.request_timeout_secs.get();
-        let key =
+        let mut key =
             endpoint.key_route().and_then(|route| RouteKey::extract(route, &request.body).ok());
+        if let Some(key) = &mut key {
+            key.session = request.session().or(key.session);
+        }
         Self {
             router: Arc::clone(router),
             endpoint,

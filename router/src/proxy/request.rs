@@ -8,7 +8,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
-use crate::{error::Error, fleet::worker::Worker, proxy::headers};
+use crate::{error::Error, fleet::worker::Worker, key::session_of, proxy::headers};
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
 const TRUSTED_LENGTH: usize = 1 << 20;
@@ -34,6 +34,11 @@ impl WorkerRequest {
     }
 
     /// With `body`, which is the client's own or one made from it.
+    /// Hash of the session that the client names in the request's head.
+    pub fn session(&self) -> Option<u64> {
+        self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))
+    }
+
     pub fn to(&self, worker: &Worker, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();

@@ -12,7 +12,7 @@ use crate::{
     },
     key::RouteKey,
     metrics::QueueEnd,
-    policy::{Candidate, PolicyRequest, Reason},
+    policy::{Candidate, PolicyRequest, Reason, least_loaded},
     router::Router,
 };
 
@@ -127,8 +127,4 @@ impl Router {
         metrics.ends.increment(if waited.is_ok() { QueueEnd::Served } else { QueueEnd::Timeout });
         waited.map_err(|_| Error::NoHealthyWorker { waited: limit })
     }
-}
-
-fn least_loaded(candidates: &[Candidate]) -> Option<usize> {
-    (0..candidates.len()).min_by_key(|index| candidates[*index].requests)
 }

@@ -1,0 +1,42 @@
+//! Rendezvous hashing: each worker bids for an item, and the highest bid has it. Every router that has
+//! the same workers comes to the same answer, and a worker that comes or goes moves no items but its own.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::Candidate;
+
+/// What `worker` bids for `item`.
+pub(super) fn bid(item: u64, worker: &Candidate) -> u64 {
+    xxh3_64_with_seed(&item.to_le_bytes(), worker.hash_seed)
+}
+
+/// The highest bidder for `item` among the workers that `admits` admits.
+pub(super) fn highest(
+    item: u64,
+    workers: &[Candidate],
+    admits: impl Fn(&Candidate) -> bool,
+) -> Option<usize> {
+    let admitted = (0..workers.len()).filter(|index| admits(&workers[*index]));
+    admitted.max_by_key(|index| bid(item, &workers[*index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::testing::workers;
+
+    #[test]
+    fn a_lost_worker_moves_its_own_items_alone() {
+        let all = workers(&[(0, 0, 0); 8]);
+        let mut items = [0; 8];
+        for item in 0..4000 {
+            let owner = highest(item, &all, |_| true).expect("workers");
+            items[owner] += 1;
+            for lost in 0..8 {
+                let heir = highest(item, &all, |worker| worker.id != all[lost].id).expect("seven");
+                assert_eq!(heir == owner, lost != owner);
+            }
+        }
+        assert!(items.iter().all(|items| (400..=600).contains(items)), "{items:?}");
+    }
+}
