@@ -1,6 +1,7 @@
 //! All settings of the router, written once: the command line, the Python bindings and the docs are
 //! derived from this struct. Names are SGLang's where it has one.
 
+mod ignored;
 mod values;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+pub use ignored::Ignored;
 pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
 use crate::fleet::worker_url::WorkerUrl;
@@ -241,6 +243,10 @@ pub struct Config {
     /// Send traces to this OpenTelemetry collector, as http://HOST:PORT
     #[arg(long, value_name = "URL", help_heading = OBSERVING)]
     pub otlp_traces_endpoint: Option<String>,
+
+    #[command(flatten)]
+    #[serde(skip)]
+    pub ignored: Ignored,
 }
 
 impl Config {
@@ -364,6 +370,18 @@ mod tests {
         }
         let hashing = parse(&["--policy", "consistent_hashing"]).expect("an alias");
         assert_eq!(hashing.policy, PolicyName::ConsistentHash);
+    }
+
+    #[test]
+    fn flags_that_mean_nothing_here_are_taken_and_told() {
+        let argv = ["--eviction-interval", "60", "--max-idle-secs", "14400"];
+        let config = parse(&argv).expect("SGLang's flags");
+        assert_eq!(
+            config.ignored.given().collect::<Vec<_>>(),
+            ["--eviction-interval", "--max-idle-secs"]
+        );
+        assert_eq!(parse(&[]).expect("nothing").ignored.given().count(), 0);
+        assert_eq!(Config { ignored: Ignored::default(), ..config }, Config::default());
     }
 
     #[test]
