@@ -6,7 +6,7 @@ mod values;
 
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum, builder::Resettable};
 use serde::{Deserialize, Serialize};
 
 pub use ignored::Ignored;
@@ -98,13 +98,13 @@ pub struct Config {
     pub tls_key_path: Option<PathBuf>,
 
     /// Keys, one of which clients must send as `Authorization: Bearer KEY`, on all paths but the
-    /// health checks
-    #[arg(long, value_name = "KEY", num_args = 0.., help_heading = SERVING)]
+    /// health checks. An argument can be read by other users of the machine, the environment cannot
+    #[arg(long, value_name = "KEY", num_args = 0.., env = "MLA_ROUTER_API_KEY", hide_env_values = true, help_heading = SERVING)]
     pub api_key: Vec<ApiKey>,
 
     /// Key for the paths that change or show the router (/workers, /metrics and the like); those of
     /// --api-key if not given
-    #[arg(long, value_name = "KEY", help_heading = SERVING)]
+    #[arg(long, value_name = "KEY", env = "MLA_ROUTER_ADMIN_API_KEY", hide_env_values = true, help_heading = SERVING)]
     pub admin_api_key: Option<ApiKey>,
 
     /// Listen on an address that others can reach although no key is set
@@ -254,12 +254,22 @@ impl Config {
     pub fn worker_key(&self) -> Option<&ApiKey> {
         self.worker_api_key.as_ref().or(self.api_key.first())
     }
+
+    /// Whether a client's `Authorization` is meant for the router and not for the workers.
+    pub fn has_keys(&self) -> bool {
+        self.worker_key().is_some() || self.admin_api_key.is_some()
+    }
 }
 
 impl Default for Config {
-    /// The defaults of the flags, so that there is no second place for them.
+    /// The defaults of the flags, so that there is no second place for them. The environment has no
+    /// say here: what a program does not ask for must not depend on where it runs.
     fn default() -> Self {
-        Self::try_parse_from(["mla-router"]).expect("contract: every flag has a default")
+        let command = Self::command().mut_args(|flag| flag.env(Resettable::Reset));
+        let defaults = command.try_get_matches_from(["mla-router"]);
+        defaults
+            .and_then(|defaults| Self::from_arg_matches(&defaults))
+            .expect("contract: every flag has a default")
     }
 }
 

@@ -15,6 +15,13 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
+/// Fields with this prefix are between router and workers. A client's word in one of them would be
+/// taken for the router's.
+const INTERNAL: &str = "x-mla-";
+
+/// Those that clients may use.
+const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
+
 /// A client's headers, made fit for a worker. The body is already read, so its framing goes too: the
 /// worker gets a content length that the router has counted itself, which leaves no room for two
 /// readings of one message.
@@ -23,6 +30,16 @@ pub fn for_worker(headers: &mut HeaderMap) {
     headers.remove(header::PROXY_AUTHORIZATION);
     headers.remove(header::EXPECT);
     headers.remove(header::CONTENT_LENGTH);
+    // Rare, so that collecting them costs nothing most of the time.
+    let internal: SmallVec<[HeaderName; 2]> = headers
+        .keys()
+        .filter(|name| name.as_str().starts_with(INTERNAL))
+        .filter(|name| !FOR_CLIENTS.contains(&name.as_str()))
+        .cloned()
+        .collect();
+    for name in internal {
+        headers.remove(name);
+    }
 }
 
 /// A worker's headers, made fit for the client.
@@ -69,11 +86,19 @@ mod tests {
             ("expect", "100-continue"),
             ("proxy-authorization", "secret"),
             ("content-length", "3"),
+            ("x-mla-replay", "1"),
+            ("x-mla-cached-tokens", "9"),
             ("authorization", "Bearer x"),
-            ("x-request-id", "r"),
+            ("x-mla-session", "s"),
+            ("x-mla-priority", "1"),
         ]);
         for_worker(&mut from_client);
-        assert_eq!(from_client, headers(&[("authorization", "Bearer x"), ("x-request-id", "r")]));
+        let expected = headers(&[
+            ("authorization", "Bearer x"),
+            ("x-mla-session", "s"),
+            ("x-mla-priority", "1"),
+        ]);
+        assert_eq!(from_client, expected);
     }
 
     #[test]

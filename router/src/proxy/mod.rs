@@ -41,7 +41,7 @@ pub async fn forward(
     }
     let abort = AbortCount(Some(&router.metrics));
     let outcome = async {
-        let request = WorkerRequest::read(request, router.config.max_payload_size).await?;
+        let request = WorkerRequest::read(request, &router.config).await?;
         turn.uploaded();
         // Not before: a drain does not wait for uploads.
         let in_flight = router.gate.enter().ok_or(Error::Draining)?;

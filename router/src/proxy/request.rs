@@ -8,7 +8,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
-use crate::{error::Error, fleet::worker::Worker, key::session_of, proxy::headers};
+use crate::{config::Config, error::Error, fleet::worker::Worker, key::session_of, proxy::headers};
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
 const TRUSTED_LENGTH: usize = 1 << 20;
@@ -23,13 +23,17 @@ pub struct WorkerRequest {
 
 impl WorkerRequest {
     /// Reads the client's request whole.
-    pub async fn read(request: Request<Incoming>, limit: usize) -> Result<Self, Error> {
+    pub async fn read(request: Request<Incoming>, config: &Config) -> Result<Self, Error> {
         let (mut head, body) = request.into_parts();
         headers::for_worker(&mut head.headers);
+        if config.has_keys() {
+            // The client has shown it to the router, whom it was meant for.
+            head.headers.remove(header::AUTHORIZATION);
+        }
         // In the form in which an origin server wants it, whatever form the client has used.
         let path = head.uri.into_parts().path_and_query;
         let uri = path.map_or_else(Uri::default, Uri::from);
-        let body = read_body(body, limit).await?;
+        let body = read_body(body, config.max_payload_size).await?;
         Ok(Self { method: head.method, uri, headers: head.headers, body })
     }
 
@@ -45,6 +49,9 @@ impl WorkerRequest {
         *request.uri_mut() = self.uri.clone();
         *request.headers_mut() = self.headers.clone();
         request.headers_mut().insert(header::HOST, worker.pool.host_header());
+        if let Some(key) = worker.pool.authorization() {
+            request.headers_mut().insert(header::AUTHORIZATION, key);
+        }
         request
     }
 }

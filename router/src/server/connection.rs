@@ -121,7 +121,7 @@ impl Serving {
         };
         let headers = response.headers_mut();
         // The end of an encoded body is known to hyper alone, and so is where the next head begins.
-        if chunked || self.router.gate.is_draining() {
+        if chunked || !turn.is_uploaded() || self.router.gate.is_draining() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);

@@ -127,6 +127,9 @@ impl Guard {
 
     fn advance(&mut self, left: u64, by: u64) {
         self.at = if left == by { Place::Head } else { Place::Body { left: left - by } };
+        if left == by {
+            self.turn.uploaded();
+        }
     }
 
     fn refuse(&mut self, error: Error) {

@@ -14,7 +14,7 @@ pub struct Turn(Arc<Mutex<State>>);
 struct State {
     /// From the end of a head to the end of its response.
     answering: bool,
-    /// The request's body has been read to its end, wherever that was.
+    /// The request has arrived whole, as far as its stream or its reader can tell.
     uploaded: bool,
     draining: bool,
     /// Why the request at hand cannot be shown to hyper.
@@ -35,7 +35,7 @@ impl Turn {
         self.0.lock().refusal.take()
     }
 
-    /// The request's body has been read to its end.
+    /// The request's body has arrived whole.
     pub fn uploaded(&self) {
         self.0.lock().uploaded = true;
     }

@@ -3,10 +3,12 @@
 
 mod abort;
 mod admin;
+mod auth;
 mod cli;
 mod dashboard;
 mod discovery;
 mod drain;
+mod heads;
 mod health;
 mod journal;
 mod load;

@@ -6,25 +6,13 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use mla_router::{Config, fleet::worker::Phase};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs,
+    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, post, router, secs,
 };
 
 /// The clock stands still while anything moves and jumps to the next timer when nothing does.
-#[tokio::test(start_paused = true)]
-async fn a_head_that_does_not_end_closes_the_connection_after_ten_seconds() {
-    let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
-    let router = router(config, &[]).await;
-    let begun = Instant::now();
-    let raw = Raw::send(router.local_addr(), b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
-    let answer = raw.read_to_close().await;
-    assert!(!answer.starts_with("HTTP/1.1 2"), "{answer}");
-    let waited = begun.elapsed().as_secs();
-    assert!((10..20).contains(&waited), "{waited} s");
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_idle_client_may_come_back_after_a_minute() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };

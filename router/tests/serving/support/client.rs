@@ -103,6 +103,11 @@ impl Raw {
         Self(stream)
     }
 
+    pub(crate) async fn send_more(&mut self, bytes: &[u8]) {
+        // The router may have refused what came before.
+        let _sent = self.0.write_all(bytes).await;
+    }
+
     /// All that comes until the router closes the connection.
     pub(crate) async fn read_to_close(mut self) -> String {
         let mut bytes = Vec::new();

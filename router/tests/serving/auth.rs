@@ -1,0 +1,151 @@
+//! Who may do what: every route without a key, with a client's, and with the admin's.
+
+use http::{HeaderValue, Method, StatusCode};
+use mla_router::Config;
+
+use crate::support::{Client, FakeWorker, Raw, config, request, router};
+
+const OPEN: [&str; 4] = ["/health", "/liveness", "/readiness", "/dashboard"];
+const DATA: [(&str, &str); 8] = [
+    ("POST", "/generate"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/tokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("GET", "/get_model_info"),
+];
+
+/// Every route and method that the source registers, so that a new one is looked at, too.
+fn own_routes() -> Vec<(&'static str, &'static str)> {
+    let source = include_str!("../../src/admin/mod.rs");
+    let lines = source.lines().filter_map(|line| line.trim().strip_prefix(".route(\""));
+    let routes = lines.flat_map(|line| {
+        let (path, handlers) = line.split_once('"').expect("a path");
+        let methods = [("GET", "get("), ("POST", "post("), ("DELETE", "delete(")];
+        methods.into_iter().filter(|(_, call)| handlers.contains(call)).map(move |m| (m.0, path))
+    });
+    let routes: Vec<_> = routes.collect();
+    assert!(routes.len() > 10 && routes.contains(&("DELETE", "/workers")), "{routes:?}");
+    routes
+}
+
+fn with_keys() -> Config {
+    Config {
+        api_key: ["sesame", "open-up"].map(|key| key.parse().expect("a key")).into(),
+        admin_api_key: Some("caliph".parse().expect("a key")),
+        ..config()
+    }
+}
+
+async fn status(client: &mut Client, (method, path): (&str, &str), key: Option<&str>) -> u16 {
+    let method = Method::from_bytes(method.as_bytes()).expect("a method");
+    let mut request = request(method, path, "");
+    if let Some(key) = key {
+        let value = HeaderValue::from_str(&format!("Bearer {key}")).expect("a value");
+        request.headers_mut().insert("authorization", value);
+    }
+    let answer = client.call(request).await.expect("a whole response");
+    if answer.status == StatusCode::UNAUTHORIZED {
+        assert_eq!(answer.error_code(), "invalid_api_key");
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+    }
+    answer.status.as_u16()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_is_closed_to_strangers_and_the_routers_own_to_clients() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(with_keys(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for route in own_routes() {
+        for key in [None, Some("sesame"), Some("open-up"), Some("caliphs"), Some("calip")] {
+            let status = status(&mut client, route, key).await;
+            assert_eq!(status != 401, OPEN.contains(&route.1), "{route:?} with {key:?}: {status}");
+        }
+        assert_ne!(status(&mut client, route, Some("caliph")).await, 401, "{route:?}");
+    }
+    worker.requests_so_far();
+    for route in DATA {
+        for key in [None, Some("sesam"), Some("sesamee"), Some("")] {
+            assert_eq!(status(&mut client, route, key).await, 401, "{route:?} with {key:?}");
+        }
+        assert_eq!(worker.requests_so_far(), 0, "{route:?}");
+        for key in ["sesame", "open-up", "caliph"] {
+            assert_eq!(status(&mut client, route, Some(key)).await, 200, "{route:?} with {key:?}");
+            assert_eq!(worker.request().await.head.headers["authorization"], "Bearer sesame");
+        }
+    }
+    for route in [("GET", "/nothing"), ("GET", "/generate"), ("PUT", "/v1/x"), ("GET", "/")] {
+        assert_eq!(status(&mut client, route, None).await, 401, "{route:?}");
+    }
+}
+
+/// However a path is spelled, it has no other rights than what answers it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_spelling_of_a_path_opens_a_route() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(with_keys(), &[&worker]).await;
+    for path in [
+        "//v1/models",
+        "/./v1/models",
+        "/%2e/v1/models",
+        "/v1/..;/models",
+        "/v1/../health",
+        "/v1/%2e%2e/health",
+        "/v1//../health",
+        "/health/../workers",
+        "/health/..;/workers",
+        "/health%2f..%2fworkers",
+        "/health;/../workers",
+        "/dashboard/../metrics",
+        "/dashboard/",
+        "/health/",
+        "/%68ealth",
+        "/HEALTH",
+        "/workers/",
+        "/workers?url=/health",
+        "/workers;/health",
+        "//health",
+        "/health//",
+        "http://x/workers",
+        "http://x/v1/models",
+    ] {
+        let message = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let answer = Raw::send(router.local_addr(), message.as_bytes()).await.read_to_close().await;
+        assert!(answer.starts_with("HTTP/1.1 401"), "{path}: {answer}");
+    }
+    assert_eq!(worker.requests_so_far(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_key_opens_all_where_no_admin_key_is_set() {
+    let worker = FakeWorker::plain().await;
+    let router = router(Config { admin_api_key: None, ..with_keys() }, &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for route in own_routes().into_iter().chain(DATA) {
+        let open = OPEN.contains(&route.1);
+        assert_eq!(status(&mut client, route, None).await == 401, !open, "{route:?}");
+        assert_ne!(status(&mut client, route, Some("open-up")).await, 401, "{route:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clients_key_is_for_the_router_unless_it_has_none() {
+    let mut worker = FakeWorker::plain().await;
+    let key = |text: &str| text.parse().expect("a key");
+    for (config, sent, arrives) in [
+        (config(), "theirs", Some("Bearer theirs")),
+        (Config { worker_api_key: Some(key("w")), ..config() }, "theirs", Some("Bearer w")),
+        (Config { worker_api_key: Some(key("w")), ..with_keys() }, "sesame", Some("Bearer w")),
+        (Config { admin_api_key: Some(key("a")), ..config() }, "theirs", None),
+    ] {
+        let router = router(config, &[&worker]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        assert_eq!(status(&mut client, ("POST", "/generate"), Some(sent)).await, 200);
+        let seen = worker.request().await;
+        let authorization = seen.head.headers.get("authorization");
+        assert_eq!(authorization.map(HeaderValue::as_bytes), arrives.map(str::as_bytes));
+    }
+}
