@@ -59,6 +59,13 @@ test-python: build ## the Python tests, end-to-end ones included; ARGS="tests/la
 test-wheel: build ## build wheel and sdist, look inside, install the wheel in a fresh venv
 	$(BIN)/python -m pytest tests/packaging
 
+.PHONY: test-kubernetes
+test-kubernetes: ## discovery against a kube-apiserver, which is built first (10 minutes, root for apt)
+	tests/kubernetes/build_apiserver.sh target/kubernetes
+	cargo clippy -p mla-router --all-targets --features kubernetes --locked -- -D warnings
+	cargo test -p mla-router --features kubernetes --locked --test serving -- \
+	  kubernetes:: --ignored --nocapture --test-threads 1
+
 .PHONY: sizes
 sizes: ## how long the sources are
 	@$(PYTHON) tests/file_sizes.py

@@ -7,12 +7,12 @@
 set -euo pipefail
 
 dir=$(realpath -m "${1:?usage: build_apiserver.sh DIR}")
-[ -x "$dir/kube-apiserver" ] && exit 0
 build=$dir/build
 repo=$build/go/src/k8s.io/kubernetes
 mkdir -p "$build"/apt/{lists/partial,archives/partial} "$build/source" "$(dirname "$repo")"
 
-apt-get install -y --no-install-recommends golang-1.19-go etcd-server openssl dpkg-dev
+apt-get install -y --no-install-recommends golang-1.19-go etcd-server etcd-client openssl dpkg-dev
+[ -x "$dir/kube-apiserver" ] && exit 0
 
 # The mirror this machine uses already, asked for sources.
 mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m1 '/debian/\?$')

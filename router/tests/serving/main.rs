@@ -11,6 +11,8 @@ mod drain;
 mod heads;
 mod health;
 mod journal;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod load;
 mod metrics;
 mod pool;
