@@ -37,12 +37,12 @@ impl WorkerRequest {
         Ok(Self { method: head.method, uri, headers: head.headers, body })
     }
 
-    /// With `body`, which is the client's own or one made from it.
     /// Hash of the session that the client names in the request's head.
     pub fn session(&self) -> Option<u64> {
         self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))
     }
 
+    /// With `body`, which is the client's own or one made from it.
     pub fn to(&self, worker: &Worker, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();

@@ -23,4 +23,5 @@ mod sockets;
 mod streaming;
 mod support;
 mod timeouts;
+mod tls;
 mod worker_urls;

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::convert::Infallible;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     task::JoinHandle,
 };
@@ -46,7 +46,10 @@ impl Answer {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.expect("the router listens");
+        Self::over(TcpStream::connect(address).await.expect("the router listens")).await
+    }
+
+    pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let (sender, driver) =
             http1::handshake(TokioIo::new(stream)).await.expect("a fresh connection");
         // It fails when a test makes it fail; the test then sees that from the sender.
@@ -109,10 +112,14 @@ impl Raw {
     }
 
     /// All that comes until the router closes the connection.
-    pub(crate) async fn read_to_close(mut self) -> String {
+    pub(crate) async fn read_to_close(self) -> String {
+        String::from_utf8(self.read_bytes_to_close().await).expect("text")
+    }
+
+    pub(crate) async fn read_bytes_to_close(mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         // A reset is an end as well: the router may refuse what it has not read.
         let _ended = self.0.read_to_end(&mut bytes).await;
-        String::from_utf8(bytes).expect("text")
+        bytes
     }
 }

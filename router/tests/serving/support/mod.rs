@@ -2,6 +2,7 @@
 //! router on a free port between them. All over real sockets.
 
 mod client;
+mod folder;
 mod process;
 mod worker;
 
@@ -11,6 +12,7 @@ use mla_router::{Config, RouterHandle, fleet::worker::Phase};
 use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};
+pub(crate) use folder::Folder;
 pub(crate) use process::Process;
 pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply};
 

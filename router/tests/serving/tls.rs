@@ -1,0 +1,122 @@
+//! HTTPS towards clients, with certificates made for the test.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+
+use http::StatusCode;
+use mla_router::{Config, RouterHandle, StartError};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::support::{Client, FakeWorker, Folder, Raw, config, post, router};
+
+/// A certificate authority, and a certificate of it for `localhost` in files.
+struct Made {
+    folder: Folder,
+    ca: CertificateParams,
+    ca_key: KeyPair,
+    roots: RootCertStore,
+}
+
+impl Made {
+    fn new() -> Self {
+        let ca_key = KeyPair::generate().expect("random numbers");
+        let mut ca = CertificateParams::default();
+        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let mut roots = RootCertStore::empty();
+        let certificate = ca.self_signed(&ca_key).expect("signed");
+        roots.add(certificate.der().clone()).expect("a CA");
+        let made = Self { folder: Folder::new(), ca, ca_key, roots };
+        made.issue();
+        made
+    }
+
+    /// Writes a new certificate over the last one.
+    fn issue(&self) {
+        let key = KeyPair::generate().expect("random numbers");
+        let params = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+        let issuer = Issuer::from_params(&self.ca, &self.ca_key);
+        let certificate = params.signed_by(&key, &issuer).expect("signed");
+        std::fs::write(self.file("chain.pem"), certificate.pem()).expect("writable");
+        std::fs::write(self.file("key.pem"), key.serialize_pem()).expect("writable");
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            tls_cert_path: Some(self.file("chain.pem")),
+            tls_key_path: Some(self.file("key.pem")),
+            ..config()
+        }
+    }
+}
+
+async fn connect(
+    address: SocketAddr,
+    roots: RootCertStore,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let provider = Arc::new(ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let mut tls = builder.expect("ring").with_root_certificates(roots).with_no_client_auth();
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let name = ServerName::try_from("localhost").expect("a name");
+    let stream = TcpStream::connect(address).await.expect("the router listens");
+    TlsConnector::from(Arc::new(tls)).connect(name, stream).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_trusts_the_authority_is_served_and_another_turns_away() {
+    let made = Made::new();
+    let mut worker = FakeWorker::plain().await;
+    let router = router(made.config(), &[&worker]).await;
+    let stream = connect(router.local_addr(), made.roots.clone()).await.expect("trusted");
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    let mut client = Client::over(stream).await;
+    for body in ["small".into(), "x".repeat(1 << 20)] {
+        let answer = client.call(post("/generate", body.clone())).await.expect("whole");
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_eq!(worker.request().await.body, body);
+    }
+    let stranger = connect(router.local_addr(), RootCertStore::empty()).await;
+    assert!(stranger.expect_err("not trusted").to_string().contains("UnknownIssuer"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_http_on_the_tls_port_is_a_closed_connection_and_no_more() {
+    let made = Made::new();
+    let mut worker = FakeWorker::plain().await;
+    let router = router(made.config(), &[&worker]).await;
+    let message = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
+    let answer = Raw::send(router.local_addr(), message).await.read_bytes_to_close().await;
+    assert!(!answer.starts_with(b"HTTP"), "at most an alert of TLS: {answer:?}");
+    assert_eq!(worker.requests_so_far(), 0);
+    let stream = connect(router.local_addr(), made.roots.clone()).await.expect("still there");
+    assert_eq!(Client::over(stream).await.get("/health").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_bad_certificate_is_a_clear_line_at_the_start() {
+    let made = Made::new();
+    let start = async |config: Config| match RouterHandle::start(Config { port: 0, ..config }).await
+    {
+        Err(error @ StartError::Tls(_)) => error.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("started"),
+    };
+    std::fs::write(made.file("empty.pem"), "").expect("writable");
+    let missing = Config { tls_key_path: Some(made.file("nothing.pem")), ..made.config() };
+    let error = start(missing).await;
+    assert!(error.starts_with("--tls-key-path ") && error.contains("nothing.pem: "), "{error}");
+    let empty = Config { tls_cert_path: Some(made.file("empty.pem")), ..made.config() };
+    let error = start(empty).await;
+    assert!(error.starts_with("--tls-cert-path ") && error.contains("empty.pem: "), "{error}");
+    let other = Made::new();
+    let mixed = Config { tls_key_path: Some(other.file("key.pem")), ..made.config() };
+    let error = start(mixed).await;
+    assert!(error.starts_with("--tls-cert-path "), "{error}");
+}
