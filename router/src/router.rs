@@ -117,7 +117,7 @@ impl Router {
     /// Ends the health checks and closes idle connections.
     pub fn retire(&self) {
         for worker in self.registry.workers().iter() {
-            worker.retire();
+            worker.stop();
         }
     }
 

@@ -17,7 +17,8 @@ use crate::{
     upstream::{Connection, UpstreamError, call::Call},
 };
 
-/// Checks `worker` until it is removed or the router is gone.
+/// Checks `worker` until the router is gone, or it is removed and has finished what it was serving:
+/// until then, who waits for it wants to know if it dies.
 pub async fn run(router: Weak<Router>, worker: Arc<Worker>) {
     let mut check = HealthCheck::new(worker);
     loop {
@@ -35,6 +36,9 @@ pub async fn run(router: Weak<Router>, worker: Arc<Worker>) {
         tokio::select! {
             () = sleep_until(next) => {}
             () = check.worker.doubted() => {}
+        }
+        if check.worker.is_removed() && check.worker.requests() == 0 {
+            return;
         }
     }
 }
@@ -109,6 +113,9 @@ impl HealthCheck {
         self.failures = 0;
         self.failing_since = None;
         self.successes = self.successes.saturating_add(1);
+        if self.worker.is_removed() {
+            return;
+        }
         if self.worker.phase() == Phase::Healthy {
             if may_be_new {
                 self.learn(router).await;
@@ -159,6 +166,9 @@ impl HealthCheck {
         let info = WorkerInfo::parse(&self.read(router, "/get_server_info").await);
         let info = info.with_models(&self.read(router, "/v1/models").await);
         let worker = &self.worker;
+        if worker.is_removed() {
+            return; // meanwhile, and its share of the tree is gone
+        }
         let before = worker.info.load_full();
         let restarted = before.boot_id.is_some() && info.boot_id != before.boot_id;
         let severed = std::mem::take(&mut self.severed);

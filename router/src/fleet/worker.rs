@@ -165,18 +165,25 @@ impl Worker {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// Its health check ends with it.
+    /// Ends with [`Worker::stop`] at the latest.
     pub fn attach_health_check(&self, task: AbortHandle) {
         self.health_check.set(task).expect("contract: one health check per worker");
     }
 
-    /// Out of the registry for good. Requests in flight finish on the connections they hold.
+    /// Out of the registry for good. Requests in flight finish on the connections they hold, and the
+    /// health check goes on until they have.
     pub fn retire(&self) {
         self.removed.store(true, Ordering::SeqCst);
+        self.rotation.doubt();
+        self.pool.clear();
+    }
+
+    /// The router ends.
+    pub fn stop(&self) {
         if let Some(task) = self.health_check.get() {
             task.abort();
         }
-        self.pool.clear();
+        self.retire();
     }
 
     pub fn requests(&self) -> u32 {
