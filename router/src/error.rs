@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use serde_json::json;
 use thiserror::Error;
+
+use crate::proxy::Refusal;
 
 /// An answer that comes from the router and not from a worker.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -43,16 +45,27 @@ pub enum Error {
     WorkerUnknown(String),
     #[error("no worker became healthy within {waited:?}")]
     NoHealthyWorker { waited: Duration },
-    #[error("no worker is healthy and {limit} requests already wait for one")]
-    QueueFull { limit: usize },
+    #[error("{limit} requests already wait for a worker")]
+    QueueFull { limit: usize, retry_after: u64 },
+    #[error("no worker could take the request within {waited:?}")]
+    QueueTimeout { waited: Duration, retry_after: u64 },
     #[error("the router is shutting down")]
     Draining,
     #[error("no worker answered; tried {attempts}, last: {last}")]
     WorkersFailed { attempts: u32, last: String },
-    #[error("no worker could take the request; tried {attempts}, last answered {status}")]
-    WorkersBusy { attempts: u32, status: StatusCode },
-    #[error("the worker did not answer within {after:?}")]
+    /// The answer is the worker's own: nobody had a better one.
+    #[error("the worker answered {}", .0.status)]
+    Refused(Box<Refusal>),
+    #[error("each of {deaths} workers broke the connection when it had this request")]
+    Poisonous { deaths: u32 },
+    #[error("the request was not answered within {after:?}")]
     Timeout { after: Duration },
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
 }
 
 impl Error {
@@ -85,10 +98,14 @@ impl Error {
             Self::NoHealthyWorker { .. } => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_healthy_worker")
             }
-            Self::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "queue_full"),
+            Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, SERVER, "queue_full"),
+            Self::QueueTimeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "queue_timeout"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "draining"),
             Self::WorkersFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "workers_failed"),
-            Self::WorkersBusy { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "workers_busy"),
+            Self::Refused(refusal) => (refusal.status, SERVER, "worker_refused"),
+            Self::Poisonous { .. } => {
+                (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "request_kills_workers")
+            }
             Self::Timeout { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "timeout"),
         }
     }
@@ -103,6 +120,9 @@ impl Error {
 
     /// OpenAI's error shape.
     pub fn to_response(&self) -> Response<Full<Bytes>> {
+        if let Self::Refused(refusal) = self {
+            return refusal.to_response();
+        }
         let (status, kind, code) = self.status();
         let body = json!({
             "error": {
@@ -117,6 +137,14 @@ impl Error {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self {
+            Self::QueueFull { retry_after, .. } | Self::QueueTimeout { retry_after, .. } => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
+            }
+            Self::Poisonous { .. } => {
+                // OpenAI's clients would try a 500 again by themselves.
+                let name = HeaderName::from_static("x-should-retry");
+                headers.insert(name, HeaderValue::from_static("false"));
+            }
             // One second: the pace of health checks, after which a retry can meet another state.
             _ if matches!(status.as_u16(), 502 | 503) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));

@@ -3,7 +3,7 @@
 use std::{fmt::Display, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
-use tokio::{runtime, sync::Semaphore};
+use tokio::runtime;
 
 use crate::{
     config::{ApiKey, Config},
@@ -18,7 +18,7 @@ use crate::{
     key::BLOCK_BYTES,
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
-    proxy::select::Scratch,
+    proxy::{Budget, Queue, select::Scratch},
     shutdown::Gate,
     tree::PrefixTree,
     upstream::Pool,
@@ -32,8 +32,8 @@ pub struct Router {
     pub metrics: Arc<Metrics>,
     pub gate: Arc<Gate>,
     pub started: Instant,
-    /// One permit per request that may wait for a healthy worker.
-    pub(crate) queue: Semaphore,
+    pub queue: Arc<Queue>,
+    pub budget: Budget,
     /// Makes choosing and booking one step: without it, requests that arrive together would all see
     /// the same idle worker and all go there.
     pub(crate) choosing: Mutex<Scratch>,
@@ -44,14 +44,16 @@ pub struct Router {
 impl Router {
     /// Must be called within a tokio runtime. The workers of the config are registered at once.
     pub fn new(config: Config) -> Arc<Self> {
+        let metrics = Arc::default();
         let router = Arc::new(Self {
             registry: Registry::default(),
             tree: PrefixTree::new(config.max_tree_size / BLOCK_BYTES as u64),
             policy: policy::of(&config),
-            metrics: Arc::default(),
             gate: Arc::default(),
             started: Instant::now(),
-            queue: Semaphore::new(config.queue_size),
+            queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
+            metrics,
+            budget: Budget::new(config.retry_budget.get()),
             choosing: Mutex::default(),
             runtime: runtime::Handle::current(),
             config,
@@ -107,11 +109,6 @@ impl Router {
 
     pub fn find(&self, url: &WorkerUrl) -> Option<Arc<Worker>> {
         self.registry.workers().iter().find(|worker| worker.url == *url).cloned()
-    }
-
-    /// Requests that wait for a healthy worker.
-    pub fn waiting(&self) -> usize {
-        self.config.queue_size - self.queue.available_permits()
     }
 
     /// Ends the health checks and closes idle connections.

@@ -96,7 +96,7 @@ impl Router {
             draining: self.gate.is_draining(),
             requests: RequestStats {
                 in_flight: self.gate.in_flight(),
-                waiting: self.waiting(),
+                waiting: self.queue.waiting(),
                 answered: classes
                     .map(|class| (class.as_str(), self.metrics.requests.served(*class)))
                     .collect(),

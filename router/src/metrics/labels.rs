@@ -7,9 +7,16 @@ labels! {
     /// How a request to a worker went wrong.
     pub enum UpstreamFailure {
         Connect => "connect",
+        /// The connection broke before there was an answer.
         Reset => "reset",
-        /// 502 or 503 from the worker.
+        /// The worker is dead or frozen, as its health checks have found.
+        Lost => "lost",
+        /// 429 or 503 from the worker.
+        Busy => "busy",
+        /// 500 or 502 from the worker.
         Status => "status",
+        /// A 200 that makes no sense.
+        Garbage => "garbage",
         /// The response broke off after its first byte.
         Body => "body",
         Timeout => "timeout",

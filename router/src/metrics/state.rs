@@ -19,7 +19,7 @@ const BUILD_INFO: Family =
 
 pub(super) fn write(page: &mut Page, router: &Router) {
     page.value(&IN_FLIGHT, router.gate.in_flight() as u64);
-    page.value(&WAITING, router.waiting() as u64);
+    page.value(&WAITING, router.queue.waiting() as u64);
     let tree = router.tree.stats();
     page.value(&TREE_BLOCKS, tree.blocks);
     page.value(&TREE_BYTES, tree.bytes);

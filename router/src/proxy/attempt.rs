@@ -1,177 +1,273 @@
-//! From a request to a reply worth showing: workers are tried until one has sent the first frame of
-//! its body. Nothing has reached the client until then, so that another worker may start from scratch.
+//! Workers are tried until one has sent the first frame of its answer.
+//!
+//! What is worth another try: a connection that breaks or a worker that is lost, at once; a failure,
+//! garbage or a first byte that is late, as long as the retry budget allows; a worker that is busy,
+//! until all are. A 4xx is an answer.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{StatusCode, response::Parts};
-use http_body::Body;
-use hyper::body::Incoming;
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
+use super::{
+    Job, Reply,
+    exchange::{Beginning, Exchange, Refusal, Trouble},
+    expect::Expect,
+    select::{Selection, Wish},
+};
 use crate::{
     error::Error,
     fleet::{
-        worker::{Booking, Worker},
+        registry::any_healthy,
+        worker::{Booking, Outcome},
         worker_id::WorkerId,
     },
-    metrics::UpstreamFailure,
-    proxy::{
-        Job,
-        request::WorkerRequest,
-        select::{Selection, Wish},
-    },
+    key::RouteKey,
     router::Router,
-    server::journal::Journal,
-    upstream::{Connection, UpstreamError},
 };
 
-/// A worker's response of which the first frame has arrived.
-pub struct Reply {
-    pub head: Parts,
-    /// The first frame of the body; empty only if there is none.
-    pub first: Bytes,
-    /// The rest of the body, if `first` is not all of it.
-    pub rest: Option<Rest>,
-    pub booking: Booking,
+/// A request that so many workers have died of is not tried on another.
+const DEATHS: u32 = 2;
+
+/// Before the first retry that costs budget; twice as much before each further one.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a round of tries ends without a reply.
+pub(super) enum Stop {
+    For(Error),
+    AllBusy(Refusal),
 }
 
-/// A body in the middle, and the connection that it comes on.
-pub struct Rest {
-    pub incoming: Incoming,
-    pub connection: Connection,
-}
-
-/// Has a worker answer `job`, with `body` instead of the client's if given.
-pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
-    let Job { router, endpoint, request, key, received, deadline, alarm, journal, .. } = job;
-    let wish = match endpoint.key_route() {
-        Some(_) => Wish::Policy(key.as_ref()),
-        None => Wish::LeastLoaded,
-    };
-    let body = body.unwrap_or_else(|| request.body.clone());
-    match alarm
-        .limit(*deadline, try_workers(router, wish, request, &body, *received, journal.as_deref()))
-        .await
-    {
-        Some(Ok(mut reply)) => {
-            reply.booking.prefill_done();
-            router.metrics.first_byte.observe(received.elapsed());
-            Ok(reply)
-        }
-        Some(Err(error)) => Err(error),
-        None => {
-            router.metrics.upstream_error(UpstreamFailure::Timeout);
-            Err(Error::Timeout { after: *deadline - *received })
-        }
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::For(error)
     }
 }
 
-async fn try_workers(
-    router: &Router,
-    wish: Wish<'_>,
-    request: &WorkerRequest,
-    body: &Bytes,
-    received: Instant,
-    journal: Option<&Journal>,
-) -> Result<Reply, Error> {
-    let mut tried: SmallVec<[WorkerId; 4]> = SmallVec::new();
-    let mut attempts = 0;
-    let mut failure = None;
-    loop {
-        let booking = match (router.select(wish, &tried), failure.take()) {
-            (Selection::Booked(booking), _) => booking,
-            (Selection::AllTried, Some(failure)) => return Err(failure),
-            // All tried and yet no failure: cannot be told from none healthy, so wait likewise.
-            (Selection::NoneHealthy | Selection::AllTried, _) => {
-                router.wait_for_worker().await?;
+/// One round over the workers, in which none is asked twice.
+pub(super) struct Round<'a> {
+    job: &'a mut Job,
+    body: Bytes,
+    tried: SmallVec<[WorkerId; 4]>,
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(job: &'a mut Job, body: Option<&Bytes>) -> Self {
+        let body = body.unwrap_or(&job.request.body).clone();
+        Self { job, body, tried: SmallVec::new() }
+    }
+
+    pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
+        let mut last = None;
+        loop {
+            let Some(booking) = self.choose(last.take()).await? else {
                 // Who is healthy now has passed a health check since it failed.
-                tried.clear();
+                self.tried.clear();
                 continue;
+            };
+            let worker = Arc::clone(booking.worker());
+            let trouble = match self.attempt(booking).await {
+                Ok(reply) => return Ok(reply),
+                Err(trouble) => trouble,
+            };
+            self.tried.push(worker.id);
+            if !matches!(trouble, Trouble::Busy(_)) {
+                self.job.failures += 1;
+                if !self.may_retry(&trouble) {
+                    return Err(self.give_up(trouble));
+                }
+                if !trouble.is_free() {
+                    sleep(pause(self.job.failures)).await;
+                }
             }
-        };
-        if attempts > 0 {
-            router.metrics.retry();
-        } else {
-            router.metrics.overhead.observe(received.elapsed());
+            last = Some(trouble);
         }
-        attempts += 1;
+    }
+
+    /// The next worker to try, after `last` has gone wrong. `None` after a wait for a healthy one.
+    async fn choose(&mut self, last: Option<Trouble>) -> Result<Option<Booking>, Stop> {
+        let job = &mut *self.job;
+        let wish = match job.endpoint.key_route() {
+            Some(_) => Wish::Policy(job.key.as_ref()),
+            None => Wish::LeastLoaded,
+        };
+        let selection = job.router.select(wish, &self.tried);
+        if job.attempts == 0 {
+            job.router.metrics.overhead.observe(job.received.elapsed());
+        }
+        match (selection, last) {
+            (Selection::Booked(booking), _) => return Ok(Some(booking)),
+            (Selection::AllTried, Some(trouble)) => return Err(self.give_up(trouble)),
+            // All tried and yet no trouble: cannot be told from none healthy, so wait likewise.
+            (Selection::NoneHealthy | Selection::AllTried, _) => {}
+        }
+        let until = job.patience();
+        let Job { router, alarm, .. } = job;
+        let place = router.queue.place()?;
+        let healthy = router.registry.wait_until(any_healthy);
+        if alarm.limit(until, healthy).await.is_none() {
+            place.give_up();
+            return Err(self.nobody_came().into());
+        }
+        place.served();
+        Ok(None)
+    }
+
+    fn nobody_came(&self) -> Error {
+        if Instant::now() >= self.job.deadline {
+            return self.job.out_of_time();
+        }
+        Error::NoHealthyWorker { waited: self.job.router.config.queue_timeout_secs.get() }
+    }
+
+    /// One worker.
+    async fn attempt(&mut self, booking: Booking) -> Result<Reply, Trouble> {
+        let Job { deadline, failures, received, .. } = *self.job;
+        let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
+            &mut *self.job;
+        if *attempts > 0 {
+            router.metrics.retry();
+        }
+        *attempts += 1;
         let worker = Arc::clone(booking.worker());
         if let Some(journal) = journal {
             journal.sent_to(&worker, booking.reason);
         }
-        let error = match send(router, &worker, request, body).await {
-            Ok((head, ..)) if is_refusal(head.status) => {
-                router.metrics.upstream_error(UpstreamFailure::Status);
-                Error::WorkersBusy { attempts, status: head.status }
+        let key = key.as_ref();
+        let mut pending = Pending { router, key, booking: Some(booking) };
+        let expect = Expect::of(*endpoint, key);
+        let exchange = Exchange { request, body: &self.body, expect, metrics: &router.metrics };
+        let mut asking = pin!(async {
+            tokio::select! {
+                biased;
+                outcome = exchange.with(&worker) => outcome,
+                () = worker.lost() => Err(Trouble::Lost),
             }
-            Ok((head, first, rest)) => return Ok(Reply { head, first, rest, booking }),
-            Err(error) => {
-                if error.is_local() {
-                    tracing::warn!("worker {}: {error}", worker.url);
-                    router.metrics.upstream_error(UpstreamFailure::Connect);
-                } else {
-                    router.suspect(&worker, kind(&error), &error);
-                }
-                Error::WorkersFailed { attempts, last: error.to_string() }
+        });
+        let limit = pending.booking().first_token_limit();
+        let late = Instant::now() + limit;
+        let mut outcome = None;
+        if expect == Expect::Events && late < deadline {
+            outcome = alarm.limit(late, asking.as_mut()).await;
+            let retries_left = failures < router.config.max_retries;
+            // Without anybody else to ask, waiting on is the best that can be done.
+            let leave = || has_other(router, worker.id, &self.tried) && afford_retry(router);
+            if outcome.is_none() && retries_left && leave() {
+                outcome = Some(Err(Trouble::Late(limit)));
+            } else if outcome.is_none() {
+                pending.booking().record(Outcome::Late(limit));
             }
+        }
+        let outcome = match outcome {
+            Some(outcome) => outcome,
+            None => alarm.limit(deadline, asking).await.unwrap_or(Err(Trouble::Deadline)),
         };
-        if attempts > router.config.max_retries {
-            return Err(error);
-        }
-        tried.push(worker.id);
-        failure = Some(error);
-    }
-}
-
-/// The worker cannot take the request now, but another may.
-fn is_refusal(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
-}
-
-type Beginning = (Parts, Bytes, Option<Rest>);
-
-/// One worker, one request: over an idle connection if there is one.
-async fn send(
-    router: &Router,
-    worker: &Worker,
-    request: &WorkerRequest,
-    body: &Bytes,
-) -> Result<Beginning, UpstreamError> {
-    if let Some(connection) = worker.pool.checkout() {
-        router.metrics.connection(true);
-        match send_over(connection, worker, request, body).await {
-            Ok(beginning) => return Ok(beginning),
-            // Most likely the worker closed it while the request was under way. That says nothing
-            // about its health; a new connection will.
-            Err(error) => tracing::debug!("worker {}: idle connection: {error}", worker.url),
+        match outcome {
+            Ok(beginning) => {
+                router.metrics.first_byte.observe(received.elapsed());
+                Ok(pending.has_begun(beginning))
+            }
+            Err(trouble) => {
+                *deaths += u32::from(trouble.is_death());
+                note(router, &trouble, pending.booking());
+                Err(trouble)
+            }
         }
     }
-    router.metrics.connection(false);
-    let connection = worker.pool.connect().await?;
-    send_over(connection, worker, request, body).await
+
+    fn may_retry(&self, trouble: &Trouble) -> bool {
+        let Job { router, deaths, failures, .. } = &*self.job;
+        let allowed = match trouble {
+            Trouble::Deadline => false,
+            // It has been paid for already.
+            Trouble::Late(_) => true,
+            _ => trouble.is_free() || afford_retry(router),
+        };
+        allowed && *deaths < DEATHS && *failures <= router.config.max_retries
+    }
+
+    /// What the client is told when nobody else can be asked.
+    fn give_up(&self, trouble: Trouble) -> Stop {
+        let Job { deaths, attempts, .. } = *self.job;
+        Stop::For(match trouble {
+            Trouble::Busy(refusal) => return Stop::AllBusy(refusal),
+            _ if deaths >= DEATHS => Error::Poisonous { deaths },
+            Trouble::Failed(refusal) => refusal.into(),
+            Trouble::Deadline => self.job.out_of_time(),
+            trouble => Error::WorkersFailed { attempts, last: trouble.to_string() },
+        })
+    }
 }
 
-async fn send_over(
-    mut connection: Connection,
-    worker: &Worker,
-    request: &WorkerRequest,
-    body: &Bytes,
-) -> Result<Beginning, UpstreamError> {
-    let response = connection.send(request.to(worker, body.clone())).await?;
-    let (head, mut incoming) = response.into_parts();
-    let first = connection.next_data(&mut incoming).await?.unwrap_or_default();
-    if incoming.is_end_stream() {
-        worker.pool.checkin(connection);
-        return Ok((head, first, None));
-    }
-    Ok((head, first, Some(Rest { incoming, connection })))
+/// A request on a worker of which nothing has come yet. If nothing ever does, because it fails or its
+/// client leaves, then what the tree has noted of it is not so.
+struct Pending<'a> {
+    router: &'a Router,
+    key: Option<&'a RouteKey>,
+    booking: Option<Booking>,
 }
 
-fn kind(error: &UpstreamError) -> UpstreamFailure {
-    match error {
-        UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_) => UpstreamFailure::Connect,
-        UpstreamError::Reset(_) | UpstreamError::TooLarge(_) => UpstreamFailure::Reset,
+impl Pending<'_> {
+    fn booking(&mut self) -> &mut Booking {
+        self.booking.as_mut().expect("contract: it is there until the request has begun")
     }
+
+    fn has_begun(mut self, beginning: Beginning) -> Reply {
+        let Beginning { head, first, rest } = beginning;
+        if head.status.is_client_error() {
+            self.unlearn();
+        }
+        let mut booking = self.booking.take().expect("contract: it begins once");
+        booking.prefill_done();
+        booking.record(Outcome::Answered);
+        booking.worker().heard(std::time::Instant::now());
+        Reply { head, first, rest, booking }
+    }
+
+    fn unlearn(&mut self) {
+        if let (Some(key), Some(booking)) = (self.key, &mut self.booking) {
+            self.router.unlearn(key, booking);
+        }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.unlearn();
+    }
+}
+
+/// Tells those who keep count.
+fn note(router: &Router, trouble: &Trouble, booking: &mut Booking) {
+    if let Some(outcome) = trouble.outcome() {
+        booking.record(outcome);
+    }
+    let worker = booking.worker();
+    match trouble {
+        Trouble::Broken(error) if !error.is_local() => {
+            router.suspect(worker, trouble.failure(), error);
+        }
+        Trouble::Broken(_) | Trouble::Garbage(_) | Trouble::Late(_) => {
+            router.metrics.upstream_error(trouble.failure());
+            tracing::warn!("worker {}: {trouble}", worker.url);
+        }
+        _ => router.metrics.upstream_error(trouble.failure()),
+    }
+}
+
+/// Somebody who has not been asked in this round takes requests.
+fn has_other(router: &Router, current: WorkerId, tried: &[WorkerId]) -> bool {
+    let is_other = |id| id != current && !tried.contains(&id);
+    router.registry.workers().iter().any(|worker| is_other(worker.id) && worker.takes_requests())
+}
+
+fn afford_retry(router: &Router) -> bool {
+    let now = std::time::Instant::now();
+    router.budget.spend(router.queue.ended(now), now)
+}
+
+/// With jitter, or all that have failed together would come back together.
+fn pause(failures: u32) -> Duration {
+    (PAUSE * (1 << (failures - 1).min(5))).mul_f64(0.5 + fastrand::f64())
 }

@@ -69,6 +69,15 @@ impl Endpoint {
         }
     }
 
+    /// Keeps a worker busy for so long that it may have to wait for its turn.
+    pub fn is_work(self) -> bool {
+        let is_light = matches!(
+            self,
+            Self::Tokenize | Self::Detokenize | Self::Models | Self::ModelInfo | Self::Admin
+        );
+        !is_light
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",

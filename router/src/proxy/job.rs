@@ -5,13 +5,15 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
+    error::Error,
     key::RouteKey,
-    proxy::{endpoint::Endpoint, request::WorkerRequest},
+    proxy::{endpoint::Endpoint, queue::Slot, request::WorkerRequest},
     router::Router,
     server::journal::Journal,
     shutdown::InFlight,
@@ -32,8 +34,21 @@ pub struct Job {
     pub deadline: Instant,
     pub alarm: Alarm,
     pub journal: Option<Arc<Journal>>,
+    /// Workers that have been asked.
+    pub(super) attempts: u32,
+    /// Attempts in a row that count against --max-retries: all but those on busy workers.
+    pub(super) failures: u32,
+    /// Workers that have broken the connection when they had this request.
+    pub deaths: u32,
+    /// From the moment in which it need not wait in the queue any more.
+    pub(super) slot: Option<Slot>,
+    /// When waiting in the queue will have taken too long; once it has waited.
+    patient_until: Option<Instant>,
     _in_flight: InFlight,
 }
+
+/// In which a client may say how many milliseconds it will wait for the end of the response.
+const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 impl Job {
     pub fn new(
@@ -44,7 +59,10 @@ impl Job {
         journal: Option<Arc<Journal>>,
     ) -> Self {
         let received = Instant::now();
-        let deadline = received + router.config.request_timeout_secs.get();
+        let limit = router.config.request_timeout_secs.get();
+        let wish = request.headers().get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
+        let wish = wish.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        let deadline = received + wish.map_or(limit, |wish| wish.min(limit));
         let mut key =
             endpoint.key_route().and_then(|route| RouteKey::extract(route, &request.body).ok());
         if let Some(key) = &mut key {
@@ -59,8 +77,33 @@ impl Job {
             deadline,
             alarm: Alarm::new(deadline),
             journal,
+            attempts: 0,
+            failures: 0,
+            deaths: 0,
+            slot: None,
+            patient_until: None,
             _in_flight: in_flight,
         }
+    }
+
+    /// Until when it may wait in the queue, all its waits together.
+    pub(super) fn patience(&mut self) -> Instant {
+        let limit = self.router.config.queue_timeout_secs.get();
+        let until = self.patient_until.get_or_insert_with(|| Instant::now() + limit);
+        self.deadline.min(*until)
+    }
+
+    /// Why it waits no longer.
+    pub(super) fn out_of_patience(&self) -> Error {
+        if Instant::now() >= self.deadline {
+            return self.out_of_time();
+        }
+        let waited = self.router.config.queue_timeout_secs.get();
+        Error::QueueTimeout { waited, retry_after: self.router.queue.advice() }
+    }
+
+    pub(super) fn out_of_time(&self) -> Error {
+        Error::Timeout { after: self.deadline - self.received }
     }
 }
 
@@ -106,7 +149,7 @@ impl Alarm {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::pending, time::Duration};
+    use std::future::pending;
 
     use super::*;
 

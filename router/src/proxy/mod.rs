@@ -4,20 +4,29 @@
 //! connection to the worker: nothing here has to notice.
 
 mod attempt;
+mod budget;
 pub mod correct;
 pub mod endpoint;
+mod exchange;
+mod expect;
 pub mod headers;
 mod job;
+mod obtain;
+mod queue;
 pub mod request;
 pub mod select;
+mod window;
 
 use std::sync::Arc;
 
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
-pub use attempt::{Reply, Rest, obtain};
+pub use budget::Budget;
+pub use exchange::Refusal;
 pub use job::{Alarm, Job};
+pub use obtain::{Reply, Rest, obtain};
+pub use queue::{Queue, Slot};
 
 use crate::{
     body::{ResponseBody, WorkerBody},
@@ -39,17 +48,17 @@ pub async fn forward(
     if router.gate.is_draining() {
         return Err(Error::Draining);
     }
-    let abort = AbortCount(Some(&router.metrics));
-    let outcome = async {
-        let request = WorkerRequest::read(request, &router.config).await?;
-        turn.uploaded();
-        // Not before: a drain does not wait for uploads.
-        let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-        let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned());
-        let reply = obtain(&mut job, None).await?;
-        Ok((job, reply))
-    };
-    let (job, mut reply) = abort.disarm(outcome.await)?;
+    let reading = AbortCount(Some(&router.metrics));
+    let request = WorkerRequest::read(request, &router.config).await;
+    let request = reading.disarm(request)?;
+    turn.uploaded();
+    // Not before: a drain does not wait for uploads.
+    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
+    let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned());
+    // Declared after the job, so that an abort is counted before the request has left.
+    let waiting = AbortCount(Some(&router.metrics));
+    let reply = obtain(&mut job, None).await;
+    let mut reply = waiting.disarm(reply)?;
     headers::for_client(&mut reply.head.headers);
     reply.head.version = Version::HTTP_11;
     let (head, body) = WorkerBody::new(job, reply);

@@ -37,6 +37,10 @@ impl WorkerRequest {
         Ok(Self { method: head.method, uri, headers: head.headers, body })
     }
 
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
     /// Hash of the session that the client names in the request's head.
     pub fn session(&self) -> Option<u64> {
         self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))

@@ -1,17 +1,12 @@
 //! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
 //! choice, and the booking that makes the choice visible to the next request.
 
-use tokio::time::{Instant, timeout};
-
 use crate::{
-    error::Error,
     fleet::{
-        registry::any_healthy,
         worker::{Booking, Phase},
         worker_id::WorkerId,
     },
     key::RouteKey,
-    metrics::QueueEnd,
     policy::{Candidate, PolicyRequest, Reason, least_loaded},
     router::Router,
 };
@@ -110,21 +105,5 @@ impl Router {
         }
         drop(choosing);
         Selection::Booked(booking)
-    }
-
-    /// Waits until some worker is healthy: a rolling update or a restart costs requests time and not
-    /// an error. Bounded in time and in the number that wait.
-    pub async fn wait_for_worker(&self) -> Result<(), Error> {
-        let limit = self.config.queue_timeout_secs.get();
-        let metrics = &self.metrics.queue;
-        let Ok(_place) = self.queue.try_acquire() else {
-            metrics.ends.increment(QueueEnd::Full);
-            return Err(Error::QueueFull { limit: self.config.queue_size });
-        };
-        let since = Instant::now();
-        let waited = timeout(limit, self.registry.wait_until(any_healthy)).await;
-        metrics.wait.observe(since.elapsed());
-        metrics.ends.increment(if waited.is_ok() { QueueEnd::Served } else { QueueEnd::Timeout });
-        waited.map_err(|_| Error::NoHealthyWorker { waited: limit })
     }
 }

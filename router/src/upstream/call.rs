@@ -77,7 +77,7 @@ impl<'a> Call<'a> {
         }
         let response = connection.send(request).await?;
         let status = response.status();
-        let body = connection.read(response.into_body(), RESPONSE_LIMIT).await?;
+        let body = connection.read(&mut response.into_body(), RESPONSE_LIMIT).await?;
         Ok((status, body))
     }
 }

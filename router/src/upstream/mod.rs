@@ -36,6 +36,8 @@ pub enum UpstreamError {
     ConnectTimeout(Duration),
     #[error("connection lost before the response: {0}")]
     Reset(#[source] hyper::Error),
+    #[error("connection lost in the response: {0}")]
+    Cut(#[source] hyper::Error),
     #[error("a response of more than {0} bytes")]
     TooLarge(usize),
 }
@@ -176,16 +178,20 @@ impl Connection {
                 return Ok(None);
             };
             // Trailers are the other kind of frame; nothing behind the proxy could use them.
-            if let Ok(data) = frame.map_err(UpstreamError::Reset)?.into_data() {
+            if let Ok(data) = frame.map_err(UpstreamError::Cut)?.into_data() {
                 return Ok(Some(data));
             }
         }
     }
 
     /// Reads a small response to its end.
-    pub async fn read(&mut self, mut body: Incoming, limit: usize) -> Result<Bytes, UpstreamError> {
+    pub async fn read(
+        &mut self,
+        body: &mut Incoming,
+        limit: usize,
+    ) -> Result<Bytes, UpstreamError> {
         let mut whole = BytesMut::new();
-        while let Some(data) = self.next_data(&mut body).await? {
+        while let Some(data) = self.next_data(body).await? {
             if whole.len() + data.len() > limit {
                 return Err(UpstreamError::TooLarge(limit));
             }

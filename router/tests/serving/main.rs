@@ -4,10 +4,12 @@
 mod abort;
 mod admin;
 mod auth;
+mod backpressure;
 mod cli;
 mod dashboard;
 mod discovery;
 mod drain;
+mod garbage;
 mod heads;
 mod health;
 mod journal;

@@ -1,9 +1,15 @@
-//! While no worker is healthy, requests wait: bounded in time and in number.
+//! While no worker can take them, requests wait: bounded in time and in number, in order.
 
-use http::StatusCode;
-use mla_router::{Config, fleet::worker::Phase};
+use std::sync::Arc;
 
-use crate::support::{Client, FakeWorker, all_in, config, router, router_without_waiting, secs};
+use http::{HeaderValue, Method, StatusCode};
+use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use tokio::{sync::Semaphore, task::JoinHandle};
+
+use crate::support::{
+    Client, FakeWorker, Reply, Seen, all_in, assert_nothing_booked, config, post, request, router,
+    router_without_waiting, secs,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_waits_for_the_first_worker() {
@@ -12,13 +18,13 @@ async fn a_request_waits_for_the_first_worker() {
     let address = router.local_addr();
     let waiting =
         tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
-    while router.router().waiting() == 0 {
+    while router.router().queue.waiting() == 0 {
         tokio::task::yield_now().await;
     }
     router.add_worker(&worker.url()).expect("new");
     assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
     worker.request().await;
-    assert_eq!(router.router().waiting(), 0);
+    assert_eq!(router.router().queue.waiting(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,7 +39,7 @@ async fn a_rolling_restart_of_the_only_worker_costs_no_request() {
             Client::connect(address).await.post("/generate", r#"{"text":"x"}"#).await.status
         }));
     }
-    while router.router().waiting() < 20 {
+    while router.router().queue.waiting() < 20 {
         tokio::task::yield_now().await;
     }
     worker.restart().await;
@@ -66,15 +72,120 @@ async fn the_queue_has_an_end() {
             Client::connect(address).await.post("/generate", "{}").await;
         }));
     }
-    while router.router().waiting() < 2 {
+    while router.router().queue.waiting() < 2 {
         tokio::task::yield_now().await;
     }
     let answer = Client::connect(address).await.post("/generate", "{}").await;
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.error_code(), "queue_full");
+    assert!(
+        answer.headers["retry-after"]
+            .to_str()
+            .is_ok_and(|text| text.parse::<u64>().is_ok_and(|s| s >= 1))
+    );
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
     // Clients that leave give their place up.
-    while router.router().waiting() > 0 {
+    while router.router().queue.waiting() > 0 {
         tokio::task::yield_now().await;
     }
+}
+
+/// What `count` clients get that come one after the other.
+async fn in_order(router: &RouterHandle, count: usize) -> Vec<JoinHandle<StatusCode>> {
+    let address = router.local_addr();
+    let mut clients = Vec::new();
+    for number in 0..count {
+        clients.push(tokio::spawn(async move {
+            let body = format!(r#"{{"text":"{number}"}}"#);
+            Client::connect(address).await.post("/generate", body).await.status
+        }));
+        let on_worker = || router.workers()[0].requests as usize;
+        while router.router().queue.waiting() + on_worker() < clients.len() {
+            tokio::task::yield_now().await;
+        }
+    }
+    clients
+}
+
+fn number(seen: &Seen) -> usize {
+    let body: serde_json::Value = serde_json::from_slice(&seen.body).expect("JSON");
+    body["text"].as_str().and_then(|text| text.parse().ok()).expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_requests_are_on_the_workers_than_allowed_and_the_rest_come_in_order() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let config = Config { max_concurrent_requests: 1, ..config() };
+    let router = router(config, &[&worker]).await;
+    let clients = in_order(&router, 5).await;
+    for expected in 0..5 {
+        assert_eq!(number(&*worker.request().await), expected);
+        assert_eq!(worker.requests_so_far(), 0, "one at a time");
+        assert_eq!(router.workers()[0].requests, 1);
+        gate.add_permits(1);
+    }
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    assert_nothing_booked(&router).await;
+    assert_eq!(router.router().queue.waiting(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_the_queue_is_not_sent_and_the_next_one_is() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let config = Config { max_concurrent_requests: 1, ..config() };
+    let router = router(config, &[&worker]).await;
+    let mut clients = in_order(&router, 3).await;
+    assert_eq!(number(&*worker.request().await), 0);
+    clients.remove(1).abort();
+    while router.router().queue.waiting() > 1 {
+        tokio::task::yield_now().await;
+    }
+    gate.add_permits(2);
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    assert_eq!(number(&*worker.request().await), 2);
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_that_does_not_move_ends_in_a_503() {
+    let mut worker = FakeWorker::start(|_| Reply::Hang).await;
+    let config = Config { max_concurrent_requests: 1, queue_timeout_secs: secs(0.05), ..config() };
+    let router = router(config, &[&worker]).await;
+    let address = router.local_addr();
+    let first = tokio::spawn(async move {
+        let _never = Client::connect(address).await.post("/generate", "{}").await;
+    });
+    worker.request().await;
+    let mut client = Client::connect(address).await;
+    let answer = client.post("/generate", "{}").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.error_code(), "queue_timeout");
+    assert!(answer.headers.contains_key("retry-after"));
+    // What costs a worker nothing does not wait.
+    let light = client.send(request(Method::GET, "/v1/models", ""));
+    tokio::select! {
+        _never = light => panic!("the worker hangs"),
+        asked = worker.request() => assert_eq!(asked.head.uri, "/v1/models"),
+    }
+    first.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_says_how_long_it_will_wait() {
+    let router = router_without_waiting(config(), &[]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut request = post("/generate", "{}");
+    request.headers_mut().insert("x-request-timeout-ms", HeaderValue::from_static("30"));
+    let answer = client.call(request).await.expect("a whole response");
+    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(answer.error_code(), "timeout");
+    assert_eq!(router.router().queue.waiting(), 0);
 }

@@ -5,7 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{
+    Config,
+    config::PolicyName,
+    fleet::worker::{BreakerState, Phase},
+};
 use tokio::sync::mpsc;
 
 use crate::support::{
@@ -53,5 +57,101 @@ async fn a_stream_that_outlives_the_limit_is_cut_and_not_ended() {
     assert!(matches!(response.frame().await, Some(Err(_))), "the stream must not look whole");
     worker.request().await;
     assert!(matches!(worker.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+}
+
+const STREAM: &str = r#"{"prompt":"x","stream":true}"#;
+
+fn hasty() -> Config {
+    Config {
+        policy: PolicyName::RoundRobin,
+        first_token_timeout_secs: secs(0.05),
+        health_check_interval_secs: secs(3600.0),
+        ..config()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
+    let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
+    let good = FakeWorker::start(|_| Reply::ok("data: 1\n\n")).await;
+    let router = router(hasty(), &[&stuck, &good]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let answer = client.post("/v1/completions", STREAM).await;
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 1\n\n"[..]));
+    stuck.request().await;
+    assert!(matches!(stuck.event().await, Event::Aborted), "it is not left with the request");
+    assert_nothing_booked(&router).await;
+}
+
+/// A head without a frame is no beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_alone_does_not_stop_the_clock() {
+    let (silent, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut stuck =
+        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+    let good = FakeWorker::start(|_| Reply::ok("data: 1\n\n")).await;
+    let router = router(hasty(), &[&stuck, &good]).await;
+    let answer = Client::connect(router.local_addr()).await.post("/v1/completions", STREAM).await;
+    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 1\n\n"[..]));
+    stuck.request().await;
+    assert!(matches!(stuck.event().await, Event::Aborted));
+    drop(silent);
+}
+
+/// With nobody else to ask, waiting is better than an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_first_byte_is_better_than_none() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut worker =
+        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+    let config = Config { cb_failure_threshold: 1, ..hasty() };
+    let router = router(config, &[&worker]).await;
+    let address = router.local_addr();
+    let waiting = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", STREAM).await
+    });
+    worker.request().await;
+    // The deadline has passed when the breaker has heard of it.
+    while router.workers()[0].breaker == BreakerState::Closed {
+        tokio::task::yield_now().await;
+    }
+    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    drop(frames);
+    assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
+    assert_nothing_booked(&router).await;
+}
+
+/// How long a whole answer takes says nothing about its worker.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_in_one_piece_has_no_first_token_deadline() {
+    let mut slow = FakeWorker::start(|_| Reply::Hang).await;
+    let mut other = FakeWorker::plain().await;
+    let config = Config { request_timeout_secs: secs(0.3), ..hasty() };
+    let router = router(config, &[&slow, &other]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let answer = client.post("/v1/completions", r#"{"prompt":"x"}"#).await;
+    assert_eq!(answer.error_code(), "timeout");
+    assert_eq!((slow.requests_so_far(), other.requests_so_far()), (1, 0));
+}
+
+/// A worker that is found dead or frozen lets go of who still waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
+    let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
+    let good = FakeWorker::plain().await;
+    let config =
+        Config { policy: PolicyName::RoundRobin, health_check_timeout_secs: secs(0.1), ..config() };
+    let router = router(config, &[&frozen, &good]).await;
+    let address = router.local_addr();
+    let waiting = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", r#"{"prompt":"x"}"#).await
+    });
+    frozen.request().await;
+    frozen.freeze();
+    assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
+    assert!(matches!(frozen.event().await, Event::Aborted));
     assert_nothing_booked(&router).await;
 }

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
 };
@@ -82,6 +82,8 @@ struct State {
     script: Script,
     events: mpsc::UnboundedSender<Event>,
     healthy: Mutex<bool>,
+    /// Connections stay open and nothing is answered, as after SIGSTOP.
+    frozen: AtomicBool,
     /// Health checks answered badly and well.
     checks: Mutex<(usize, usize)>,
     info: Mutex<Option<String>>,
@@ -116,6 +118,7 @@ impl FakeWorker {
             script: Box::new(script),
             events: sender,
             healthy: Mutex::new(true),
+            frozen: AtomicBool::new(false),
             checks: Mutex::default(),
             info: Mutex::new(None),
             models: Mutex::new(None),
@@ -148,6 +151,11 @@ impl FakeWorker {
         while Arc::strong_count(&self.state) > 1 {
             tokio::task::yield_now().await;
         }
+    }
+
+    /// From now on health checks are not answered.
+    pub(crate) fn freeze(&self) {
+        self.state.frozen.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn set_healthy(&self, healthy: bool) {
@@ -230,6 +238,7 @@ async fn answer(
 ) -> io::Result<Response<ScriptedBody>> {
     let (head, body) = request.into_parts();
     match head.uri.path() {
+        "/health" if state.frozen.load(Ordering::SeqCst) => std::future::pending().await,
         "/health" => {
             let status = state.check();
             return respond(Unfinished(None), Reply::status(status)).await;

@@ -1,0 +1,201 @@
+//! One request with one worker, until the first frame of its answer is there and makes sense.
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response::Parts};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use thiserror::Error;
+
+use super::{Rest, expect::Expect, headers, request::WorkerRequest};
+use crate::{
+    fleet::worker::{Outcome, Worker},
+    metrics::{Metrics, UpstreamFailure},
+    upstream::{Connection, UpstreamError},
+};
+
+/// Answers that are one JSON value are read to their end before the client sees anything of them, so
+/// that one which breaks off can be asked for again. Beyond this they pass through.
+const WHOLE: usize = 8 << 20;
+
+/// A worker's refusal is kept while others are asked. A longer one is not worth it.
+const REFUSAL: usize = 64 << 10;
+
+/// The beginning of a good answer.
+pub(super) struct Beginning {
+    pub(super) head: Parts,
+    pub(super) first: Bytes,
+    pub(super) rest: Option<Rest>,
+}
+
+/// A worker's answer that says no, kept for the client in case nobody says yes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// Why a worker gave no good answer.
+#[derive(Debug, Error)]
+pub(super) enum Trouble {
+    /// 429 or 503: back-pressure, which says nothing about the next request.
+    #[error("it is busy: {}", .0.status)]
+    Busy(Refusal),
+    #[error("it answered {}", .0.status)]
+    Failed(Refusal),
+    #[error("it answered 200 with {0}")]
+    Garbage(&'static str),
+    #[error(transparent)]
+    Broken(#[from] UpstreamError),
+    /// Dead or frozen, as its health checks have found.
+    #[error("it was lost")]
+    Lost,
+    #[error("no first byte within {0:?}")]
+    Late(std::time::Duration),
+    /// The request itself has no time left.
+    #[error("the request's time was up")]
+    Deadline,
+}
+
+impl Trouble {
+    /// Another worker may be asked without more ado: it is not load that has caused this, and asking
+    /// again costs no worker that is alive a request more than it would have had.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self, Self::Broken(_) | Self::Lost)
+    }
+
+    /// The worker may have died of the request.
+    pub(super) fn is_death(&self) -> bool {
+        matches!(self, Self::Broken(UpstreamError::Reset(_) | UpstreamError::Cut(_)))
+    }
+
+    pub(super) fn failure(&self) -> UpstreamFailure {
+        match self {
+            Self::Busy(_) => UpstreamFailure::Busy,
+            Self::Failed(_) => UpstreamFailure::Status,
+            Self::Garbage(_) => UpstreamFailure::Garbage,
+            Self::Broken(UpstreamError::Connect(_) | UpstreamError::ConnectTimeout(_)) => {
+                UpstreamFailure::Connect
+            }
+            Self::Broken(_) => UpstreamFailure::Reset,
+            Self::Lost => UpstreamFailure::Lost,
+            Self::Late(_) | Self::Deadline => UpstreamFailure::Timeout,
+        }
+    }
+
+    /// What it tells the worker's breaker.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        match self {
+            Self::Busy(_) => Some(Outcome::Busy),
+            Self::Broken(error) if error.is_local() => None,
+            Self::Failed(_) | Self::Garbage(_) | Self::Broken(_) => Some(Outcome::Failed),
+            Self::Late(limit) => Some(Outcome::Late(*limit)),
+            Self::Lost | Self::Deadline => None,
+        }
+    }
+}
+
+/// What is asked, of whichever worker.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'a> {
+    pub(super) request: &'a WorkerRequest,
+    pub(super) body: &'a Bytes,
+    pub(super) expect: Expect,
+    pub(super) metrics: &'a Metrics,
+}
+
+impl Exchange<'_> {
+    /// Over an idle connection if there is one.
+    pub(super) async fn with(&self, worker: &Worker) -> Result<Beginning, Trouble> {
+        let mut broken = None;
+        if let Some(connection) = worker.pool.checkout() {
+            self.metrics.connection(true);
+            match self.over(connection, worker).await {
+                // Most likely the worker closed it while the request was under way. That says
+                // nothing about its health; a new connection will.
+                Err(Trouble::Broken(error @ UpstreamError::Reset(_))) => broken = Some(error),
+                outcome => return outcome,
+            }
+        }
+        self.metrics.connection(false);
+        match worker.pool.connect().await {
+            Ok(connection) => self.over(connection, worker).await,
+            // It broke because the worker is gone.
+            Err(error) => Err(Trouble::Broken(broken.unwrap_or(error))),
+        }
+    }
+
+    async fn over(
+        &self,
+        mut connection: Connection,
+        worker: &Worker,
+    ) -> Result<Beginning, Trouble> {
+        let request = self.request.to(worker, self.body.clone());
+        let (head, mut incoming) = connection.send(request).await?.into_parts();
+        let busy = matches!(head.status.as_u16(), 429 | 503);
+        if busy || matches!(head.status.as_u16(), 500 | 502) {
+            let body = match connection.read(&mut incoming, REFUSAL).await {
+                Err(UpstreamError::TooLarge(_)) => Bytes::new(),
+                read => read?,
+            };
+            worker.pool.checkin(connection);
+            let refusal = Refusal { status: head.status, headers: head.headers, body };
+            return Err(if busy { Trouble::Busy(refusal) } else { Trouble::Failed(refusal) });
+        }
+        let expect = if head.status.is_success() { self.expect } else { Expect::Anything };
+        let first = connection.next_data(&mut incoming).await?;
+        let mut ended = first.is_none() || incoming.is_end_stream();
+        let mut first = first.unwrap_or_default();
+        expect.begins(&head.headers, &first).map_err(Trouble::Garbage)?;
+        if matches!(expect, Expect::Json { .. }) && !ended {
+            (first, ended) = read_on(&mut connection, &mut incoming, first).await?;
+        }
+        if !ended {
+            return Ok(Beginning { head, first, rest: Some(Rest { incoming, connection }) });
+        }
+        worker.pool.checkin(connection);
+        expect.is_whole(&first).map_err(Trouble::Garbage)?;
+        Ok(Beginning { head, first, rest: None })
+    }
+}
+
+/// `first` and what comes after it, as much as is worth keeping; and whether that is all.
+async fn read_on(
+    connection: &mut Connection,
+    incoming: &mut Incoming,
+    first: Bytes,
+) -> Result<(Bytes, bool), UpstreamError> {
+    // Most often there is nothing but the end, and then nothing to copy.
+    let Some(second) = connection.next_data(incoming).await? else {
+        return Ok((first, true));
+    };
+    let announced = usize::try_from(incoming.size_hint().lower()).unwrap_or(WHOLE).min(WHOLE);
+    let mut whole = BytesMut::with_capacity(first.len() + second.len() + announced);
+    whole.extend_from_slice(&first);
+    whole.extend_from_slice(&second);
+    while whole.len() < WHOLE {
+        match connection.next_data(incoming).await? {
+            Some(data) => whole.extend_from_slice(&data),
+            None => return Ok((whole.freeze(), true)),
+        }
+    }
+    Ok((whole.freeze(), incoming.is_end_stream()))
+}
+
+impl Refusal {
+    /// As the worker sent it, with the advice to come back if it gave none.
+    pub fn to_response(&self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(self.body.clone()));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        let headers = response.headers_mut();
+        headers::for_client(headers);
+        // The length is what is sent, also if the body was too long to be kept.
+        headers.remove(header::CONTENT_LENGTH);
+        if matches!(self.status.as_u16(), 429 | 502 | 503) {
+            headers.entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

@@ -1,0 +1,116 @@
+//! From a request to a reply worth showing. Nothing has reached the client until then, so that another
+//! worker may start from scratch.
+
+use std::{pin::pin, time::Duration};
+
+use bytes::Bytes;
+use http::response::Parts;
+use hyper::body::Incoming;
+use tokio::time::timeout;
+
+use super::{
+    Job,
+    attempt::{Round, Stop},
+    exchange::Refusal,
+    queue::Ticket,
+};
+use crate::{error::Error, fleet::worker::Booking, upstream::Connection};
+
+/// A worker that has not said that it is busy by then has probably taken the request.
+const SILENT_CONSENT: Duration = Duration::from_millis(10);
+
+/// A worker's response of which the first frame has arrived. Its status is anything but 429, 500, 502
+/// and 503, which are errors here.
+pub struct Reply {
+    pub head: Parts,
+    /// The first frame of the body; empty only if there is none. All of it if there is no `rest`.
+    pub first: Bytes,
+    pub rest: Option<Rest>,
+    pub booking: Booking,
+}
+
+/// A body in the middle, and the connection that it comes on.
+pub struct Rest {
+    pub incoming: Incoming,
+    pub connection: Connection,
+}
+
+/// Has a worker answer `job`, with `body` instead of the client's if given.
+pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
+    job.failures = 0;
+    if !job.endpoint.is_work() {
+        return match Round::new(job, body.as_ref()).run().await {
+            Ok(reply) => Ok(reply),
+            Err(Stop::For(error)) => Err(error),
+            Err(Stop::AllBusy(refusal)) => Err(refusal.into()),
+        };
+    }
+    take_slot(job).await?;
+    let queue = std::sync::Arc::clone(&job.router.queue);
+    let mut refusal: Option<Refusal> = None;
+    let mut ticket: Option<Ticket<'_>> = None;
+    loop {
+        // Who is refused waits in line, and nobody overtakes.
+        if refusal.is_some() || queue.has_line() {
+            let held = match ticket.take() {
+                Some(held) => held,
+                None => queue.line_up().map_err(|full| answer(refusal.take(), full))?,
+            };
+            let until = job.patience();
+            if !held.turn(&mut job.alarm, until).await {
+                held.give_up();
+                return Err(answer(refusal, job.out_of_patience()));
+            }
+            ticket = Some(held);
+        }
+        match round(job, body.as_ref(), &mut ticket).await {
+            Ok(reply) => return Ok(reply),
+            Err(Stop::For(error)) => return Err(error),
+            Err(Stop::AllBusy(last)) => refusal = Some(last),
+        }
+    }
+}
+
+/// What a worker has said is better than what the router can say.
+fn answer(refusal: Option<Refusal>, otherwise: Error) -> Error {
+    refusal.map_or(otherwise, Error::from)
+}
+
+/// Waits until one more request may be on the workers.
+async fn take_slot(job: &mut Job) -> Result<(), Error> {
+    if job.slot.is_none() {
+        job.slot = job.router.queue.try_enter();
+    }
+    if job.slot.is_none() {
+        let until = job.patience();
+        job.slot = job.router.queue.enter(&mut job.alarm, until).await?;
+    }
+    job.slot.as_ref().map(drop).ok_or_else(|| job.out_of_patience())
+}
+
+/// One round over the workers. The ticket is given up as soon as somebody has taken the request, so
+/// that the next in line may try.
+async fn round(
+    job: &mut Job,
+    body: Option<&Bytes>,
+    ticket: &mut Option<Ticket<'_>>,
+) -> Result<Reply, Stop> {
+    let mut round = Round::new(job, body);
+    let mut trying = pin!(round.run());
+    if ticket.is_some()
+        && let Ok(outcome) = timeout(SILENT_CONSENT, trying.as_mut()).await
+    {
+        if !matches!(outcome, Err(Stop::AllBusy(_))) {
+            pass_on(ticket);
+        }
+        return outcome;
+    }
+    pass_on(ticket);
+    trying.await
+}
+
+fn pass_on(ticket: &mut Option<Ticket<'_>>) {
+    if let Some(ticket) = ticket.take() {
+        ticket.served();
+    }
+}

@@ -1,0 +1,137 @@
+//! Workers that say that they are busy: others are asked, then the request waits its turn, and at the
+//! end the client reads what the worker has to say.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use http::StatusCode;
+use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::support::{
+    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, router, secs,
+};
+
+const PATH: &str = "/v1/completions";
+
+fn prompt(number: usize) -> String {
+    format!(r#"{{"prompt":"{number}"}}"#)
+}
+
+fn in_turn() -> Config {
+    Config { policy: PolicyName::RoundRobin, health_check_interval_secs: secs(3600.0), ..config() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_worker_is_passed_over_without_a_word_against_it() {
+    for status in [429, 503] {
+        let mut busy = FakeWorker::start(move |_| Reply::status(status)).await;
+        let good = FakeWorker::plain().await;
+        let config = Config { max_retries: 0, cb_failure_threshold: 1, ..in_turn() };
+        let router = router(config, &[&busy, &good]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for number in 0..20 {
+            assert_eq!(client.post(PATH, prompt(number)).await.status, StatusCode::OK);
+        }
+        assert_eq!(busy.requests_so_far(), 20, "it stays in rotation");
+        all_in(Phase::Healthy, &router).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_stay_busy_the_client_sees_the_workers_own_answer() {
+    let workers = [
+        FakeWorker::start(|_| Reply::status(429)).await,
+        FakeWorker::start(|_| Reply::status(429)).await,
+    ];
+    let config = Config { queue_timeout_secs: secs(0.05), ..in_turn() };
+    let router = router(config, &[&workers[0], &workers[1]]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, prompt(0)).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(&answer.body[..], b"{\"from\":\"worker\"}");
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_nothing_booked(&router).await;
+    assert_eq!(router.router().queue.waiting(), 0);
+}
+
+/// Twenty requests for four places that come free: all are served, who has waited longest first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_longest_goes_first_when_there_is_room_again() {
+    let room = Arc::new(AtomicUsize::new(0));
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let (left, order) = (Arc::clone(&room), Arc::clone(&served));
+    let worker = FakeWorker::start(move |seen| {
+        let take = |left: usize| left.checked_sub(1);
+        if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
+            return Reply::status(429);
+        }
+        let body: serde_json::Value = serde_json::from_slice(&seen.body).expect("JSON");
+        let number = body["prompt"].as_str().and_then(|text| text.parse::<usize>().ok());
+        order.lock().push(number.expect("a number"));
+        Reply::ok("{}")
+    })
+    .await;
+    let router = router(in_turn(), &[&worker]).await;
+    let address = router.local_addr();
+    let mut clients = Vec::new();
+    for number in 0..20 {
+        clients.push(tokio::spawn(async move {
+            Client::connect(address).await.post(PATH, prompt(number)).await.status
+        }));
+        while router.router().queue.waiting() <= number {
+            tokio::task::yield_now().await;
+        }
+    }
+    room.store(4, Ordering::SeqCst);
+    while served.lock().len() < 4 {
+        tokio::task::yield_now().await;
+    }
+    room.store(100, Ordering::SeqCst);
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    // Each one that is taken lets two more try: the next, and one more for the request that has ended.
+    assert!(served.lock()[..4].iter().all(|number| *number < 8), "{:?}", served.lock());
+    assert_eq!(served.lock().len(), 20);
+    assert_nothing_booked(&router).await;
+    assert_eq!(router.router().queue.waiting(), 0);
+}
+
+/// A request that a worker has taken without a word must not hold up those behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_answer_does_not_hold_up_the_line() {
+    let gate = Arc::new(Semaphore::new(0));
+    let (refusing, held) = (Arc::new(AtomicUsize::new(1)), Arc::clone(&gate));
+    let state = Arc::clone(&refusing);
+    let mut worker = FakeWorker::start(move |_| match state.load(Ordering::SeqCst) {
+        0 => Reply::When(Arc::clone(&held)),
+        _ => Reply::status(503),
+    })
+    .await;
+    let router = router(in_turn(), &[&worker]).await;
+    let address = router.local_addr();
+    let clients: Vec<_> = (0..10)
+        .map(|number| {
+            tokio::spawn(async move {
+                Client::connect(address).await.post(PATH, prompt(number)).await.status
+            })
+        })
+        .collect();
+    while router.router().queue.waiting() < 10 {
+        tokio::task::yield_now().await;
+    }
+    refusing.store(0, Ordering::SeqCst);
+    // All ten are on the worker although none has been answered.
+    while router.workers()[0].requests < 10 || router.router().queue.waiting() > 0 {
+        tokio::task::yield_now().await;
+    }
+    gate.add_permits(10);
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    worker.requests_so_far();
+    assert_nothing_booked(&router).await;
+}
