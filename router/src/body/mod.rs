@@ -1,31 +1,43 @@
-//! The body of a response to a client: bytes of our own, or a worker's, frame by frame.
+//! The body of a response to a client: bytes of our own, or a worker's.
+//!
+//! [`plain`] passes a worker's bytes as they come. [`stream`] knows events: it cuts them apart
+//! ([`events`]), fills [`silence`], and continues a broken stream on another worker ([`replay`], from
+//! the [`transcript`] of what the client has) or ends it with a [`failure`]. [`usage`] is what the
+//! router learns from both in passing. [`worker`] is where the bytes come from.
+
+pub mod events;
+pub mod failure;
+pub mod plain;
+pub mod replay;
+pub mod silence;
+pub mod stream;
+pub mod transcript;
+pub mod usage;
+pub mod worker;
 
 use std::{
     convert::Infallible,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
-use http::response::Parts;
+use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use thiserror::Error;
 
 use crate::{
-    fleet::worker::Booking,
-    metrics::UpstreamFailure,
-    proxy::{Job, Reply, Rest},
+    body::{failure::Failure, plain::PlainBody, stream::EventStream, worker::WorkerFrames},
+    proxy::{Job, Reply},
 };
 
-/// Why a response that has begun ends early. The client sees its connection close, which is the only
-/// honest end: the status has been sent, and a made-up last frame would look like success.
+/// Why a response that has begun ends early. The client sees its connection close: bytes that were
+/// made up would look like success. A stream of events has a better way, an event that says so.
 #[derive(Debug, Error)]
 pub enum BodyError {
-    #[error("the worker's connection broke in the response")]
-    Broken(#[source] hyper::Error),
-    #[error("the request outlived --request-timeout-secs")]
-    Timeout,
+    #[error(transparent)]
+    Worker(#[from] Failure),
     #[error(transparent)]
     Admin(#[from] axum::Error),
 }
@@ -40,8 +52,24 @@ impl From<Infallible> for BodyError {
 pub enum ResponseBody {
     Own(Full<Bytes>),
     Admin(axum::body::Body),
-    /// Boxed: it carries a connection, and the others are what a mere status needs.
-    Worker(Box<WorkerBody>),
+    /// Boxed: they carry a connection, and the others are what a mere status needs.
+    Plain(Box<PlainBody>),
+    Events(Box<EventStream>),
+}
+
+impl ResponseBody {
+    /// The response to `job`, whose beginning is `reply`.
+    pub fn of_worker(job: Job, reply: Reply) -> Response<Self> {
+        let Reply { mut head, first, rest, booking } = reply;
+        let frames = WorkerFrames::new(first, rest, booking);
+        let body = if stream::is_event_stream(&head) {
+            Self::Events(Box::new(EventStream::new(job, &mut head, frames)))
+        } else {
+            head.headers.remove(replay::HEADER);
+            Self::Plain(Box::new(PlainBody::new(job, frames)))
+        };
+        Response::from_parts(head, body)
+    }
 }
 
 impl Body for ResponseBody {
@@ -52,18 +80,21 @@ impl Body for ResponseBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.get_mut() {
-            Self::Own(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::Admin(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::from),
-            Self::Worker(body) => body.poll_frame(cx),
-        }
+        let next = match self.get_mut() {
+            Self::Own(body) => return Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Admin(body) => return Pin::new(body).poll_frame(cx).map_err(BodyError::from),
+            Self::Plain(body) => body.poll_next(cx),
+            Self::Events(body) => body.poll_next(cx),
+        };
+        next.map(|next| next.map(|bytes| bytes.map(Frame::data).map_err(BodyError::from)))
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(body) => body.is_end_stream(),
             Self::Admin(body) => body.is_end_stream(),
-            Self::Worker(body) => body.is_end_stream(),
+            Self::Plain(body) => body.is_complete(),
+            Self::Events(body) => body.is_over(),
         }
     }
 
@@ -71,101 +102,8 @@ impl Body for ResponseBody {
         match self {
             Self::Own(body) => body.size_hint(),
             Self::Admin(body) => body.size_hint(),
-            Self::Worker(body) => body.size_hint(),
-        }
-    }
-}
-
-/// A worker's response on its way through. It owns all that its request holds (the connection, the
-/// booked load, the place in the drain count), so that dropping it at any moment lets go of all.
-pub struct WorkerBody {
-    /// Not yet handed on.
-    first: Bytes,
-    /// `None` once the response is complete; its connection is back in the pool.
-    rest: Option<Rest>,
-    booking: Booking,
-    job: Job,
-}
-
-impl WorkerBody {
-    /// The head of the response goes out with it.
-    pub fn new(job: Job, reply: Reply) -> (Parts, Self) {
-        let Reply { head, first, rest, booking } = reply;
-        (head, Self { first, rest, booking, job })
-    }
-
-    fn poll_frame(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if !self.first.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.first)))));
-        }
-        let Some(Rest { incoming, connection }) = &mut self.rest else {
-            return Poll::Ready(None);
-        };
-        // What is already read goes out first; then the IO gets a turn, and what that has read.
-        let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
-        if polled.is_pending() {
-            let _finished = connection.drive(cx);
-            polled = Pin::new(&mut *incoming).poll_frame(cx);
-        }
-        match polled {
-            Poll::Ready(Some(Ok(frame))) => {
-                if incoming.is_end_stream() {
-                    self.finish();
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Poll::Ready(None) => {
-                self.finish();
-                Poll::Ready(None)
-            }
-            Poll::Ready(Some(Err(error))) => {
-                self.rest = None;
-                self.job.router.suspect(self.booking.worker(), UpstreamFailure::Body, &error);
-                Poll::Ready(Some(Err(BodyError::Broken(error))))
-            }
-            Poll::Pending => {
-                ready!(self.job.alarm.poll(self.job.deadline, cx));
-                self.rest = None;
-                self.job.router.metrics.upstream_error(UpstreamFailure::Timeout);
-                Poll::Ready(Some(Err(BodyError::Timeout)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.first.is_empty() && self.rest.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let first = self.first.len() as u64;
-        let Some(Rest { incoming, .. }) = &self.rest else {
-            return SizeHint::with_exact(first);
-        };
-        let rest = incoming.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(first + rest.lower());
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(first + upper);
-        }
-        hint
-    }
-
-    /// The response is complete. Done at its last frame and not on drop: hyper does not ask a body
-    /// of known length for the end, and a connection that a client left halfway must not be reused.
-    fn finish(&mut self) {
-        if let Some(Rest { connection, .. }) = self.rest.take() {
-            self.booking.worker().pool.checkin(connection);
-        }
-    }
-}
-
-impl Drop for WorkerBody {
-    fn drop(&mut self) {
-        if self.rest.is_some() {
-            self.job.router.metrics.client_abort();
+            Self::Plain(body) => body.size_hint(),
+            Self::Events(_) => SizeHint::default(),
         }
     }
 }

@@ -116,13 +116,13 @@ fn hex4(text: &[u8]) -> Result<(u32, &[u8]), KeyError> {
 }
 
 /// A place in a body.
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
@@ -166,7 +166,7 @@ impl<'a> Cursor<'a> {
 
     /// A token id: digits alone.
     #[inline]
-    pub(super) fn id(&mut self) -> Option<u32> {
+    pub(crate) fn id(&mut self) -> Option<u32> {
         self.peek();
         let rest = &self.bytes[self.at..];
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit());
@@ -234,7 +234,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Calls `field` with each name and value of an object.
-    pub(super) fn object(
+    pub(crate) fn object(
         &mut self,
         mut field: impl FnMut(&[u8], &'a [u8]) -> Result<(), KeyError>,
     ) -> Result<(), KeyError> {

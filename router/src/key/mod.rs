@@ -6,7 +6,7 @@
 //! The body is read in place and forwarded as it came.
 
 mod blocks;
-mod json;
+pub(crate) mod json;
 mod prompt;
 
 use thiserror::Error;

@@ -20,6 +20,22 @@ labels! {
         /// The response broke off after its first byte.
         Body => "body",
         Timeout => "timeout",
+        /// The stream and its worker were silent for too long.
+        Stuck => "stuck",
+    }
+}
+
+labels! {
+    /// What became of a stream whose worker broke and that could be continued.
+    pub enum ReplayOutcome {
+        /// Another worker went on.
+        Continued => "continued",
+        /// The next worker answered with something else.
+        Refused => "refused",
+        /// No worker answered.
+        Failed => "failed",
+        /// It had broken too often already.
+        GivenUp => "given_up",
     }
 }
 

@@ -24,7 +24,9 @@ pub(crate) use counter::labels;
 pub use counter::{Counter, Counters, Label};
 pub use family::{Family, Kind};
 pub use histogram::Histogram;
-pub use labels::{ConnectionSource, Ejection, QueueEnd, StatusClass, UpstreamFailure};
+pub use labels::{
+    ConnectionSource, Ejection, QueueEnd, ReplayOutcome, StatusClass, UpstreamFailure,
+};
 pub use process::Process;
 pub use queue::Queue;
 pub use requests::Requests;
@@ -40,6 +42,11 @@ const UPSTREAM_ERRORS: Family = Family::counter(
 );
 const RETRIES: Family =
     Family::counter("mla_router_retries_total", "Requests sent again to another worker.", &[]);
+const REPLAYS: Family = Family::counter(
+    "mla_router_replays_total",
+    "Broken streams that were to be continued on another worker, by outcome.",
+    &["outcome"],
+);
 const CLIENT_ABORTS: Family = Family::counter(
     "mla_router_client_aborts_total",
     "Requests whose client left before the end.",
@@ -70,6 +77,7 @@ pub struct Metrics {
     pub requests: Requests,
     pub upstream_errors: Counters<UpstreamFailure>,
     pub retries: Counter,
+    pub replays: Counters<ReplayOutcome>,
     pub client_aborts: Counter,
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
@@ -111,6 +119,7 @@ impl Metrics {
         self.requests.write(&mut page);
         page.counters(&UPSTREAM_ERRORS, &self.upstream_errors);
         page.counter(&RETRIES, &self.retries);
+        page.counters(&REPLAYS, &self.replays);
         page.counter(&CLIENT_ABORTS, &self.client_aborts);
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
         self.overhead.write(&mut page, &OVERHEAD);

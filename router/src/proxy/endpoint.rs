@@ -78,6 +78,11 @@ impl Endpoint {
         !is_light
     }
 
+    /// Answers with generated tokens; streamed, with events that end with `[DONE]`.
+    pub fn generates(self) -> bool {
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate)
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ChatCompletions => "chat_completions",

@@ -143,7 +143,10 @@ impl Exchange<'_> {
             let refusal = Refusal { status: head.status, headers: head.headers, body };
             return Err(if busy { Trouble::Busy(refusal) } else { Trouble::Failed(refusal) });
         }
-        let expect = if head.status.is_success() { self.expect } else { Expect::Anything };
+        // What is compressed cannot be judged.
+        let is_readable = !head.headers.contains_key(header::CONTENT_ENCODING);
+        let expect =
+            if head.status.is_success() && is_readable { self.expect } else { Expect::Anything };
         let first = connection.next_data(&mut incoming).await?;
         let mut ended = first.is_none() || incoming.is_end_stream();
         let mut first = first.unwrap_or_default();

@@ -11,6 +11,7 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
+    body::replay,
     error::Error,
     key::RouteKey,
     proxy::{endpoint::Endpoint, queue::Slot, request::WorkerRequest},
@@ -54,7 +55,7 @@ impl Job {
     pub fn new(
         router: &Arc<Router>,
         endpoint: Endpoint,
-        request: WorkerRequest,
+        mut request: WorkerRequest,
         in_flight: InFlight,
         journal: Option<Arc<Journal>>,
     ) -> Self {
@@ -67,6 +68,9 @@ impl Job {
             endpoint.key_route().and_then(|route| RouteKey::extract(route, &request.body).ok());
         if let Some(key) = &mut key {
             key.session = request.session().or(key.session);
+        }
+        if replay::is_possible(&router.config, endpoint, key.as_ref(), &request.body) {
+            request.ask_for_replay();
         }
         Self {
             router: Arc::clone(router),

@@ -29,7 +29,7 @@ pub use obtain::{Reply, Rest, obtain};
 pub use queue::{Queue, Slot};
 
 use crate::{
-    body::{ResponseBody, WorkerBody},
+    body::ResponseBody,
     error::Error,
     metrics::Metrics,
     proxy::{endpoint::Endpoint, request::WorkerRequest},
@@ -61,8 +61,7 @@ pub async fn forward(
     let mut reply = waiting.disarm(reply)?;
     headers::for_client(&mut reply.head.headers);
     reply.head.version = Version::HTTP_11;
-    let (head, body) = WorkerBody::new(job, reply);
-    Ok(Response::from_parts(head, ResponseBody::Worker(Box::new(body))))
+    Ok(ResponseBody::of_worker(job, reply))
 }
 
 /// Counts a request whose future is dropped, which is how a client's leaving looks from here.

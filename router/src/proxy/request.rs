@@ -8,7 +8,10 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
-use crate::{config::Config, error::Error, fleet::worker::Worker, key::session_of, proxy::headers};
+use crate::{
+    body::replay, config::Config, error::Error, fleet::worker::Worker, key::session_of,
+    proxy::headers,
+};
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
 const TRUSTED_LENGTH: usize = 1 << 20;
@@ -44,6 +47,15 @@ impl WorkerRequest {
     /// Hash of the session that the client names in the request's head.
     pub fn session(&self) -> Option<u64> {
         self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))
+    }
+
+    /// The worker is to be ready to have its answer continued by another one.
+    pub fn ask_for_replay(&mut self) {
+        self.headers.insert(replay::HEADER, replay::ASK);
+    }
+
+    pub fn is_replayable(&self) -> bool {
+        self.headers.contains_key(replay::HEADER)
     }
 
     /// With `body`, which is the client's own or one made from it.

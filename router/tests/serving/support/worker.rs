@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -48,15 +48,21 @@ pub(crate) enum Event {
 /// Size of a frame of [`Reply::Endless`].
 pub(crate) const ENDLESS_FRAME: usize = 1 << 14;
 
+const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
+
 /// What the worker does with a request.
 pub(crate) enum Reply {
     Whole(StatusCode, HeaderMap, Bytes),
     /// The frames that a test sends, as it sends them; then the end.
     Frames(mpsc::UnboundedReceiver<Bytes>),
+    /// The same as a stream of events.
+    Events(mpsc::UnboundedReceiver<Bytes>),
     /// Frames without end, as fast as they are taken. They are counted.
     Endless(Arc<AtomicUsize>),
     /// Frames, then the connection breaks.
     Broken(Vec<Bytes>),
+    /// A stream of events: further headers, frames, then an end of some kind.
+    Stream(HeaderMap, Vec<Bytes>, Then),
     /// No answer, until the router lets go.
     Hang,
     /// The connection is closed without an answer.
@@ -74,6 +80,16 @@ impl Reply {
         let status = StatusCode::from_u16(status).expect("a status");
         Self::Whole(status, HeaderMap::new(), Bytes::from_static(b"{\"from\":\"worker\"}"))
     }
+}
+
+/// How a [`Reply::Stream`] ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Then {
+    End,
+    /// The connection breaks, when all frames are out.
+    Break,
+    /// Nothing more comes, and nothing ends.
+    Silence,
 }
 
 type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
@@ -199,11 +215,17 @@ impl FakeWorker {
 
     /// Requests that have arrived since the last look.
     pub(crate) fn requests_so_far(&mut self) -> usize {
-        let mut count = 0;
-        while let Ok(event) = self.events.try_recv() {
-            count += usize::from(matches!(event, Event::Request(_)));
-        }
-        count
+        self.count(|event| matches!(event, Event::Request(_)))
+    }
+
+    /// Requests that the router has let go of since the last look.
+    pub(crate) fn aborts_so_far(&mut self) -> usize {
+        self.count(|event| matches!(event, Event::Aborted))
+    }
+
+    fn count(&mut self, counted: impl Fn(&Event) -> bool) -> usize {
+        let events = std::iter::from_fn(|| self.events.try_recv().ok());
+        events.filter(counted).count()
     }
 }
 
@@ -273,8 +295,16 @@ async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Respons
     let (status, headers, frames) = match reply {
         Reply::Whole(status, headers, body) => (status, headers, Source::Whole(body)),
         Reply::Frames(frames) => (StatusCode::OK, HeaderMap::new(), Source::Live(frames)),
+        Reply::Events(frames) => {
+            let headers = [(header::CONTENT_TYPE, EVENT_STREAM)].into_iter().collect();
+            (StatusCode::OK, headers, Source::Live(frames))
+        }
         Reply::Endless(taken) => (StatusCode::OK, HeaderMap::new(), Source::Endless(taken)),
         Reply::Broken(frames) => (StatusCode::OK, HeaderMap::new(), Source::Broken(frames.into())),
+        Reply::Stream(mut headers, frames, then) => {
+            headers.insert(header::CONTENT_TYPE, EVENT_STREAM);
+            (StatusCode::OK, headers, Source::Stream { frames: frames.into(), then, out: false })
+        }
         Reply::Hang => std::future::pending().await,
         Reply::Close => {
             unfinished.done();
@@ -299,6 +329,12 @@ enum Source {
     Live(mpsc::UnboundedReceiver<Bytes>),
     Endless(Arc<AtomicUsize>),
     Broken(VecDeque<Bytes>),
+    Stream {
+        frames: VecDeque<Bytes>,
+        then: Then,
+        /// hyper has had a turn to send them.
+        out: bool,
+    },
 }
 
 struct ScriptedBody {
@@ -322,6 +358,20 @@ impl Body for ScriptedBody {
                 taken.fetch_add(1, Ordering::Relaxed);
                 Some(Bytes::from_static(&[b'x'; ENDLESS_FRAME]))
             }
+            Source::Stream { frames, then, out } => match (frames.pop_front(), then) {
+                (Some(frame), _) => Some(frame),
+                (None, Then::End) => None,
+                (None, Then::Break) if *out => {
+                    self.unfinished.done();
+                    return Poll::Ready(Some(Err(io::Error::other("scripted"))));
+                }
+                (None, Then::Break) => {
+                    *out = true;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                (None, Then::Silence) => return Poll::Pending,
+            },
             Source::Broken(frames) => {
                 let frame = frames.pop_front();
                 if frame.is_none() {

@@ -1,0 +1,183 @@
+//! What becomes due while nothing comes from a worker.
+
+use std::{
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::proxy::Alarm;
+
+/// A stream may be stuck after this many times its mean pause.
+const PATIENCE: u32 = 20;
+
+/// A stream that may be stuck, with a worker that may still come back, is looked at again after this.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+
+/// Workers count their silence in milliseconds: one that began with this one may seem that shorter.
+const GRAIN: Duration = Duration::from_millis(1);
+
+/// What the silence calls for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// A sign of life for the client and for the proxies on the way to it.
+    KeepAlive,
+    /// A look at whether the worker is still there, after at least so long a pause.
+    Look(Duration),
+    /// The end of the request's time.
+    End,
+}
+
+/// The settings that a silence is measured by.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub keepalive: Duration,
+    pub inter_token: Duration,
+}
+
+/// When something was last said. A frame costs two additions here and no look at a timer.
+#[derive(Debug)]
+pub struct Silence {
+    limits: Limits,
+    end: Instant,
+    begun: Instant,
+    frames: u32,
+    /// The last frame from the worker.
+    heard: Instant,
+    look: Instant,
+    keepalive: Instant,
+}
+
+impl Silence {
+    pub fn new(limits: Limits, end: Instant, now: Instant) -> Self {
+        let (look, keepalive) = (now + limits.inter_token, now + limits.keepalive);
+        Self { limits, end, begun: now, frames: 0, heard: now, look, keepalive }
+    }
+
+    /// A frame has come, and the client gets it.
+    pub fn broken(&mut self, now: Instant) {
+        self.frames = self.frames.saturating_add(1);
+        self.keepalive = now + self.limits.keepalive;
+        self.begins(now);
+    }
+
+    /// The silence of another worker counts from now.
+    pub fn begins(&mut self, now: Instant) {
+        self.heard = now;
+        self.look = now + self.limits.inter_token;
+    }
+
+    /// All is said; what is still to come must come soon.
+    pub fn ends_by(&mut self, end: Instant) {
+        self.end = self.end.min(end);
+    }
+
+    /// Ready when something is due.
+    pub fn poll(&mut self, alarm: &mut Alarm, cx: &mut Context<'_>) -> Poll<Due> {
+        loop {
+            let next = self.end.min(self.look).min(self.keepalive);
+            ready!(alarm.poll(next, cx));
+            let now = Instant::now();
+            let patient_until = self.heard + self.patience();
+            if now >= self.end {
+                return Poll::Ready(Due::End);
+            } else if now >= self.keepalive {
+                self.keepalive = now + self.limits.keepalive;
+                return Poll::Ready(Due::KeepAlive);
+            } else if now < patient_until {
+                self.look = patient_until;
+            } else if now >= self.look {
+                self.look = now + SECOND_LOOK;
+                return Poll::Ready(Due::Look((now - self.heard).saturating_sub(GRAIN)));
+            }
+        }
+    }
+
+    /// The longest pause that is like this stream.
+    fn patience(&self) -> Duration {
+        let mean = (self.heard - self.begun) / self.frames.max(1);
+        self.limits.inter_token.max(mean * PATIENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { keepalive: Duration::from_secs(15), inter_token: Duration::from_secs(5) };
+
+    struct Stream {
+        begun: Instant,
+        silence: Silence,
+        alarm: Alarm,
+    }
+
+    impl Stream {
+        fn new(limits: Limits, seconds: u64) -> Self {
+            let begun = Instant::now();
+            let end = begun + Duration::from_secs(seconds);
+            Self { begun, silence: Silence::new(limits, end, begun), alarm: Alarm::new(end) }
+        }
+
+        /// What is due next, and in which second of the stream.
+        async fn next(&mut self) -> (u64, Due) {
+            let due = poll_fn(|cx| self.silence.poll(&mut self.alarm, cx)).await;
+            (self.begun.elapsed().as_secs(), due)
+        }
+    }
+
+    /// The clock stands still while anything moves and jumps to the next timer when nothing does.
+    #[tokio::test(start_paused = true)]
+    async fn looks_then_signs_of_life_then_the_end() {
+        let mut stream = Stream::new(LIMITS, 17);
+        let mut seen = Vec::new();
+        while seen.last() != Some(&(17, "end")) {
+            seen.push(match stream.next().await {
+                (second, Due::Look(pause)) => {
+                    assert_eq!((pause + GRAIN).as_secs(), second);
+                    (second, "look")
+                }
+                (second, Due::KeepAlive) => (second, "keepalive"),
+                (second, Due::End) => (second, "end"),
+            });
+        }
+        let looks = seen.iter().filter(|(_, due)| *due == "look").count();
+        assert!((10..=13).contains(&looks), "{seen:?}");
+        assert_eq!(seen[0], (5, "look"));
+        let signs: Vec<_> = seen.iter().filter(|(_, due)| *due == "keepalive").collect();
+        assert_eq!(signs, [&(15, "keepalive")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_stream_has_more_patience() {
+        let limits = Limits { keepalive: Duration::from_secs(3600), ..LIMITS };
+        let mut stream = Stream::new(limits, 3600);
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            stream.silence.broken(Instant::now());
+        }
+        let (second, due) = stream.next().await;
+        assert!((119..=121).contains(&second) && matches!(due, Due::Look(_)), "{second} {due:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_frame_breaks_the_silence() {
+        let mut stream = Stream::new(LIMITS, 3600);
+        for _ in 0..100 {
+            let wait = tokio::time::timeout(Duration::from_secs(4), stream.next()).await;
+            assert!(wait.is_err(), "{wait:?}");
+            stream.silence.broken(Instant::now());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_all_is_said_the_end_is_near() {
+        let mut stream = Stream::new(LIMITS, 3600);
+        stream.silence.ends_by(stream.begun + Duration::from_secs(1));
+        assert_eq!(stream.next().await, (1, Due::End));
+    }
+}

@@ -1,0 +1,202 @@
+//! Streams of events: what a worker sends reaches the client, what it should not have sent does not,
+//! and a client can always tell a whole answer from a broken one.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body_util::BodyExt;
+use mla_router::Config;
+use tokio::sync::mpsc;
+
+use crate::support::{
+    Client, Event, FakeWorker, Reply, Then, assert_nothing_booked, config, post, router, secs,
+};
+
+const PATH: &str = "/v1/chat/completions";
+const BODY: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
+const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\u{fc}\"}}]}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+
+/// What the client gets of a stream that the worker sends in these frames.
+async fn through(frames: Vec<Bytes>, then: Then) -> String {
+    through_with(config(), PATH, frames, then).await
+}
+
+async fn through_with(config: Config, path: &str, frames: Vec<Bytes>, then: Then) -> String {
+    let frames = parking_lot::Mutex::new(frames);
+    let worker = FakeWorker::start(move |_| {
+        Reply::Stream(HeaderMap::new(), std::mem::take(&mut frames.lock()), then)
+    })
+    .await;
+    let router = router(config, &[&worker]).await;
+    let answer = Client::connect(router.local_addr()).await.post(path, BODY).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert_eq!(answer.headers["content-type"], "text/event-stream; charset=utf-8");
+    assert_nothing_booked(&router).await;
+    String::from_utf8(answer.body.to_vec()).expect("UTF-8")
+}
+
+fn frames(stream: &str, size: usize) -> Vec<Bytes> {
+    stream.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
+}
+
+/// The code of the error event that `stream` must end with.
+fn error_at_the_end_of(stream: &str) -> String {
+    assert!(!stream.contains("[DONE]"), "{stream}");
+    let (_, event) = stream.trim_end().rsplit_once("data: ").expect("an event");
+    let event: serde_json::Value = serde_json::from_str(event).expect("JSON");
+    assert!(event["error"]["message"].is_string() && event["error"]["type"].is_string());
+    event["error"]["code"].as_str().expect("a code").to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_the_same_however_they_are_cut() {
+    let stream = format!("{TOKEN}: ping\n\n{TOKEN}{}{DONE}", TOKEN.replace('\n', "\r\n"));
+    for size in 1..=stream.len() {
+        assert_eq!(through(frames(&stream, size), Then::End).await, stream, "frames of {size}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_ends_with_an_error_and_only_whole_events() {
+    let stream = format!("{TOKEN}{TOKEN}{DONE}");
+    let whole = |length: usize| (length / TOKEN.len()).min(2) * TOKEN.len();
+    for cut in 1..stream.len() {
+        for then in [Then::Break, Then::End] {
+            let got = through(frames(&stream[..stream.floor_char_boundary(cut)], 7), then).await;
+            assert_eq!(error_at_the_end_of(&got), "stream_broken", "cut at {cut}, {then:?}");
+            let kept = got.find("data: {\"error\"").expect("the error");
+            assert_eq!(&got[..kept], &stream[..whole(cut)], "cut at {cut}, {then:?}");
+        }
+    }
+    assert_eq!(through(frames(&stream, 7), Then::Break).await, stream, "all of it had come");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_comes_after_the_last_event() {
+    let whole = format!("{TOKEN}{DONE}");
+    for behind in [DONE, TOKEN, "garbage", ": ping\n\n"] {
+        let stream = format!("{whole}{behind}");
+        for then in [Then::End, Then::Break, Then::Silence] {
+            for size in [stream.len(), 5] {
+                let got = through(frames(&stream, size), then).await;
+                assert_eq!(got, whole, "{behind:?} {then:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn done_never_follows_an_error() {
+    let error = "data: {\"error\":{\"message\":\"full\",\"type\":\"x\",\"code\":\"oom\"}}\n\n";
+    let got = through(frames(&format!("{TOKEN}{error}{DONE}"), 1000), Then::End).await;
+    assert_eq!(got, format!("{TOKEN}{error}"));
+    assert_eq!(error_at_the_end_of(&got), "oom");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_other_kinds_end_as_they_like() {
+    let stream = "event: response.completed\ndata: {}\n\ndata: half";
+    let got = through_with(config(), "/v1/responses", frames(stream, 10), Then::End).await;
+    assert_eq!(got, stream);
+    let stream = "event: response.created\ndata: {}\n\n";
+    let got = through_with(config(), "/v1/responses", frames(stream, 10), Then::Break).await;
+    assert_eq!(error_at_the_end_of(&got), "stream_broken");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compressed_stream_passes_unread() {
+    let body = Bytes::from_static(b"\x1f\x8b not events \n\n at all");
+    let sent = body.clone();
+    let worker = FakeWorker::start(move |_| {
+        let encoding =
+            ("content-encoding".parse().expect("a name"), HeaderValue::from_static("gzip"));
+        Reply::Stream([encoding].into_iter().collect(), vec![sent.clone()], Then::End)
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_eq!(answer.body, body);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_event_arrives_whole_and_if_it_breaks_the_connection_does() {
+    let event = format!("data: {}\n\n", "x".repeat(1 << 20));
+    let stream = format!("{TOKEN}{event}{DONE}");
+    assert!(through(frames(&stream, 10_000), Then::End).await == stream);
+    let worker = FakeWorker::start(move |_| {
+        Reply::Stream(HeaderMap::new(), frames(&stream[..1 << 19], 10_000), Then::Break)
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let broken = Client::connect(router.local_addr()).await.call(post(PATH, BODY)).await;
+    assert!(broken.is_err(), "half an event was passed off as a whole answer");
+}
+
+/// A worker with one stream, which the test feeds.
+async fn fed(
+    config: Config,
+) -> (FakeWorker, mla_router::RouterHandle, mpsc::UnboundedSender<Bytes>) {
+    let (sender, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let worker =
+        FakeWorker::start(move |_| Reply::Events(source.lock().take().expect("one request"))).await;
+    let router = router(config, &[&worker]).await;
+    (worker, router, sender)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quiet_stream_is_kept_open_and_not_taken_for_dead() {
+    let config =
+        Config { sse_keepalive_secs: secs(0.03), inter_token_timeout_secs: secs(0.01), ..config() };
+    let (_worker, router, sender) = fed(config).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    sender.send(Bytes::from_static(TOKEN.as_bytes())).expect("streaming");
+    let mut response = client.send(post(PATH, BODY)).await.expect("a head");
+    let mut next = async || {
+        let frame = response.frame().await.expect("not over").expect("not broken");
+        String::from_utf8(frame.into_data().expect("data").to_vec()).expect("UTF-8")
+    };
+    assert_eq!(next().await, TOKEN);
+    for _ in 0..3 {
+        assert_eq!(next().await, ": ping\n\n");
+    }
+    // Half an event: a comment in its middle would break it.
+    let (first, second) = TOKEN.split_at(20);
+    sender.send(Bytes::from_static(first.as_bytes())).expect("streaming");
+    assert_eq!(next().await, ": ping\n\n");
+    sender.send(Bytes::from_static(second.as_bytes())).expect("streaming");
+    let mut got = next().await;
+    while got == ": ping\n\n" {
+        got = next().await;
+    }
+    assert_eq!(got, TOKEN);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_outlives_its_time_ends_with_an_error() {
+    let config = Config { request_timeout_secs: secs(0.2), ..config() };
+    let (mut worker, router, sender) = fed(config).await;
+    sender.send(Bytes::from_static(TOKEN.as_bytes())).expect("streaming");
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    let got = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
+    assert_eq!(error_at_the_end_of(&got), "timeout");
+    worker.request().await;
+    assert!(matches!(worker.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_stream_ends_when_its_worker_is_found_dead() {
+    let config = Config { inter_token_timeout_secs: secs(0.05), ..config() };
+    let (mut worker, router, sender) = fed(config).await;
+    sender.send(Bytes::from_static(TOKEN.as_bytes())).expect("streaming");
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut response = client.send(post(PATH, BODY)).await.expect("a head");
+    response.frame().await.expect("not over").expect("not broken");
+    worker.set_healthy(false);
+    let rest = response.collect().await.expect("a whole response").to_bytes();
+    assert_eq!(error_at_the_end_of(std::str::from_utf8(&rest).expect("UTF-8")), "stream_stuck");
+    worker.request().await;
+    assert!(matches!(worker.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+}

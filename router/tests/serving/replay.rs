@@ -1,0 +1,321 @@
+//! A stream whose worker dies goes on with another one, and its client sees nothing of it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use mla_router::{Config, RouterHandle};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::support::{
+    Client, FakeWorker, Reply, Seen, Then, assert_nothing_booked, config, post, router, secs, soon,
+};
+
+const PATH: &str = "/v1/chat/completions";
+const BODY: &str = r#"{"stream":true,"messages":[{"role":"user","content":"}"}]}"#;
+const ANSWER: &str = r#"id=chatcmpl-1 seed="7" \"#;
+const TOKENS: usize = 4;
+
+/// An engine whose token at each place is known, so that whoever continues continues right.
+///
+/// What it says of a request with `choices` choices, from what has been said: the events and, with
+/// `marks`, the lines for the router.
+fn stream(choices: usize, said: Option<&Value>, marks: bool) -> String {
+    let (mut parts, mut total) = (Vec::new(), 0);
+    if said.is_none() {
+        let role = r#"{"id":"1","choices":[{"index":0,"delta":{"role":"assistant"}}]}"#;
+        parts.push(format!("data: {role}\n\n"));
+    }
+    let of = |choice: usize| said.and_then(|said| said["choices"].get(choice));
+    for place in 0..TOKENS {
+        for choice in 0..choices {
+            let id = 1000 * (choice + 1) + place;
+            let ids = of(choice).map(|choice| choice["token_ids"].as_array().expect("ids"));
+            total += 1;
+            if let Some(said) = ids.and_then(|ids| ids.get(place)) {
+                assert_eq!(said, id, "a token that this engine would not have chosen");
+                continue;
+            }
+            let last = place + 1 == TOKENS;
+            if marks {
+                parts.push(format!(":mla {choice} {id}{}\n", if last { " length" } else { "" }));
+            }
+            let reason = if last { "\"length\"" } else { "null" };
+            parts.push(format!(
+                "data: {{\"id\":\"1\",\"choices\":[{{\"index\":{choice},\"delta\":{{\"content\":\
+                 \"\u{fc}{id}\u{1f600}\"}},\"finish_reason\":{reason}}}]}}\n\n"
+            ));
+        }
+    }
+    let usage = format!(r#"{{"id":"1","choices":[],"usage":{{"completion_tokens":{total}}}}}"#);
+    parts.push(format!("data: {usage}\n\ndata: [DONE]\n\n"));
+    parts.concat()
+}
+
+/// What the router asks a worker to go on from. Everything else must be as the client has sent it.
+fn continuation(seen: &Seen) -> Option<Value> {
+    assert_eq!(seen.head.headers["x-mla-replay"], "1");
+    let mut sent: Value = serde_json::from_slice(&seen.body).expect("JSON");
+    let continuation = sent.as_object_mut().expect("an object").remove("continuation");
+    assert_eq!(sent, serde_json::from_str::<Value>(BODY).expect("JSON"));
+    if let Some(continuation) = &continuation {
+        assert_eq!(continuation["response"], ANSWER);
+    }
+    continuation
+}
+
+fn answer() -> HeaderMap {
+    let value = HeaderValue::from_static(ANSWER);
+    [("x-mla-replay".parse().expect("a name"), value)].into_iter().collect()
+}
+
+/// Bytes after which the next streams break, in order; those that come later do not.
+type Cuts = Arc<Mutex<Vec<(usize, Then)>>>;
+
+async fn engine(choices: usize, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> FakeWorker {
+    let (cuts, requests) = (Arc::clone(cuts), Arc::clone(requests));
+    FakeWorker::start(move |seen| {
+        requests.fetch_add(1, Ordering::Relaxed);
+        let stream = stream(choices, continuation(seen).as_ref(), true);
+        let (length, then) = cuts.lock().pop().unwrap_or((stream.len(), Then::End));
+        let bytes = &stream.as_bytes()[..length.min(stream.len())];
+        let frames = bytes.chunks(50).map(Bytes::copy_from_slice).collect();
+        Reply::Stream(answer(), frames, then)
+    })
+    .await
+}
+
+/// A router in front of workers with that engine, and what its client gets.
+struct Fleet {
+    choices: usize,
+    cuts: Cuts,
+    requests: Arc<AtomicUsize>,
+    workers: Vec<FakeWorker>,
+    router: RouterHandle,
+    client: Client,
+}
+
+impl Fleet {
+    async fn new(config: Config, choices: usize) -> Self {
+        let (cuts, requests) = (Cuts::default(), Arc::default());
+        let mut workers = Vec::new();
+        for _ in 0..4 {
+            workers.push(engine(choices, &cuts, &requests).await);
+        }
+        let router = router(config, &workers.iter().collect::<Vec<_>>()).await;
+        let client = Client::connect(router.local_addr()).await;
+        Self { choices, cuts, requests, workers, router, client }
+    }
+
+    /// The client's stream, when those of the workers are cut like this.
+    async fn ask(&mut self, cuts: &[(usize, Then)]) -> String {
+        *self.cuts.lock() = cuts.iter().rev().copied().collect();
+        self.requests.store(0, Ordering::Relaxed);
+        let answer = self.client.post(PATH, BODY).await;
+        assert_eq!(answer.status, StatusCode::OK, "{:?}", answer.body);
+        assert!(!answer.headers.contains_key("x-mla-replay"));
+        String::from_utf8(answer.body.to_vec()).expect("UTF-8")
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// What the client gets if nothing breaks.
+    fn whole(&self) -> String {
+        stream(self.choices, None, false)
+    }
+
+    fn replays(&self, outcome: &str) -> String {
+        let page = self.router.router().metrics.render(self.router.router());
+        let series = format!("mla_router_replays_total{{outcome=\"{outcome}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&series));
+        line.expect("a series").to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_at_any_byte_goes_unnoticed() {
+    for choices in [1, 2] {
+        let mut fleet = Fleet::new(config(), choices).await;
+        let whole = fleet.whole();
+        assert_eq!(fleet.ask(&[]).await, whole);
+        let sent = stream(choices, None, true).len();
+        for cut in 1..sent {
+            let then = if cut % 2 == 0 { Then::Break } else { Then::End };
+            assert_eq!(fleet.ask(&[(cut, then)]).await, whole, "cut at {cut} of {sent}");
+            // What ends with the counts lacks only `[DONE]`.
+            let requests = if cut < sent - "data: [DONE]\n\n".len() { 2 } else { 1 };
+            assert_eq!(fleet.requests(), requests, "cut at {cut} of {sent}");
+        }
+        assert_nothing_booked(&fleet.router).await;
+        assert_eq!(fleet.replays("continued"), (sent - 15).to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_behind_the_last_event_needs_nobody() {
+    let mut fleet = Fleet::new(config(), 1).await;
+    for then in [Then::Break, Then::Silence] {
+        assert_eq!(fleet.ask(&[(usize::MAX, then)]).await, fleet.whole());
+        assert_eq!(fleet.requests(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_stream_may_break_three_times() {
+    let mut fleet = Fleet::new(config(), 2).await;
+    let whole = fleet.whole();
+    let seed = fastrand::u64(..);
+    let mut rng = fastrand::Rng::with_seed(seed);
+    for _ in 0..200 {
+        // Each brings at least an event: two that bring none look like the request's fault.
+        let cuts = [200, 150, 150].map(|least| (rng.usize(least..300), Then::Break));
+        assert_eq!(fleet.ask(&cuts).await, whole, "{cuts:?}, seed {seed}");
+    }
+    let cuts = [(200, Then::Break); 4];
+    let got = fleet.ask(&cuts).await;
+    assert!(got.contains("\"code\":\"stream_broken\"") && !got.contains("[DONE]"), "{got}");
+    assert_eq!(fleet.requests(), 4);
+    assert_eq!(fleet.replays("given_up"), "1");
+    assert_nothing_booked(&fleet.router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_breaks_worker_after_worker_is_given_up() {
+    let mut fleet = Fleet::new(config(), 1).await;
+    let first = stream(1, None, false).find("\n\n").expect("an event") + 2;
+    let got = fleet.ask(&[(first, Then::Break), (10, Then::Break), (10, Then::Break)]).await;
+    assert!(got.contains("\"code\":\"stream_broken\"") && !got.contains("[DONE]"), "{got}");
+    assert_eq!(fleet.requests(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
+    let config = Config {
+        inter_token_timeout_secs: secs(0.05),
+        cb_timeout_duration_secs: secs(0.01),
+        ..config()
+    };
+    let mut fleet = Fleet::new(config, 2).await;
+    let sent = stream(2, None, true).len();
+    for cut in [1, 100, sent / 2, sent - 20] {
+        let whole = fleet.whole();
+        assert_eq!(fleet.ask(&[(cut, Then::Silence)]).await, whole, "frozen at {cut}");
+        assert_eq!(fleet.requests(), 2);
+    }
+    // The router has let go of the frozen requests.
+    let mut aborted = 0;
+    soon(async {
+        while aborted < 4 {
+            aborted += fleet.workers.iter_mut().map(FakeWorker::aborts_so_far).sum::<usize>();
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_says_it_is_going_away_is_left() {
+    for code in ["scheduler_ended", "draining", "engine_died"] {
+        let error = format!("data: {{\"error\":{{\"message\":\"\",\"code\":\"{code}\"}}}}\n\n");
+        let begun = AtomicUsize::new(0);
+        let script = Arc::new(move |seen: &Seen| {
+            let whole = stream(1, continuation(seen).as_ref(), true);
+            let frames = if begun.fetch_add(1, Ordering::Relaxed) == 0 {
+                vec![Bytes::from(whole[..250].to_owned()), Bytes::from(error.clone())]
+            } else {
+                vec![Bytes::from(whole)]
+            };
+            Reply::Stream(answer(), frames, Then::End)
+        });
+        let mut workers = Vec::new();
+        for _ in 0..2 {
+            let script = Arc::clone(&script);
+            workers.push(FakeWorker::start(move |seen| script(seen)).await);
+        }
+        let router = router(config(), &workers.iter().collect::<Vec<_>>()).await;
+        let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+        assert_eq!(answer.body, stream(1, None, false), "{code}");
+    }
+}
+
+/// The first request gets a stream that breaks after two tokens, the others what `second` says.
+async fn broken_and_then(second: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> String {
+    let begun = AtomicUsize::new(0);
+    let script = Arc::new(move |seen: &Seen| {
+        if begun.fetch_add(1, Ordering::Relaxed) > 0 {
+            return second(seen);
+        }
+        let whole = stream(1, None, true);
+        let (cut, _) = whole.match_indices("\n\n").nth(2).expect("three events");
+        Reply::Stream(answer(), vec![Bytes::from(whole[..cut + 2].to_owned())], Then::Break)
+    });
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let script = Arc::clone(&script);
+        workers.push(FakeWorker::start(move |seen| script(seen)).await);
+    }
+    let router = router(config(), &workers.iter().collect::<Vec<_>>()).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    assert_nothing_booked(&router).await;
+    let got = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
+    let whole = stream(1, None, false);
+    let (kept, _) = whole.match_indices("\n\n").nth(2).expect("three events");
+    got.strip_prefix(&whole[..kept + 2]).expect("what came before the break").to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_will_not_continue_ends_the_stream_with_an_error() {
+    let refused = broken_and_then(|_| Reply::status(400)).await;
+    assert!(refused.contains("\"code\":\"stream_not_continued\"") && refused.contains("400"));
+    let whole = || vec![Bytes::from(stream(1, None, false))];
+    let another =
+        broken_and_then(move |_| Reply::Stream(HeaderMap::new(), whole(), Then::End)).await;
+    assert!(another.contains("\"code\":\"stream_not_continued\""), "{another}");
+    let json = broken_and_then(|_| Reply::ok("{\"choices\":[]}")).await;
+    assert!(json.contains("\"code\":\"stream_not_continued\""), "{json}");
+    for rest in [refused, another, json] {
+        assert!(!rest.contains("[DONE]") && rest.matches("data:").count() == 1, "{rest}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_loses_count_is_not_continued() {
+    let worker = FakeWorker::start(|_| {
+        let events = ":mla 0 1\ndata: {}\n\n:mla 0 x\ndata: {}\n\n";
+        Reply::Stream(answer(), vec![Bytes::from_static(events.as_bytes())], Then::Break)
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+    let got = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
+    assert!(got.starts_with("data: {}\n\ndata: {}\n\ndata: {\"error\""), "{got}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_what_can_be_continued_is_asked_for_it() {
+    let mut worker = FakeWorker::plain().await;
+    let off = Config { disable_replay: true, ..config() };
+    for (config, path, body, asked) in [
+        (config(), PATH, BODY, true),
+        (config(), "/v1/completions", r#"{"prompt":"a","stream":true} "#, true),
+        (config(), "/generate", r#"{"input_ids":[1],"stream":true}"#, true),
+        (config(), PATH, r#"{"messages":[{"role":"user","content":"}"}]}"#, false),
+        (config(), "/generate", r#"{"text":"a","stream":false}"#, false),
+        (config(), "/v1/embeddings", r#"{"input":"a","stream":true}"#, false),
+        (config(), "/generate", r#"["stream"]"#, false),
+        (off, PATH, BODY, false),
+    ] {
+        let router = router(config, &[&worker]).await;
+        let mut request = post(path, body);
+        request.headers_mut().insert("x-mla-replay", HeaderValue::from_static("1"));
+        Client::connect(router.local_addr()).await.call(request).await.expect("a response");
+        let seen = worker.request().await;
+        assert_eq!(seen.head.headers.contains_key("x-mla-replay"), asked, "{path} {body}");
+    }
+}
