@@ -15,7 +15,6 @@ use crate::{
         worker::Worker,
         worker_url::WorkerUrl,
     },
-    key::BLOCK_BYTES,
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
     proxy::{Budget, Queue, select::Scratch},
@@ -47,7 +46,7 @@ impl Router {
         let metrics = Arc::default();
         let router = Arc::new(Self {
             registry: Registry::default(),
-            tree: PrefixTree::new(config.max_tree_size / BLOCK_BYTES as u64),
+            tree: PrefixTree::new(config.default_cache_blocks()),
             policy: policy::of(&config),
             gate: Arc::default(),
             started: Instant::now(),

@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use mla_router::key::{KeyError, Route, RouteKey};
+use std::fmt::Write as _;
+
+use mla_router::key::{KeyError, Measure, Route, RouteKey};
 use serde_json::{Value, json};
 
 fn extract(route: Route, body: &Value) -> Result<RouteKey, KeyError> {
@@ -97,6 +99,84 @@ fn text_parts_equal_text_and_images_count_by_their_data() {
 }
 
 #[test]
+fn a_response_shares_the_blocks_of_the_chat_that_says_the_same() {
+    let responses = |body: &Value| extract(Route::Responses, body).expect("an input");
+    let tools = json!([{"type": "function", "name": "weather"}]);
+    let call =
+        json!({"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"});
+    let output = json!({"type": "function_call_output", "call_id": "c1", "output": long("rain ")});
+    let body = |input: Value| json!({"model": "m", "instructions": long("rule "), "tools": tools, "input": input});
+    let chat_of =
+        |messages: Value| chat(&json!({"model": "m", "tools": tools, "messages": messages}));
+    let (system, question) = (json!({"role": "system", "content": long("rule ")}), long("why "));
+    // The root differs, for a response may stand on another; so lengths are compared.
+    let plain = responses(&body(json!(question)));
+    let same = chat_of(json!([system, {"role": "user", "content": question}]));
+    assert_eq!((plain.blocks.len(), plain.prompt_len), (same.blocks.len(), same.prompt_len));
+
+    let part = json!({"type": "input_text", "text": question});
+    for input in [
+        json!([{"role": "user", "content": question}]),
+        json!([{"type": "message", "role": "user", "content": [part]}]),
+    ] {
+        assert_eq!(responses(&body(input)), plain);
+    }
+    let longer = responses(&body(json!([{"role": "user", "content": question}, call, output])));
+    let shared = plain.blocks.len();
+    assert_eq!(longer.blocks[..shared], plain.blocks);
+    assert!(longer.prompt_len > plain.prompt_len + 500);
+    let mut other_call = call.clone();
+    other_call["arguments"] = json!("{\"city\": \"Ulm\"}");
+    let other =
+        responses(&body(json!([{"role": "user", "content": question}, other_call, output])));
+    assert_ne!(other.blocks.last(), longer.blocks.last());
+
+    for (field, value) in [
+        ("previous_response_id", json!("resp_1")),
+        ("conversation", json!({"id": "conv_1"})),
+        ("prompt", json!({"id": "pmpt_1"})),
+    ] {
+        let mut continued = body(json!(question));
+        continued[field] = value;
+        assert_ne!(responses(&continued).blocks[0], plain.blocks[0], "{field}");
+    }
+}
+
+#[test]
+fn only_plain_text_and_ids_are_measured() {
+    let measure = |route, body: &Value| extract(route, body).expect("a prompt").measure;
+    let image = json!({"type": "image_url", "image_url": {"url": "data:a/b"}});
+    for (route, body, expected) in [
+        (Route::Completions, json!({"prompt": "a"}), Measure::Text),
+        (Route::Completions, json!({"prompt": ["a", "b"]}), Measure::Unknown),
+        (Route::Completions, json!({"prompt": ["a"]}), Measure::Text),
+        (Route::Completions, json!({"prompt": [1, 2]}), Measure::Ids),
+        (Route::Generate, json!({"input_ids": [[1, 2], [3]]}), Measure::Unknown),
+        (Route::ChatCompletions, body(), Measure::Text),
+        (
+            Route::ChatCompletions,
+            json!({"messages": [{"role": "user", "content": [image]}]}),
+            Measure::Unknown,
+        ),
+    ] {
+        assert_eq!(measure(route, &body), expected, "{body}");
+    }
+}
+
+#[test]
+fn the_body_names_the_session() {
+    let session = |user: Value| {
+        let mut body = body();
+        body["user"] = user;
+        chat(&body).session
+    };
+    assert_eq!(session(Value::Null), None);
+    assert!(session(json!("ann")).is_some());
+    assert_eq!(session(json!("ann")), session(json!("ann")));
+    assert_ne!(session(json!("ann")), session(json!("bob")));
+}
+
+#[test]
 fn a_batch_is_keyed_by_its_first_prompt() {
     let (first, second) = (long("first"), long("second"));
     let key = |prompt: Value| {
@@ -118,7 +198,7 @@ fn generate_takes_ids_before_text() {
     let key = |body: &Value| extract(Route::Generate, body).expect("a prompt");
     let by_ids = key(&json!({"input_ids": ids, "text": "ignored"}));
     assert_eq!(by_ids, key(&json!({"input_ids": ids, "text": null})));
-    assert_eq!((by_ids.blocks.len(), by_ids.prompt_len, by_ids.block_tokens), (4, 64, 16));
+    assert_eq!((by_ids.blocks.len(), by_ids.prompt_len), (4, 64));
     let by_text = key(&json!({"text": long("a"), "input_ids": null}));
     assert_eq!((by_text.blocks.len(), by_text.prompt_len, by_text.prompt_tokens), (1, 100, 25));
 }
@@ -153,6 +233,14 @@ fn bodies_without_a_prompt_say_why() {
             KeyError::Unreadable("input_ids"),
         ),
         (Route::Generate, json!({"input_ids": [1.5]}), KeyError::Unreadable("input_ids")),
+        (Route::Responses, json!({"prompt": "a"}), KeyError::Missing("input")),
+        (Route::Responses, json!({"input": 3}), KeyError::Unreadable("input")),
+        (Route::Responses, json!({"input": ["a"]}), KeyError::Unreadable("input")),
+        (
+            Route::Responses,
+            json!({"input": "a", "instructions": 1}),
+            KeyError::Unreadable("instructions"),
+        ),
         (Route::Other, json!({"prompt": "a"}), KeyError::NoPrompt),
     ];
     for (route, body, error) in cases {
@@ -193,4 +281,36 @@ fn depth_and_length_are_harmless() {
     let huge = json!({"prompt": "x".repeat(16 << 20)});
     let key = extract(Route::Completions, &huge).expect("a prompt");
     assert_eq!((key.prompt_len, key.blocks.len()), (16 << 20, 1 << 16));
+}
+
+/// What a client may send by mistake or by design: an answer of either kind, at once.
+#[test]
+fn hostile_bodies_cost_no_more_than_their_length() {
+    let mut fields = String::new();
+    for number in 0..1_000_000 {
+        write!(fields, "\"k{number}\":{number},").expect("a string takes all");
+    }
+    let many = format!("{{{fields}\"prompt\":\"{}\"}}", long("a"));
+    let key = RouteKey::extract(Route::Completions, many.as_bytes()).expect("a prompt");
+    assert_eq!(key.prompt_len, 100);
+
+    let roles = r#"{"role":"user","content":"a"},"#.repeat(300_000);
+    let chats = format!(r#"{{"messages":[{}]}}"#, roles.trim_end_matches(','));
+    let key = RouteKey::extract(Route::ChatCompletions, chats.as_bytes()).expect("a prompt");
+    assert_eq!(key.prompt_len, 300_000 * 8);
+
+    let controls: Vec<u8> = (0..=0x1f).collect();
+    let overlong = [0xc0, 0xaf, 0xe0, 0x80, 0x80, 0xff, 0xfe];
+    let rtl = "\u{202e}\u{5e9}\u{300}\u{301}\u{302}".as_bytes();
+    for odd in [&controls[..], &overlong, rtl] {
+        // Not JSON, some of it, but the worker is the one to say so: bytes are bytes.
+        let body = [br#"{"prompt":""#, &odd.repeat(64)[..], br#""}"#].concat();
+        let key = RouteKey::extract(Route::Completions, &body).expect("a prompt");
+        assert_eq!(key.blocks.len(), odd.len());
+    }
+    let body = body().to_string();
+    for end in 0..body.len() {
+        let key = RouteKey::extract(Route::ChatCompletions, &body.as_bytes()[..end]);
+        assert!(key.is_err(), "cut at {end}");
+    }
 }

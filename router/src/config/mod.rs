@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use ignored::Ignored;
 pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
-use crate::fleet::worker_url::WorkerUrl;
+use crate::{fleet::worker_url::WorkerUrl, key::BLOCK_BYTES};
 
 /// Headings of `--help`.
 const WORKERS: &str = "Workers";
@@ -250,6 +250,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Blocks of prompts remembered for a worker that does not tell the size of its cache.
+    pub fn default_cache_blocks(&self) -> u64 {
+        self.max_tree_size / BLOCK_BYTES as u64
+    }
+
     /// The key that the router's own requests to workers carry.
     pub fn worker_key(&self) -> Option<&ApiKey> {
         self.worker_api_key.as_ref().or(self.api_key.first())

@@ -11,7 +11,6 @@ use tokio::time::{sleep_until, timeout};
 
 use crate::{
     fleet::worker::{Phase, Worker, WorkerInfo},
-    key::BLOCK_TOKENS,
     metrics::Ejection,
     router::Router,
     upstream::{Connection, UpstreamError, call::Call},
@@ -178,7 +177,7 @@ impl HealthCheck {
             tracing::info!("worker {} has restarted: its cache is empty", worker.url);
         }
         if let Some(tokens) = info.max_total_num_tokens {
-            router.tree.set_capacity(worker.id, tokens / u64::from(BLOCK_TOKENS));
+            router.set_capacity(worker, tokens);
         }
         if info.models != before.models {
             tracing::info!("worker {} serves {}", worker.url, info.models.join(", "));

@@ -61,7 +61,7 @@ impl Worker {
             pool: Arc::new(pool),
             info: ArcSwap::default(),
             counters: WorkerCounters::default(),
-            learned: Learned::default(),
+            learned: Learned::new(config.default_cache_blocks()),
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
             pace: Pace::default(),

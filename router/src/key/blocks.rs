@@ -18,6 +18,8 @@ pub(super) struct Blocks {
     tail: [u8; BLOCK_BYTES],
     filled: usize,
     length: usize,
+    /// Whether something went in whose tokens its bytes do not tell.
+    media: bool,
 }
 
 impl Blocks {
@@ -29,6 +31,7 @@ impl Blocks {
             tail: [0; BLOCK_BYTES],
             filled: 0,
             length: 0,
+            media: false,
         }
     }
 
@@ -42,6 +45,12 @@ impl Blocks {
         } else {
             self.push_over(bytes);
         }
+    }
+
+    /// Pushes an image or the like, by the hash of its data.
+    pub(super) fn push_media(&mut self, hash: u64) {
+        self.media = true;
+        self.push(&hash.to_le_bytes());
     }
 
     /// Pushes a token id; a prompt is either ids or text, so ids never lie across two blocks.
@@ -80,8 +89,8 @@ impl Blocks {
         }
     }
 
-    /// The block hashes, and how many bytes were pushed in all.
-    pub(super) fn finish(self) -> (Vec<u64>, usize) {
-        (self.hashes, self.length)
+    /// The block hashes, how many bytes were pushed in all, and whether media were among them.
+    pub(super) fn finish(self) -> (Vec<u64>, usize, bool) {
+        (self.hashes, self.length, self.media)
     }
 }

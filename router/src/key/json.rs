@@ -10,7 +10,7 @@ use memchr::{memchr, memchr3};
 use super::KeyError;
 
 /// Of the fields that the router reads.
-pub(super) const LONGEST_NAME: usize = 16;
+pub(super) const LONGEST_NAME: usize = 20;
 
 /// A string literal as it stands between its quotes, escapes and all.
 #[derive(Clone, Copy)]
@@ -124,6 +124,15 @@ pub(crate) struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
+    }
+
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// What has been read since the cursor was at `start`.
+    pub(super) fn since(&self, start: usize) -> &'a [u8] {
+        &self.bytes[start..self.at]
     }
 
     fn malformed(&self) -> KeyError {

@@ -26,6 +26,7 @@ pub enum Route {
     ChatCompletions,
     Completions,
     Generate,
+    Responses,
     Other,
 }
 
@@ -35,7 +36,6 @@ pub struct RouteKey {
     /// Hash of model, adapter and cache salt. The first block's hash covers it, too.
     pub root: u64,
     pub blocks: Vec<u64>,
-    pub block_tokens: u32,
     /// What the body's `stream` says.
     pub stream: bool,
     /// Hash of what names the client's session: the body's `user`, unless the request's head says
@@ -43,8 +43,22 @@ pub struct RouteKey {
     pub session: Option<u64>,
     /// Bytes of decoded text, or token ids; over all prompts of a batch.
     pub prompt_len: usize,
-    /// The prompt's length in tokens, as near as a router without a tokenizer can tell.
+    /// The prompt's length in tokens, as near as a router without a tokenizer can tell,
     pub prompt_tokens: u64,
+    /// and how near that is.
+    pub measure: Measure,
+}
+
+/// What the router can tell of a prompt's length in tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// Four bytes to a token, as is usual.
+    #[default]
+    Text,
+    /// Token ids, counted.
+    Ids,
+    /// A batch, or images and the like among the text: not to be compared to what a worker counts.
+    Unknown,
 }
 
 /// Why a body has no key. The request is still forwarded: validation is the worker's.
@@ -74,6 +88,10 @@ struct Fields<'a> {
     prompt: Option<&'a [u8]>,
     text: Option<&'a [u8]>,
     input_ids: Option<&'a [u8]>,
+    input: Option<&'a [u8]>,
+    instructions: Option<&'a [u8]>,
+    previous: Option<&'a [u8]>,
+    conversation: Option<&'a [u8]>,
     user: Option<&'a [u8]>,
 }
 
@@ -91,6 +109,10 @@ impl<'a> Fields<'a> {
                 b"prompt" => &mut fields.prompt,
                 b"text" => &mut fields.text,
                 b"input_ids" => &mut fields.input_ids,
+                b"input" => &mut fields.input,
+                b"instructions" => &mut fields.instructions,
+                b"previous_response_id" => &mut fields.previous,
+                b"conversation" => &mut fields.conversation,
                 b"user" => &mut fields.user,
                 _ => return Ok(()),
             };
@@ -102,7 +124,13 @@ impl<'a> Fields<'a> {
     }
 
     fn root(&self, kind: Kind) -> Result<u64, KeyError> {
-        prompt::root(kind, [self.model, self.adapter, self.salt])
+        prompt::root(kind, &[self.model, self.adapter, self.salt])
+    }
+
+    /// The Responses API lets the engine put things before the input that the body only names.
+    fn root_of_responses(&self) -> Result<u64, KeyError> {
+        let named = [self.previous, self.conversation, self.prompt];
+        prompt::root(Kind::Text, &[&[self.model, self.adapter, self.salt], &named[..]].concat())
     }
 }
 
@@ -117,6 +145,7 @@ impl RouteKey {
         let fields = Fields::scan(body)?;
         let (value, name) = match route {
             Route::ChatCompletions => return Self::of_chat(&fields),
+            Route::Responses => return Self::of_responses(&fields),
             Route::Completions => (fields.prompt, "prompt"),
             Route::Generate if fields.input_ids.is_some() => (fields.input_ids, "input_ids"),
             Route::Generate => (fields.text, "text"),
@@ -129,9 +158,16 @@ impl RouteKey {
             Kind::Text => prompt::text(plain.first, name, &mut blocks)?,
             Kind::Ids => prompt::ids(plain.first, name, &mut blocks)?,
         }
-        let (blocks, bytes) = blocks.finish();
-        let length = bytes / plain.kind.unit() + plain.others;
-        Ok(Self::new(&fields, plain.kind, root, blocks, length))
+        let mut key = Self::new(&fields, root, blocks, plain.kind.unit());
+        if plain.kind == Kind::Ids {
+            key.measure = Measure::Ids;
+        }
+        if plain.others > 0 {
+            key.measure = Measure::Unknown;
+            key.prompt_len += plain.others;
+            key.prompt_tokens = tokens(key.prompt_len * plain.kind.unit());
+        }
+        Ok(key)
     }
 
     fn of_chat(fields: &Fields<'_>) -> Result<Self, KeyError> {
@@ -139,25 +175,33 @@ impl RouteKey {
         let root = fields.root(Kind::Text)?;
         let mut blocks = Blocks::new(root, messages.len());
         prompt::chat(fields.tools, messages, &mut blocks)?;
-        let (blocks, length) = blocks.finish();
-        Ok(Self::new(fields, Kind::Text, root, blocks, length))
+        Ok(Self::new(fields, root, blocks, 1))
     }
 
-    fn new(
-        fields: &Fields<'_>,
-        kind: Kind,
-        root: u64,
-        blocks: Vec<u64>,
-        prompt_len: usize,
-    ) -> Self {
+    fn of_responses(fields: &Fields<'_>) -> Result<Self, KeyError> {
+        let input = fields.input.ok_or(KeyError::Missing("input"))?;
+        let root = fields.root_of_responses()?;
+        let mut blocks = Blocks::new(root, input.len());
+        prompt::responses(fields.tools, fields.instructions, input, &mut blocks)?;
+        Ok(Self::new(fields, root, blocks, 1))
+    }
+
+    /// Of a prompt in units of `unit` bytes.
+    fn new(fields: &Fields<'_>, root: u64, blocks: Blocks, unit: usize) -> Self {
+        let (blocks, bytes, has_media) = blocks.finish();
         Self {
             root,
             blocks,
-            block_tokens: BLOCK_TOKENS,
             stream: fields.stream == Some(b"true"),
             session: fields.user.map(session_of),
-            prompt_len,
-            prompt_tokens: (prompt_len * kind.unit() * BLOCK_TOKENS as usize / BLOCK_BYTES) as u64,
+            prompt_len: bytes / unit,
+            prompt_tokens: tokens(bytes),
+            measure: if has_media { Measure::Unknown } else { Measure::Text },
         }
     }
+}
+
+/// Tokens that so many bytes are, going by blocks.
+fn tokens(bytes: usize) -> u64 {
+    (bytes * BLOCK_TOKENS as usize / BLOCK_BYTES) as u64
 }

@@ -17,6 +17,8 @@ use super::{
 type Name = &'static str;
 
 const MESSAGES: Name = "messages";
+const INPUT: Name = "input";
+const INSTRUCTIONS: Name = "instructions";
 
 const TOOLS: &[u8] = b"\x1d";
 const ROLE: &[u8] = b"\x1e";
@@ -33,41 +35,78 @@ pub(super) fn chat(
     messages: &[u8],
     blocks: &mut Blocks,
 ) -> Result<(), KeyError> {
-    if let Some(tools) = tools {
-        blocks.push(TOOLS);
-        canonical(tools, |bytes| blocks.push(bytes))?;
-    }
-    opening(messages, b'[', MESSAGES)?.array(|item| message(item, blocks))
+    push_tools(tools, blocks)?;
+    opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
 }
 
-fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
-    if item.peek() != Some(b'{') {
-        return Err(KeyError::Unreadable(MESSAGES));
+/// Pushes what the Responses API calls tools, instructions and input, so that it equals the chat that
+/// says the same.
+pub(super) fn responses(
+    tools: Option<&[u8]>,
+    instructions: Option<&[u8]>,
+    input: &[u8],
+    blocks: &mut Blocks,
+) -> Result<(), KeyError> {
+    push_tools(tools, blocks)?;
+    if let Some(instructions) = instructions {
+        push_role(b"system", blocks);
+        content(instructions, INSTRUCTIONS, blocks)?;
     }
-    let (mut role, mut name, mut content, mut calls) = (None, None, None, None);
+    if input[0] == b'"' {
+        push_role(b"user", blocks);
+        return text(input, INPUT, blocks);
+    }
+    opening(input, b'[', INPUT)?.array(|item| message(item, INPUT, blocks))
+}
+
+fn push_tools(tools: Option<&[u8]>, blocks: &mut Blocks) -> Result<(), KeyError> {
+    let Some(tools) = tools else {
+        return Ok(());
+    };
+    blocks.push(TOOLS);
+    canonical(tools, |bytes| blocks.push(bytes))
+}
+
+/// What stands before the content of a message without a name.
+fn push_role(role: &[u8], blocks: &mut Blocks) {
+    blocks.push(ROLE);
+    blocks.push(role);
+    blocks.push(ROLE);
+    blocks.push(CONTENT);
+}
+
+/// A message of a chat, or an item of the Responses API's input: a message, or a call, a call's
+/// output and the like, which have no role.
+fn message(item: &mut Cursor<'_>, field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
+    if item.peek() != Some(b'{') {
+        return Err(KeyError::Unreadable(field));
+    }
+    let start = item.at();
+    let (mut role, mut name, mut words, mut calls) = (None, None, None, None);
     item.object(|field, value| {
         let slot = match field {
             b"role" => &mut role,
             b"name" => &mut name,
-            b"content" => &mut content,
+            b"content" => &mut words,
             b"tool_calls" => &mut calls,
             _ => return Ok(()),
         };
         *slot = Some(value).filter(|value| *value != b"null");
         Ok(())
     })?;
+    if role.is_none() && words.is_none() && calls.is_none() {
+        blocks.push(CALLS);
+        return canonical(item.since(start), |bytes| blocks.push(bytes));
+    }
     for value in [role, name] {
         blocks.push(ROLE);
         if let Some(value) = value {
-            text(value, MESSAGES, blocks)?;
+            text(value, field, blocks)?;
         }
     }
     blocks.push(CONTENT);
-    if let Some(value) = content {
-        match value[0] {
-            b'"' => text(value, MESSAGES, blocks)?,
-            _ => opening(value, b'[', MESSAGES)?.array(|item| part(item.value()?, blocks))?,
-        }
+    if let Some(value) = words {
+        content(value, field, blocks)?;
     }
     if let Some(value) = calls {
         blocks.push(CALLS);
@@ -76,14 +115,22 @@ fn message(item: &mut Cursor<'_>, blocks: &mut Blocks) -> Result<(), KeyError> {
     Ok(())
 }
 
+/// Text, or a list of parts.
+fn content(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
+    match value[0] {
+        b'"' => text(value, field, blocks),
+        _ => opening(value, b'[', field)?.array(|item| part(item.value()?, field, blocks)),
+    }
+}
+
 /// One part of a content list: text by its text, so that it equals the same content written as a
 /// string; anything else (image, video, audio) by the hash of its data.
-fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
+fn part(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
     if value[0] == b'"' {
-        return text(value, MESSAGES, blocks);
+        return text(value, field, blocks);
     }
     let (mut words, mut media) = (None, 0_u64);
-    opening(value, b'{', MESSAGES)?.object(|field, value| {
+    opening(value, b'{', field)?.object(|field, value| {
         match field {
             b"text" => words = Some(value).filter(|value| *value != b"null"),
             b"type" | b"cache_control" => {}
@@ -98,10 +145,10 @@ fn part(value: &[u8], blocks: &mut Blocks) -> Result<(), KeyError> {
         Ok(())
     })?;
     if let Some(value) = words {
-        return text(value, MESSAGES, blocks);
+        return text(value, field, blocks);
     }
     blocks.push(MEDIA);
-    blocks.push(&media.to_le_bytes());
+    blocks.push_media(media);
     Ok(())
 }
 
@@ -182,7 +229,7 @@ fn opening(value: &[u8], byte: u8, field: Name) -> Result<Cursor<'_>, KeyError> 
 }
 
 /// Hash of what must be equal, besides the prompt, for two requests to share a cached block.
-pub(super) fn root(kind: Kind, parts: [Option<&[u8]>; 3]) -> Result<u64, KeyError> {
+pub(super) fn root(kind: Kind, parts: &[Option<&[u8]>]) -> Result<u64, KeyError> {
     let mut hasher = Xxh3::new();
     hasher.update(match kind {
         Kind::Ids => b"ids".as_slice(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Counters, Family, Label, labels::Ejection, page::Page};
+use super::{Counter, Counters, Family, Label, labels::Ejection, page::Page};
 use crate::{
     fleet::worker::{BreakerState, Phase, Worker},
     policy::Reason,
@@ -28,6 +28,16 @@ const CACHED_TOKENS: Family = Family::counter(
     "mla_router_cached_tokens_total",
     "Those of them that were cached.",
     &["worker", "reason"],
+);
+const EVICTED_BLOCKS: Family = Family::counter(
+    "mla_router_tree_corrected_blocks_total",
+    "Blocks that the prefix tree took from a worker because its cache hits showed that it had evicted them.",
+    &["worker"],
+);
+const EMPTIED: Family = Family::counter(
+    "mla_router_tree_purges_total",
+    "Times that a worker's cache hits showed that it had lost its whole cache.",
+    &["worker"],
 );
 const EJECTIONS: Family = Family::counter(
     "mla_router_ejections_total",
@@ -78,6 +88,10 @@ pub struct WorkerCounters {
     pub predicted_tokens: Counters<Reason>,
     /// and those that were.
     pub cached_tokens: Counters<Reason>,
+    /// What its reports have taken from its share of the tree, in blocks,
+    pub evicted_blocks: Counter,
+    /// and how often they took all.
+    pub emptied: Counter,
     pub ejections: Counters<Ejection>,
     /// Changes of its circuit breaker, by the state that it came to.
     pub breaker: Counters<BreakerState>,
@@ -98,6 +112,8 @@ pub(super) fn write(page: &mut Page, router: &Router) {
     counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
     counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
     counters(page, &CACHED_TOKENS, workers, |counters| &counters.cached_tokens);
+    values(page, &EVICTED_BLOCKS, workers, |worker| worker.counters.evicted_blocks.get());
+    values(page, &EMPTIED, workers, |worker| worker.counters.emptied.get());
     counters(page, &EJECTIONS, workers, |counters| &counters.ejections);
     counters(page, &TRANSITIONS, workers, |counters| &counters.breaker);
     states(page, &BREAKER, workers, BreakerState::as_str, Worker::breaker);

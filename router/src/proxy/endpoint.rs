@@ -10,6 +10,7 @@ pub enum Endpoint {
     ChatCompletions,
     Completions,
     Generate,
+    Responses,
     /// Any other `POST /v1/...`: the workers know it or answer 404.
     OtherV1,
     Tokenize,
@@ -21,10 +22,11 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Generate,
+        Self::Responses,
         Self::OtherV1,
         Self::Tokenize,
         Self::Detokenize,
@@ -39,6 +41,7 @@ impl Endpoint {
             "/v1/chat/completions" => Self::ChatCompletions,
             "/v1/completions" => Self::Completions,
             "/generate" => Self::Generate,
+            "/v1/responses" => Self::Responses,
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
             "/get_model_info" => Self::ModelInfo,
@@ -65,6 +68,7 @@ impl Endpoint {
             Self::ChatCompletions => Some(key::Route::ChatCompletions),
             Self::Completions => Some(key::Route::Completions),
             Self::Generate => Some(key::Route::Generate),
+            Self::Responses => Some(key::Route::Responses),
             _ => None,
         }
     }
@@ -88,6 +92,7 @@ impl Endpoint {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
             Self::Generate => "generate",
+            Self::Responses => "responses",
             Self::OtherV1 => "v1_other",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",

@@ -174,11 +174,15 @@ impl PrefixTree {
         workers.slot(worker).map_or(0, |slot| workers.quota(slot).used())
     }
 
-    /// When the least recently used part of what `worker` holds was used.
-    pub fn oldest_of(&self, worker: WorkerId) -> Option<Stamp> {
+    /// Whether `worker` has used as much of its share before `stamp` as after it, going by the number
+    /// of inserts.
+    pub fn is_in_older_half(&self, worker: WorkerId, stamp: Stamp) -> bool {
         let workers = self.workers.read();
-        let (_, oldest, _) = workers.quota(workers.slot(worker)?).oldest_shard()?;
-        Some(oldest)
+        let oldest = workers.slot(worker).and_then(|slot| workers.quota(slot).oldest_shard());
+        oldest.is_some_and(|(_, oldest, _)| {
+            let now = Stamp(self.clock.load(Ordering::Relaxed));
+            stamp.is_before(oldest) || now.since(stamp) >= stamp.since(oldest)
+        })
     }
 
     pub fn stats(&self) -> TreeStats {

@@ -43,6 +43,11 @@ impl Settling {
         note.last_used.is_some_and(|used| used.is_before(self.settled))
     }
 
+    /// After the last note.
+    pub(super) fn now(&self) -> Stamp {
+        self.now
+    }
+
     /// A request's prompt is computed, or never will be.
     pub(super) fn end(&mut self, epoch: &Epoch) {
         self.pending[epoch.0] -= 1;

@@ -1,0 +1,315 @@
+//! What the router has learned about one worker's cache.
+
+use parking_lot::Mutex;
+
+use super::{
+    Usage,
+    settling::{Epoch, Settling},
+};
+use crate::{
+    fleet::worker_id::WorkerId,
+    key::{BLOCK_TOKENS, Measure, RouteKey},
+    tree::{Note, PrefixTree, Stamp},
+};
+
+/// Blocks by which a true report may fall short of the tree's word: a worker caches whole pages only
+/// (64 tokens, say), and computes at least the last token. An eighth of the word comes on top, as
+/// parts of a prompt differ in tokens per byte.
+const SLACK: f64 = 6.0;
+
+/// A restart shows in prompts of which at least so many blocks should have been there, not long
+/// unused, and nothing was;
+const RESTART_BLOCKS: u32 = 32;
+
+/// so many times, while nothing was found that had been used before them.
+const RESTART_RUN: u32 = 3;
+
+/// What one sign of too little room leaves of a worker's capacity, at least, and what one of more room
+/// makes of it. A cache that is smaller than told shows itself again and again, so that small steps
+/// get there; a restart looks the same for a few requests, and must not cost much.
+const SHRINK: f64 = 0.9;
+const GROW: f64 = 17.0 / 16.0;
+
+/// What each further request leaves of the weight of those before, in the mean of tokens per block.
+const DECAY: f64 = 0.99;
+
+/// What the tree said of a request's worker, part of the request's booking.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prediction {
+    /// `None` under a policy without a tree, and once there is nothing to take back.
+    pub(super) note: Option<Note>,
+    /// Whether all that the tree promised had been computed by then.
+    settled: bool,
+    /// Whether the worker has told the prompt's tokens, and those cached.
+    measured: bool,
+    pub(super) told: bool,
+}
+
+impl Prediction {
+    pub fn note(&self) -> Option<Note> {
+        self.note
+    }
+}
+
+/// What a report has changed, where people should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// The worker has evicted what the tree believed it to have; so many blocks were taken from it.
+    Evicted { blocks: u64 },
+    /// The worker has lost its cache.
+    Emptied,
+    /// The worker has not had a single token cached so far.
+    NoCache,
+}
+
+/// Tokens of a prompt as the metrics count them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub prompt: u64,
+    pub predicted: u64,
+    pub cached: u64,
+}
+
+#[derive(Debug)]
+pub struct Learned {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    settling: Settling,
+    /// Tokens and blocks of the prompts so far, decayed.
+    tokens: f64,
+    blocks: f64,
+    /// Tokens that the worker's cache holds, if it has told, and blocks otherwise.
+    told_tokens: Option<u64>,
+    default_blocks: u64,
+    /// The part of that which prompts have: answers and running requests take room, too, and so
+    /// does what other routers send.
+    share: f64,
+    /// What the tree has been told.
+    applied: u64,
+    /// Prompts of which nothing was cached, the last use of the latest of them, and the share before
+    /// the first.
+    zeros: u32,
+    lost: Stamp,
+    share_before: f64,
+    /// When it was last found empty: what was noted before says nothing more.
+    emptied: Stamp,
+    /// Whether it has had anything cached since it was last found empty.
+    has_hit: bool,
+}
+
+impl Learned {
+    /// A worker that has not told its capacity, and is taken to hold `default_blocks`.
+    pub fn new(default_blocks: u64) -> Self {
+        Self {
+            state: Mutex::new(State {
+                settling: Settling::default(),
+                tokens: 0.0,
+                blocks: 0.0,
+                told_tokens: None,
+                default_blocks,
+                share: 1.0,
+                applied: default_blocks,
+                zeros: 0,
+                lost: Stamp::default(),
+                share_before: 1.0,
+                emptied: Stamp::default(),
+                has_hit: false,
+            }),
+        }
+    }
+
+    /// A request is booked; only afterwards may it be noted in the tree.
+    pub fn begin(&self) -> Epoch {
+        self.state.lock().settling.begin()
+    }
+
+    /// The tree has noted the request.
+    pub fn predict(&self, note: Note) -> Prediction {
+        let settled = self.state.lock().settling.noted(&note);
+        Prediction { note: Some(note), settled, ..Prediction::default() }
+    }
+
+    /// The request's prompt is computed, or never will be.
+    pub fn end(&self, epoch: &Epoch) {
+        self.state.lock().settling.end(epoch);
+    }
+
+    /// The worker says how many tokens its cache holds.
+    pub fn set_capacity(&self, tree: &PrefixTree, worker: WorkerId, tokens: u64) {
+        let mut state = self.state.lock();
+        state.told_tokens = Some(tokens);
+        state.resize(tree, worker);
+    }
+
+    /// What the tree takes the worker to hold at most, in blocks.
+    pub fn capacity(&self) -> u64 {
+        self.state.lock().applied
+    }
+
+    /// Takes in `usage`; what there is to count, if this is the first report of cached tokens, and
+    /// what there is to say.
+    pub fn learn(
+        &self,
+        tree: &PrefixTree,
+        worker: WorkerId,
+        key: &RouteKey,
+        prediction: &mut Prediction,
+        usage: Usage,
+    ) -> (Option<Report>, Option<Finding>) {
+        let mut state = self.state.lock();
+        if let Some(tokens) = usage.prompt_tokens
+            && !std::mem::replace(&mut prediction.measured, true)
+            && key.measure != Measure::Unknown
+        {
+            state.tokens = state.tokens * DECAY + tokens as f64;
+            state.blocks = state.blocks * DECAY + blocks_of(key);
+            state.resize(tree, worker);
+        }
+        let Some(cached) = usage.cached_tokens else {
+            return (None, None);
+        };
+        if std::mem::replace(&mut prediction.told, true) {
+            return (None, None);
+        }
+        let tokens = state.tokens_per_block(key.measure);
+        let prompt =
+            usage.prompt_tokens.unwrap_or_else(|| whole(blocks_of(key) * tokens)).max(cached);
+        let note = prediction.note.take();
+        let held = note.map_or(0, |note| note.held);
+        let predicted = whole(f64::from(held) * tokens).min(prompt);
+        let finding =
+            note.filter(|_| key.measure != Measure::Unknown && prompt > 0).and_then(|note| {
+                // In the prompt's own measure, whatever tokens it has to a byte.
+                let found = cached as f64 / prompt as f64 * blocks_of(key);
+                state.judge(tree, worker, &note, prediction.settled, found)
+            });
+        (Some(Report { prompt, predicted, cached }), finding)
+    }
+}
+
+#[expect(clippy::cast_sign_loss, reason = "what is counted is not negative")]
+fn whole(count: f64) -> u64 {
+    count as u64
+}
+
+/// Blocks of a prompt, its tail included.
+fn blocks_of(key: &RouteKey) -> f64 {
+    key.prompt_tokens as f64 / f64::from(BLOCK_TOKENS)
+}
+
+impl State {
+    fn tokens_per_block(&self, measure: Measure) -> f64 {
+        let usual = f64::from(BLOCK_TOKENS);
+        match measure {
+            // A few short prompts are mostly the template's tokens.
+            Measure::Text if self.blocks >= 64.0 => {
+                (self.tokens / self.blocks).clamp(usual / 8.0, usual * 8.0)
+            }
+            _ => usual,
+        }
+    }
+
+    /// Compares `found` blocks with what the tree said.
+    fn judge(
+        &mut self,
+        tree: &PrefixTree,
+        worker: WorkerId,
+        note: &Note,
+        settled: bool,
+        found: f64,
+    ) -> Option<Finding> {
+        if found > 0.0 {
+            self.has_hit = true;
+            if note.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
+                self.zeros = 0;
+            }
+        }
+        let held = f64::from(note.held);
+        match note.last_used {
+            Some(last_used) if settled => {
+                if held > found + held / 8.0 + SLACK {
+                    // What has not been used for long may well have been evicted.
+                    let nothing = found == 0.0
+                        && note.held >= RESTART_BLOCKS
+                        && !tree.is_in_older_half(worker, last_used);
+                    return Some(self.cut(tree, worker, last_used, nothing));
+                }
+                if self.is_old(tree, worker, last_used) {
+                    self.grow(tree, worker);
+                }
+            }
+            // Forgotten here, and still there.
+            None if found > SLACK => self.grow(tree, worker),
+            _ => {}
+        }
+        None
+    }
+
+    /// The worker has evicted what it last used at `last_used`, or has `nothing` of a long prompt.
+    fn cut(
+        &mut self,
+        tree: &PrefixTree,
+        worker: WorkerId,
+        last_used: Stamp,
+        nothing: bool,
+    ) -> Finding {
+        if nothing {
+            if self.zeros == 0 {
+                (self.share_before, self.lost) = (self.share, last_used);
+            }
+            self.zeros += 1;
+            if self.lost.is_before(last_used) {
+                self.lost = last_used;
+            }
+            if self.zeros == RESTART_RUN {
+                self.zeros = 0;
+                // It was not its size.
+                self.share = self.share_before;
+                self.emptied = self.settling.now();
+                tree.purge_worker(worker);
+                self.resize(tree, worker);
+                let had = std::mem::take(&mut self.has_hit);
+                return if had { Finding::Emptied } else { Finding::NoCache };
+            }
+        }
+        let blocks = tree.evict_unused(worker, last_used);
+        // It holds no more than what it has used since.
+        let holds = tree.held_by(worker) as f64 / self.full();
+        self.share = self.share.min(holds.max(self.share * SHRINK));
+        self.resize(tree, worker);
+        Finding::Evicted { blocks }
+    }
+
+    /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is
+    /// as large as it may be: a worker that still has this has room for more.
+    fn is_old(&self, tree: &PrefixTree, worker: WorkerId, last_used: Stamp) -> bool {
+        let is_full = tree.held_by(worker) >= self.applied - self.applied / 8;
+        is_full && tree.is_in_older_half(worker, last_used)
+    }
+
+    fn grow(&mut self, tree: &PrefixTree, worker: WorkerId) {
+        if self.share < 1.0 {
+            self.share = (self.share * GROW).min(1.0);
+            self.resize(tree, worker);
+        }
+    }
+
+    /// Blocks that the worker would hold if prompts had all of its cache.
+    fn full(&self) -> f64 {
+        let told =
+            self.told_tokens.map(|tokens| tokens as f64 / self.tokens_per_block(Measure::Text));
+        told.unwrap_or(self.default_blocks as f64).max(1.0)
+    }
+
+    fn resize(&mut self, tree: &PrefixTree, worker: WorkerId) {
+        let blocks = whole(self.full() * self.share);
+        // Not for nothing: it may evict.
+        if blocks.abs_diff(self.applied) > self.applied / 64 {
+            self.applied = blocks;
+            tree.set_capacity(worker, blocks);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! What the router learns from its workers' reports, against workers whose caches are simulated: the
+//! mock engine's pages, smaller than told, emptied now and then, or evicting in an order of their own.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use mla_mock_worker::cache::{Cache, Lease, PageHash};
+use mla_router::{
+    fleet::worker_id::WorkerId,
+    key::{Measure, RouteKey},
+    proxy::correct::{Epoch, Finding, Learned, Prediction, Usage},
+    tree::PrefixTree,
+};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const WORKER: WorkerId = WorkerId(0);
+
+/// Blocks of a page: 64 tokens.
+const PAGE: usize = 4;
+
+/// Requests that are being computed at a time.
+const CONCURRENT: usize = 6;
+
+const REQUESTS: usize = 3000;
+
+/// A prompt of conversation `id` at its `turn`: a system prompt that ten conversations share, then
+/// text of its own that grows.
+fn prompt(id: u64, turn: u64) -> RouteKey {
+    let mut chain = 0;
+    let blocks: Vec<u64> = (0..40 + 20 * (turn + 1))
+        .map(|block| {
+            let part = if block < 40 { id / 10 } else { 1 << 40 | id };
+            chain = xxh3_64_with_seed(&(part << 16 | block).to_le_bytes(), chain);
+            chain
+        })
+        .collect();
+    let prompt_tokens = blocks.len() as u64 * 16;
+    RouteKey { blocks, prompt_tokens, measure: Measure::Text, ..RouteKey::default() }
+}
+
+/// How a simulated worker differs from what it says.
+#[derive(Clone, Copy)]
+struct World {
+    /// Tokens that it says its cache holds, and those that it holds.
+    told: u64,
+    real: u64,
+    /// Tokens per block of text: 16 is what the router takes for usual.
+    tokens_per_block: u64,
+    /// Loses its cache after so many requests, again and again.
+    restart_every: Option<usize>,
+    /// Evicts some conversation, recent or not, once in so many requests.
+    whim_every: Option<usize>,
+    /// Serves another router's requests, too: as many as this one's.
+    shared: bool,
+    reports: bool,
+}
+
+const SMALL: World = World {
+    told: 200_000,
+    real: 50_000,
+    tokens_per_block: 16,
+    restart_every: None,
+    whim_every: None,
+    shared: false,
+    reports: true,
+};
+
+struct InFlight {
+    key: RouteKey,
+    prediction: Prediction,
+    epoch: Epoch,
+    lease: Option<Lease>,
+    path: Vec<PageHash>,
+    usage: Usage,
+}
+
+struct Outcome {
+    /// Differences between predicted and cached tokens, and all tokens, of the second half.
+    error: u64,
+    prompt: u64,
+    emptied: usize,
+    capacity: u64,
+}
+
+fn run(world: World, seed: u64, learning: bool) -> Outcome {
+    let mut dice = fastrand::Rng::with_seed(seed);
+    let tree = PrefixTree::new(1 << 18);
+    let learned = Learned::new(1 << 18);
+    learned.set_capacity(&tree, WORKER, world.told);
+    let new_cache = || Cache::new((world.real / (PAGE as u64 * world.tokens_per_block)) as usize);
+    let mut cache = new_cache();
+    let (mut turns, mut salts) = ([0_u64; 200], [0_u64; 200]);
+    let mut open: VecDeque<InFlight> = VecDeque::new();
+    let mut outcome = Outcome { error: 0, prompt: 0, emptied: 0, capacity: 0 };
+    for request in 0..REQUESTS {
+        if world.restart_every.is_some_and(|every| request % every == every - 1) {
+            // Who was in it never answers.
+            for lost in open.drain(..) {
+                tree.retract(&lost.key, WORKER, &lost.prediction.note().expect("noted"));
+                learned.end(&lost.epoch);
+            }
+            cache = new_cache();
+        }
+        // Some conversations are busier than others.
+        let busiest = 1 + dice.usize(..turns.len());
+        let id = dice.usize(..busiest);
+        turns[id] = (turns[id] + 1) % 12;
+        let key = prompt(id as u64, turns[id]);
+        let epoch = learned.begin();
+        let prediction = learned.predict(tree.insert(&key, WORKER));
+        if world.whim_every.is_some_and(|every| request % every == 0) {
+            // Under another name it is not found again, and ages.
+            salts[dice.usize(..turns.len())] += 1;
+        }
+        let own = |(number, page): (usize, &[u64])| {
+            page[PAGE - 1] ^ if number < 10 { 0 } else { salts[id] }
+        };
+        let path: Vec<PageHash> = key.blocks.chunks_exact(PAGE).enumerate().map(own).collect();
+        if world.shared {
+            let strange: Vec<PageHash> = (0..path.len()).map(|_| dice.u64(..)).collect();
+            if let Some(mut lease) = cache.reserve(&strange, strange.len()) {
+                cache.publish(&mut lease, &strange);
+                cache.release(lease);
+            }
+        }
+        // Half a page more for the template, and an answer that stays in the cache, too.
+        let tokens = key.blocks.len() as u64 * world.tokens_per_block + 30;
+        let cached = cache
+            .matched(&path)
+            .min((tokens as usize - 1) / (PAGE * world.tokens_per_block as usize));
+        let lease = cache.reserve(&path, path.len() + 8);
+        let usage = Usage {
+            prompt_tokens: Some(tokens),
+            cached_tokens: world
+                .reports
+                .then_some(cached as u64 * PAGE as u64 * world.tokens_per_block),
+        };
+        open.push_back(InFlight { key, prediction, epoch, lease, path, usage });
+        if open.len() < CONCURRENT {
+            continue;
+        }
+        let mut done = open.pop_front().expect("some are open");
+        if let Some(mut lease) = done.lease {
+            cache.publish(&mut lease, &done.path);
+            cache.release(lease);
+        }
+        learned.end(&done.epoch);
+        let predicted =
+            u64::from(done.prediction.note().expect("noted").held) * world.tokens_per_block;
+        if request > REQUESTS / 2 {
+            let cached = done.usage.cached_tokens.unwrap_or(0);
+            outcome.error += predicted.abs_diff(cached);
+            outcome.prompt += done.usage.prompt_tokens.expect("told");
+        }
+        if learning {
+            let prediction = &mut done.prediction;
+            let (_, finding) = learned.learn(&tree, WORKER, &done.key, prediction, done.usage);
+            outcome.emptied +=
+                usize::from(matches!(finding, Some(Finding::Emptied | Finding::NoCache)));
+        }
+    }
+    outcome.capacity = learned.capacity();
+    outcome
+}
+
+/// By what factor learning makes the error of the predictions smaller.
+fn gain(world: World) -> (f64, Outcome) {
+    let (with, without) = (run(world, 7, true), run(world, 7, false));
+    let error = |outcome: &Outcome| outcome.error as f64 / outcome.prompt as f64;
+    (error(&without) / error(&with), with)
+}
+
+#[test]
+fn a_cache_smaller_than_told_is_found_out() {
+    for world in
+        [SMALL, World { tokens_per_block: 10, ..SMALL }, World { tokens_per_block: 28, ..SMALL }]
+    {
+        let (gain, outcome) = gain(world);
+        assert!(gain > 2.5, "{gain:.1}");
+        // Answers and running requests have their part of it.
+        let real = world.real / world.tokens_per_block;
+        assert!((real / 2..real * 2).contains(&outcome.capacity), "{} of {real}", outcome.capacity);
+    }
+}
+
+#[test]
+fn an_odd_order_of_evictions_and_the_prompts_of_other_routers_are_no_obstacle() {
+    for world in [World { whim_every: Some(10), ..SMALL }, World { shared: true, ..SMALL }] {
+        let (gain, _) = gain(world);
+        assert!(gain > 2.5, "{gain:.1}");
+    }
+}
+
+#[test]
+fn a_restart_is_found_out_and_costs_no_capacity() {
+    let world = World { restart_every: Some(500), real: SMALL.told, ..SMALL };
+    let (gain, outcome) = gain(world);
+    assert!(gain > 1.5, "{gain:.1}");
+    assert!((1..=6).contains(&outcome.emptied), "{} of 6", outcome.emptied);
+    let told = world.told / world.tokens_per_block;
+    assert!(outcome.capacity > told * 9 / 10, "{} of {told}", outcome.capacity);
+}
+
+#[test]
+fn who_tells_the_truth_or_nothing_is_believed() {
+    for world in [World { told: SMALL.real, ..SMALL }, World { reports: false, ..SMALL }] {
+        let (gain, outcome) = gain(world);
+        assert!(gain > 0.99, "{gain:.2}");
+        assert_eq!(outcome.emptied, 0);
+        let told = world.told / world.tokens_per_block;
+        assert!(outcome.capacity > told * 9 / 10, "{} of {told}", outcome.capacity);
+    }
+}
