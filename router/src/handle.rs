@@ -63,7 +63,7 @@ impl RouterHandle {
         let local_addr = listener.local_addr()?;
         let tls = server::tls::acceptor(&config)?;
         let sources = Sources::prepare(&config).await?;
-        let router = Router::new(config);
+        let router = Router::new(config)?;
         let discovery = Mutex::new(sources.follow(&router));
         announce(&router, local_addr);
         let (course, followed) = watch::channel(Course::Serving);

@@ -15,12 +15,13 @@ use crate::{
         worker::Worker,
         worker_url::WorkerUrl,
     },
+    handle::StartError,
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
     proxy::{Budget, Queue, select::Scratch},
     shutdown::Gate,
     tree::PrefixTree,
-    upstream::Pool,
+    upstream::{Dialer, Pool},
 };
 
 pub struct Router {
@@ -33,6 +34,7 @@ pub struct Router {
     pub started: Instant,
     pub queue: Arc<Queue>,
     pub budget: Budget,
+    dialer: Arc<Dialer>,
     /// Makes choosing and booking one step: without it, requests that arrive together would all see
     /// the same idle worker and all go there.
     pub(crate) choosing: Mutex<Scratch>,
@@ -42,7 +44,7 @@ pub struct Router {
 
 impl Router {
     /// Must be called within a tokio runtime. The workers of the config are registered at once.
-    pub fn new(config: Config) -> Arc<Self> {
+    pub fn new(config: Config) -> Result<Arc<Self>, StartError> {
         let metrics = Arc::default();
         let router = Arc::new(Self {
             registry: Registry::default(),
@@ -52,6 +54,7 @@ impl Router {
             started: Instant::now(),
             queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
             metrics,
+            dialer: Arc::new(Dialer::new(&config)?),
             budget: Budget::new(config.retry_budget.get()),
             choosing: Mutex::default(),
             runtime: runtime::Handle::current(),
@@ -62,7 +65,7 @@ impl Router {
                 tracing::warn!("--worker-urls: {error}");
             }
         }
-        router
+        Ok(router)
     }
 
     /// Registers a worker. It takes requests after its first good health check, which starts now.
@@ -70,7 +73,7 @@ impl Router {
         let url = address.url().clone();
         let pool = Pool::new(
             address,
-            self.config.connect_timeout_secs.get(),
+            Arc::clone(&self.dialer),
             self.config.upstream_idle_timeout_secs.get(),
             self.config.worker_key().map(ApiKey::bearer),
         );

@@ -129,7 +129,7 @@ mod tests {
     #[tokio::test]
     async fn the_set_follows_the_source_and_leaves_the_workers_of_others_alone() {
         let config = Config { worker_urls: vec![url("http://own:1")], ..Config::default() };
-        let router = Router::new(config);
+        let router = Router::new(config).expect("a good config");
         let mut following = Following::new(&router, "test");
         let own = ("http://own:1".to_owned(), 0);
         following.update(found(&[("http://a:1", "x"), ("http://own:1", "x"), ("http://b:1", "y")]));
@@ -146,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_removes_a_worker_by_hand_has_the_last_word() {
-        let router = Router::new(Config::default());
+        let router = Router::new(Config::default()).expect("a good config");
         let mut following = Following::new(&router, "test");
         following.update(found(&[("http://a:1", "x")]));
         router.remove_worker(&url("http://a:1")).expect("there");

@@ -145,7 +145,7 @@ mod tests {
     /// `UPDATE_DOCS=1 cargo test -p mla-router documented` writes the table anew.
     #[tokio::test]
     async fn every_metric_is_documented() {
-        let router = Router::new(Config::default());
+        let router = Router::new(Config::default()).expect("a good config");
         let (_, families) = Metrics::default().page(&router).finish();
         let mut table = String::from("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
         for family in families {

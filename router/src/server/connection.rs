@@ -24,9 +24,9 @@ use crate::{
         guard::{Guard, Limits},
         journal::Journal,
         request_id,
-        transport::{self, Transport},
         turn::Turn,
     },
+    transport::{self, Transport},
 };
 
 /// Bodies of the router's own routes are a URL or a request id.
@@ -77,7 +77,9 @@ impl Serving {
         };
         let transport = match tls {
             None => Transport::Tcp(stream),
-            Some(tls) => Transport::Tls(Box::new(timeout(limits.head, tls.accept(stream)).await??)),
+            Some(tls) => {
+                Transport::Tls(Box::new(timeout(limits.head, tls.accept(stream)).await??.into()))
+            }
         };
         let turn = Turn::default();
         let guarded = Guard::new(transport, turn.clone(), limits);

@@ -25,9 +25,9 @@ use crate::{
     proxy::Alarm,
     server::{
         head::{self, BodyLength, Head},
-        transport::Transport,
         turn::Turn,
     },
+    transport::Transport,
 };
 
 /// How long a client may leave its connection idle; longer than clients and proxies usually do, so

@@ -14,7 +14,6 @@ pub mod journal;
 pub mod listen;
 pub mod request_id;
 pub(crate) mod tls;
-mod transport;
 pub mod turn;
 
 use std::time::Duration;

@@ -41,7 +41,7 @@ impl<'a> Call<'a> {
             *connection = Some(kept);
             return Ok(answer);
         }
-        let mut opened = pool.connect().await?;
+        let mut opened = pool.open().await?;
         let answer = self.once(&mut opened, pool).await?;
         *connection = Some(opened);
         Ok(answer)

@@ -28,4 +28,6 @@ mod streaming;
 mod support;
 mod timeouts;
 mod tls;
+mod upstream_http2;
+mod upstream_tls;
 mod worker_urls;

@@ -12,7 +12,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use crate::support::{Client, FakeWorker, Folder, Raw, config, post, router};
 
 /// A certificate authority, and a certificate of it for `localhost` in files.
-struct Made {
+pub(crate) struct Made {
     folder: Folder,
     ca: CertificateParams,
     ca_key: KeyPair,
@@ -20,14 +20,16 @@ struct Made {
 }
 
 impl Made {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let ca_key = KeyPair::generate().expect("random numbers");
         let mut ca = CertificateParams::default();
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let mut roots = RootCertStore::empty();
         let certificate = ca.self_signed(&ca_key).expect("signed");
         roots.add(certificate.der().clone()).expect("a CA");
-        let made = Self { folder: Folder::new(), ca, ca_key, roots };
+        let folder = Folder::new();
+        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).expect("writable");
+        let made = Self { folder, ca, ca_key, roots };
         made.issue();
         made
     }
@@ -42,7 +44,7 @@ impl Made {
         std::fs::write(self.file("key.pem"), key.serialize_pem()).expect("writable");
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 

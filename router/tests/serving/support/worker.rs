@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{Ipv4Addr, SocketAddr},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -16,15 +16,21 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, mpsc},
+    sync::{Notify, Semaphore, mpsc},
     task::{AbortHandle, JoinSet},
 };
+use tokio_rustls::TlsAcceptor;
 
 use super::soon;
 
@@ -100,6 +106,8 @@ struct State {
     healthy: Mutex<bool>,
     /// Connections stay open and nothing is answered, as after SIGSTOP.
     frozen: AtomicBool,
+    /// Rings when HTTP/2 connections should end in order.
+    leaving: Notify,
     /// Health checks answered badly and well.
     checks: Mutex<(usize, usize)>,
     info: Mutex<Option<String>>,
@@ -120,7 +128,18 @@ impl State {
     }
 }
 
+/// The protocol in which a worker is spoken to.
+#[derive(Clone)]
+pub(crate) enum Speaks {
+    Http1,
+    /// By prior knowledge.
+    Http2,
+    /// What the client asks for within it.
+    Tls(TlsAcceptor),
+}
+
 pub(crate) struct FakeWorker {
+    speaks: Speaks,
     address: SocketAddr,
     state: Arc<State>,
     events: mpsc::UnboundedReceiver<Event>,
@@ -129,18 +148,26 @@ pub(crate) struct FakeWorker {
 
 impl FakeWorker {
     pub(crate) async fn start(script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        Self::speaking(Speaks::Http1, script).await
+    }
+
+    pub(crate) async fn speaking(
+        speaks: Speaks,
+        script: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let (sender, events) = mpsc::unbounded_channel();
         let state = Arc::new(State {
             script: Box::new(script),
             events: sender,
             healthy: Mutex::new(true),
             frozen: AtomicBool::new(false),
+            leaving: Notify::new(),
             checks: Mutex::default(),
             info: Mutex::new(None),
             models: Mutex::new(None),
         });
         let address = (Ipv4Addr::LOCALHOST, 0).into();
-        let mut worker = Self { address, state, events, server: None };
+        let mut worker = Self { speaks, address, state, events, server: None };
         worker.restart().await;
         worker
     }
@@ -154,7 +181,7 @@ impl FakeWorker {
     pub(crate) async fn restart(&mut self) {
         let listener = TcpListener::bind(self.address).await.expect("the port is ours");
         self.address = listener.local_addr().expect("bound");
-        let accepting = accept(listener, Arc::clone(&self.state));
+        let accepting = accept(listener, self.speaks.clone(), Arc::clone(&self.state));
         self.server = Some(tokio::spawn(accepting).abort_handle());
     }
 
@@ -172,6 +199,11 @@ impl FakeWorker {
     /// From now on health checks are not answered.
     pub(crate) fn freeze(&self) {
         self.state.frozen.store(true, Ordering::SeqCst);
+    }
+
+    /// Asks clients to open another connection for their next requests.
+    pub(crate) fn go_away(&self) {
+        self.state.leaving.notify_waiters();
     }
 
     pub(crate) fn set_healthy(&self, healthy: bool) {
@@ -237,24 +269,56 @@ impl Drop for FakeWorker {
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
+async fn accept(listener: TcpListener, speaks: Speaks, state: Arc<State>) {
     // Connections die with the task that owns the set.
     let mut connections = JoinSet::new();
     for number in 0.. {
         let (stream, _) = listener.accept().await.expect("a listening socket");
         stream.set_nodelay(true).expect("a TCP socket");
-        let state = Arc::clone(&state);
+        let (state, speaks) = (Arc::clone(&state), speaks.clone());
         connections.spawn(async move {
-            let service = service_fn(|request| answer(&state, number, request));
-            // Ends with an error whenever a script says so.
-            let _ended =
-                http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            match speaks {
+                Speaks::Http1 => serve_http1(stream, state, number).await,
+                Speaks::Http2 => serve_http2(stream, state, number).await,
+                // A client that does not trust the worker leaves in the handshake.
+                Speaks::Tls(tls) => {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        match stream.get_ref().1.alpn_protocol() {
+                            Some(b"h2") => serve_http2(stream, state, number).await,
+                            _ => serve_http1(stream, state, number).await,
+                        }
+                    }
+                }
+            }
         });
     }
 }
 
+/// Ends with an error whenever a script says so, here and below.
+async fn serve_http1(stream: impl Stream, state: Arc<State>, number: usize) {
+    let service = service_fn(|request| answer(Arc::clone(&state), number, request));
+    let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn serve_http2(stream: impl Stream, state: Arc<State>, number: usize) {
+    let leaving = Arc::clone(&state);
+    let service = service_fn(move |request| answer(Arc::clone(&state), number, request));
+    let serving =
+        http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
+    tokio::select! {
+        _ended = serving.as_mut() => return,
+        () = leaving.leaving.notified() => serving.as_mut().graceful_shutdown(),
+    }
+    let _ended = serving.await;
+}
+
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+
 async fn answer(
-    state: &Arc<State>,
+    state: Arc<State>,
     connection: usize,
     request: Request<Incoming>,
 ) -> io::Result<Response<ScriptedBody>> {

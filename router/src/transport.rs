@@ -1,4 +1,4 @@
-//! What carries the bytes of a client: TCP, or TLS on it.
+//! What carries the bytes to and from a client or a worker: TCP, or TLS on it.
 
 use std::{
     io::{self, IoSlice},
@@ -12,32 +12,32 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::TlsStream;
 
-/// A client that is gone without a word (its machine, its network) is noticed at the latest after
-/// these together.
+/// A peer that is gone without a word (its machine, its network) is noticed within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// For bytes that were sent and not acknowledged, or that a client does not read.
+/// For bytes that were sent and not acknowledged, or that the peer does not read.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(super) enum Transport {
+#[derive(Debug)]
+pub(crate) enum Transport {
     Tcp(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Options of a client's socket. One that cannot be set costs speed or patience, not the request.
-pub(super) fn prepare(stream: &TcpStream) {
+/// Options of a socket. One that cannot be set costs speed or patience, not the request.
+pub(crate) fn prepare(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     let set = stream
-        // Without it Nagle's algorithm holds back every frame of a stream until the client has
-        // acknowledged the one before: 40 ms each.
+        // Without it Nagle's algorithm holds back a small segment until the peer has acknowledged the
+        // one before: 40 ms for every frame of a stream, and for every request of several segments.
         .set_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&keepalive))
         .and_then(|()| socket.set_tcp_user_timeout(Some(USER_TIMEOUT)));
     if let Err(error) = set {
-        tracing::debug!("options of a client's socket: {error}");
+        tracing::debug!("options of a socket: {error}");
     }
 }
 

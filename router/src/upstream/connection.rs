@@ -1,0 +1,203 @@
+//! One connection to a worker.
+//!
+//! hyper hands out a connection as two halves: a sender for requests and a future that does the IO.
+//! Usually the future is spawned. For HTTP/1.1 both stay together and whoever waits for the response
+//! drives the IO: one task per request instead of two, no hand-over between threads, and an abort that
+//! needs no code, because dropping the request drops the socket. An HTTP/2 connection has requests of
+//! many tasks at a time, so its IO has a task of its own, and dropping a request resets its stream.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+    time::Instant,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response, Uri, header};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::TokioIo;
+
+use super::UpstreamError;
+use crate::{fleet::worker_url::WorkerUrl, transport::Transport};
+
+#[derive(Debug)]
+pub struct Connection {
+    protocol: Protocol,
+    opened_at: Instant,
+}
+
+#[derive(Debug)]
+enum Protocol {
+    /// Boxed, because it moves from hand to hand.
+    Http1(Box<Http1>),
+    Http2(Http2),
+}
+
+/// With its IO.
+#[derive(Debug)]
+struct Http1 {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: http1::Connection<TokioIo<Transport>, Full<Bytes>>,
+    /// The driver has returned and must not be polled again.
+    finished: bool,
+}
+
+/// A share of a connection.
+#[derive(Clone, Debug)]
+struct Http2 {
+    sender: http2::SendRequest<Full<Bytes>>,
+    /// Scheme and authority, which are part of every request.
+    origin: Uri,
+}
+
+impl Connection {
+    pub(super) fn http1(
+        sender: http1::SendRequest<Full<Bytes>>,
+        driver: http1::Connection<TokioIo<Transport>, Full<Bytes>>,
+    ) -> Self {
+        let protocol = Protocol::Http1(Box::new(Http1 { sender, driver, finished: false }));
+        Self { protocol, opened_at: Instant::now() }
+    }
+
+    pub(super) fn http2(sender: http2::SendRequest<Full<Bytes>>, url: &WorkerUrl) -> Self {
+        let origin = url.as_str().parse().expect("contract: a URL that was parsed before");
+        Self { protocol: Protocol::Http2(Http2 { sender, origin }), opened_at: Instant::now() }
+    }
+
+    /// Another share of it, if it can be shared and is still open.
+    pub(super) fn share(&self) -> Option<Self> {
+        match &self.protocol {
+            Protocol::Http2(shared) if !shared.sender.is_closed() => {
+                let protocol = Protocol::Http2(shared.clone());
+                Some(Self { protocol, opened_at: self.opened_at })
+            }
+            _ => None,
+        }
+    }
+
+    /// Sends a request and waits for the head of its response. The body arrives as long as somebody
+    /// calls [`Connection::drive`]. Cancelled halfway, the connection must be dropped.
+    pub async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, UpstreamError> {
+        match &mut self.protocol {
+            Protocol::Http1(connection) => connection.send(request).await,
+            Protocol::Http2(shared) => shared.send(request).await,
+        }
+        .map_err(UpstreamError::Reset)
+    }
+
+    /// The next bytes of a response's body; `None` at its end.
+    pub async fn next_data(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, UpstreamError> {
+        loop {
+            let frame = poll_fn(|cx| {
+                // What is already read comes first; then the IO gets a turn, and what that has read.
+                let polled = Pin::new(&mut *body).poll_frame(cx);
+                if polled.is_ready() {
+                    return polled;
+                }
+                let _finished = self.drive(cx);
+                Pin::new(&mut *body).poll_frame(cx)
+            });
+            let Some(frame) = frame.await else {
+                return Ok(None);
+            };
+            // Trailers are the other kind of frame; nothing behind the proxy could use them.
+            if let Ok(data) = frame.map_err(UpstreamError::Cut)?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+    }
+
+    /// Reads a small response to its end.
+    pub async fn read(
+        &mut self,
+        body: &mut Incoming,
+        limit: usize,
+    ) -> Result<Bytes, UpstreamError> {
+        let mut whole = BytesMut::new();
+        while let Some(data) = self.next_data(body).await? {
+            if whole.len() + data.len() > limit {
+                return Err(UpstreamError::TooLarge(limit));
+            }
+            whole.extend_from_slice(&data);
+        }
+        Ok(whole.freeze())
+    }
+
+    /// Does the IO that is possible now. Ready when the connection is finished, for good or bad.
+    pub fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.protocol {
+            Protocol::Http1(connection) => connection.drive(cx),
+            Protocol::Http2(_) => Poll::Pending,
+        }
+    }
+
+    pub fn opened_at(&self) -> Instant {
+        self.opened_at
+    }
+
+    /// Whether it is for one request at a time, and another one can be sent: the worker keeps it open
+    /// and the last response was read.
+    pub(super) fn is_reusable(&mut self) -> bool {
+        let Protocol::Http1(connection) = &mut self.protocol else {
+            return false;
+        };
+        // One poll notices a connection that the worker has closed meanwhile. No task waits for it.
+        let mut nobody = Context::from_waker(Waker::noop());
+        connection.drive(&mut nobody).is_pending() && connection.sender.is_ready()
+    }
+}
+
+impl Http1 {
+    async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
+        let mut response = pin!(self.sender.send_request(request));
+        poll_fn(|cx| {
+            // The IO first: what it reads is what the response waits for.
+            let _finished = drive(&mut self.driver, &mut self.finished, cx);
+            response.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        drive(&mut self.driver, &mut self.finished, cx)
+    }
+}
+
+/// Of its own, so that a request that is being sent may hold the sender meanwhile.
+fn drive(
+    driver: &mut (impl Future + Unpin),
+    finished: &mut bool,
+    cx: &mut Context<'_>,
+) -> Poll<()> {
+    if !*finished {
+        *finished = Pin::new(driver).poll(cx).is_ready();
+    }
+    if *finished { Poll::Ready(()) } else { Poll::Pending }
+}
+
+impl Http2 {
+    async fn send(
+        &mut self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, hyper::Error> {
+        let mut target = self.origin.clone().into_parts();
+        target.path_and_query = request.uri().path_and_query().cloned();
+        *request.uri_mut() = Uri::from_parts(target).expect("contract: parts of valid URIs");
+        // It is part of the target here.
+        request.headers_mut().remove(header::HOST);
+        self.sender.ready().await?;
+        self.sender.send_request(request).await
+    }
+}

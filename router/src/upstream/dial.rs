@@ -1,0 +1,139 @@
+//! How a connection to a worker comes about: TCP, TLS if its URL says https, then HTTP's handshake.
+
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::{Connection, UpstreamError};
+use crate::{
+    config::Config,
+    fleet::{address::WorkerAddress, worker_url::WorkerUrl},
+    handle::StartError,
+    transport::{self, Transport},
+};
+
+/// Bytes of one response that may wait for a slow client. HTTP/2's own limit for a connection would
+/// let a few slow clients hold up all others that share it, so that one is as large as it can be.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = i32::MAX as u32;
+
+/// What all workers' connections have in common.
+#[derive(Debug)]
+pub struct Dialer {
+    timeout: Duration,
+    http2: bool,
+    /// Made when the first worker needs it, unless there is a file that must be right.
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Dialer {
+    pub fn new(config: &Config) -> Result<Self, StartError> {
+        let dialer = Self {
+            timeout: config.connect_timeout_secs.get(),
+            http2: config.upstream_http2,
+            tls: OnceLock::new(),
+        };
+        if let Some(path) = &config.worker_ca_cert_path {
+            let roots = read_roots(path).map_err(|error| {
+                StartError::Tls(format!("--worker-ca-cert-path {}: {error}", path.display()))
+            })?;
+            dialer.tls.get_or_init(|| dialer.client_config(roots));
+        }
+        Ok(dialer)
+    }
+
+    /// Whether all requests to a worker share one connection.
+    pub(super) fn shares(&self) -> bool {
+        self.http2
+    }
+
+    pub(super) async fn connect(
+        &self,
+        address: &WorkerAddress,
+    ) -> Result<Connection, UpstreamError> {
+        let opening = timeout(self.timeout, self.open(address));
+        opening.await.unwrap_or(Err(UpstreamError::ConnectTimeout(self.timeout)))
+    }
+
+    async fn open(&self, address: &WorkerAddress) -> Result<Connection, UpstreamError> {
+        let stream = address.connect().await?;
+        transport::prepare(&stream);
+        let transport = if address.url().is_tls() {
+            let tls = self.tls.get_or_init(|| self.client_config(system_roots()));
+            let name = ServerName::try_from(address.url().host().to_owned());
+            let name = name.map_err(io::Error::other)?;
+            let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
+            if self.http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
+                return Err(io::Error::other("the worker does not speak HTTP/2").into());
+            }
+            Transport::Tls(Box::new(stream.into()))
+        } else {
+            Transport::Tcp(stream)
+        };
+        self.shake_hands(transport, address.url()).await.map_err(UpstreamError::Reset)
+    }
+
+    async fn shake_hands(
+        &self,
+        transport: Transport,
+        url: &WorkerUrl,
+    ) -> Result<Connection, hyper::Error> {
+        let io = TokioIo::new(transport);
+        if !self.http2 {
+            let (sender, driver) = http1::handshake(io).await?;
+            return Ok(Connection::http1(sender, driver));
+        }
+        let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .handshake(io)
+            .await?;
+        // Ends when nobody has the sender any more, or the worker closes the connection.
+        tokio::spawn(driver);
+        Ok(Connection::http2(sender, url))
+    }
+
+    fn client_config(&self, roots: RootCertStore) -> Arc<ClientConfig> {
+        // Named here, because a program that embeds the router may have chosen another one.
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("contract: ring knows the default versions");
+        let mut tls = builder.with_root_certificates(roots).with_no_client_auth();
+        tls.alpn_protocols = vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+        Arc::new(tls)
+    }
+}
+
+fn read_roots(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())? {
+        let certificate = certificate.map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    if roots.is_empty() { Err("it has no certificate".to_owned()) } else { Ok(roots) }
+}
+
+fn system_roots() -> RootCertStore {
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!("the system's certificates: {error}");
+    }
+    let mut roots = RootCertStore::empty();
+    let (added, _ignored) = roots.add_parsable_certificates(found.certs);
+    tracing::debug!("{added} certificates of the system's");
+    roots
+}
