@@ -121,6 +121,6 @@ impl Router {
     }
 
     pub fn is_ready(&self) -> bool {
-        !self.gate.is_draining() && registry::any_healthy(&self.registry.workers())
+        !self.gate.is_draining() && registry::any_healthy(&self.registry.workers(), None)
     }
 }

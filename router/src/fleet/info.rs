@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::fleet::model_name::ModelName;
+
 /// What `/get_server_info` and `/v1/models` say that the router uses. Every field is optional: other
 /// engines lack some.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -13,6 +15,9 @@ pub struct WorkerInfo {
     /// The names under which it serves models; empty if it does not say.
     #[serde(skip)]
     pub models: Vec<String>,
+    /// The same, to be compared.
+    #[serde(skip)]
+    names: Vec<ModelName>,
 }
 
 impl WorkerInfo {
@@ -26,7 +31,13 @@ impl WorkerInfo {
     pub fn with_models(mut self, body: &[u8]) -> Self {
         let list: ModelList = serde_json::from_slice(body).unwrap_or_default();
         self.models = list.data.into_iter().map(|model| model.id).collect();
+        self.names = self.models.iter().map(|name| ModelName::new(name)).collect();
         self
+    }
+
+    /// Whether it says so.
+    pub fn serves(&self, model: ModelName) -> bool {
+        self.names.contains(&model)
     }
 }
 
@@ -56,6 +67,9 @@ mod tests {
     #[test]
     fn every_listed_name_is_a_model() {
         let list = br#"{"object":"list","data":[{"id":"m","object":"model"},{"id":"m-lora"}]}"#;
-        assert_eq!(WorkerInfo::default().with_models(list).models, ["m", "m-lora"]);
+        let info = WorkerInfo::default().with_models(list);
+        assert_eq!(info.models, ["m", "m-lora"]);
+        assert!(info.serves(ModelName::new("m-lora")));
+        assert!(!info.serves(ModelName::new("n")));
     }
 }

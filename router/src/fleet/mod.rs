@@ -5,6 +5,7 @@ mod booking;
 mod breaker;
 pub mod health;
 mod info;
+pub mod model_name;
 mod pace;
 mod phase;
 mod pulse;

@@ -1,6 +1,9 @@
 //! The set of workers: read on every request without a lock, replaced whole when it changes.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
@@ -10,6 +13,7 @@ use crate::{
     config::Config,
     error::Error,
     fleet::{
+        model_name::ModelName,
         worker::{Phase, Worker, WorkerView},
         worker_id::WorkerId,
         worker_url::WorkerUrl,
@@ -26,6 +30,8 @@ pub struct Registry {
     next_id: Mutex<u32>,
     /// Rings when the set or a worker's phase changes: requests may be waiting for a healthy one.
     changed: Notify,
+    /// The workers do not all serve the same models, so that it matters what a request names.
+    mixed: AtomicBool,
 }
 
 impl Registry {
@@ -41,6 +47,11 @@ impl Registry {
     /// Whether a request that leaves a worker now has somewhere to go.
     pub fn any_takes_requests(&self) -> bool {
         self.workers().iter().any(|worker| worker.takes_requests())
+    }
+
+    /// Whether it depends on its model which workers can take a request.
+    pub fn is_mixed(&self) -> bool {
+        self.mixed.load(Ordering::Relaxed)
     }
 
     pub fn add(&self, url: WorkerUrl, pool: Pool, config: &Config) -> Result<Arc<Worker>, Error> {
@@ -72,6 +83,12 @@ impl Registry {
 
     /// Tells whoever waits that a worker's phase or the set has changed.
     pub fn announce(&self) {
+        let mut mixed = false;
+        if let [first, others @ ..] = &self.workers()[..] {
+            let first = first.info.load();
+            mixed = others.iter().any(|worker| worker.info.load().models != first.models);
+        }
+        self.mixed.store(mixed, Ordering::Relaxed);
         self.changed.notify_waiters();
     }
 
@@ -90,6 +107,14 @@ impl Registry {
     }
 }
 
-pub fn any_healthy(workers: &[Arc<Worker>]) -> bool {
-    workers.iter().any(|worker| worker.phase() == Phase::Healthy)
+/// Whether some worker is in rotation that can take a request for `model`.
+pub fn any_healthy(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
+    let only = known(workers, model);
+    workers.iter().any(|worker| worker.phase() == Phase::Healthy && worker.may_serve(only))
+}
+
+/// The model, if a worker says that it serves it: then no other worker will do. If none does, any
+/// worker may say what it thinks of the request.
+pub fn known(workers: &[Arc<Worker>], model: Option<ModelName>) -> Option<ModelName> {
+    model.filter(|model| workers.iter().any(|worker| worker.info.load().serves(*model)))
 }

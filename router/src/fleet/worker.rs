@@ -21,8 +21,8 @@ pub use crate::fleet::{
 use crate::{
     config::Config,
     fleet::{
-        booking::Load, breaker::Breaker, pace::Pace, phase::Rotation, pulse::Pulse,
-        worker_id::WorkerId, worker_url::WorkerUrl,
+        booking::Load, breaker::Breaker, model_name::ModelName, pace::Pace, phase::Rotation,
+        pulse::Pulse, worker_id::WorkerId, worker_url::WorkerUrl,
     },
     metrics::{Ejection, WorkerCounters},
     policy::Candidate,
@@ -85,6 +85,11 @@ impl Worker {
     pub fn takes_requests(&self) -> bool {
         let lets_through = || self.breaker.is_closed() || self.breaker.lets_through(Instant::now());
         self.phase() == Phase::Healthy && lets_through()
+    }
+
+    /// Whether a request may go to it, of which the model is known to be served somewhere.
+    pub fn may_serve(&self, known: Option<ModelName>) -> bool {
+        known.is_none_or(|model| self.info.load().serves(model))
     }
 
     /// Takes the worker out of rotation until its next good health check, which is due at once. False

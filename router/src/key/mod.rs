@@ -17,6 +17,8 @@ use blocks::Blocks;
 use json::Cursor;
 use prompt::Kind;
 
+use crate::fleet::model_name::ModelName;
+
 /// Tokens of a block: exact for ids, the usual four bytes a token for text.
 pub const BLOCK_TOKENS: u32 = 16;
 
@@ -132,6 +134,12 @@ impl<'a> Fields<'a> {
         let named = [self.previous, self.conversation, self.prompt];
         prompt::root(Kind::Text, &[&[self.model, self.adapter, self.salt], &named[..]].concat())
     }
+}
+
+/// The model that a body names, if it is an object that names one.
+pub fn model_of(body: &[u8]) -> Option<ModelName> {
+    let name: String = serde_json::from_slice(Fields::scan(body).ok()?.model?).ok()?;
+    Some(ModelName::new(&name))
 }
 
 /// The hash of a session's name.

@@ -92,7 +92,8 @@ impl<'a> Round<'a> {
             Some(_) => Wish::Policy(job.key.as_ref()),
             None => Wish::LeastLoaded,
         };
-        let selection = job.router.select(wish, &self.tried);
+        let model = job.model();
+        let selection = job.router.select(wish, model, &self.tried);
         if job.attempts == 0 {
             job.router.metrics.overhead.observe(job.received.elapsed());
         }
@@ -105,7 +106,7 @@ impl<'a> Round<'a> {
         let until = job.patience();
         let Job { router, alarm, .. } = job;
         let place = router.queue.place()?;
-        let healthy = router.registry.wait_until(any_healthy);
+        let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
         if alarm.limit(until, healthy).await.is_none() {
             place.give_up();
             return Err(self.nobody_came().into());

@@ -13,7 +13,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::{
     body::replay,
     error::Error,
-    key::RouteKey,
+    fleet::model_name::ModelName,
+    key::{self, RouteKey},
     proxy::{endpoint::Endpoint, queue::Slot, request::WorkerRequest},
     router::Router,
     server::journal::Journal,
@@ -88,6 +89,12 @@ impl Job {
             patient_until: None,
             _in_flight: in_flight,
         }
+    }
+
+    /// The model that it names, where that matters.
+    pub(super) fn model(&self) -> Option<ModelName> {
+        let matters = self.router.registry.is_mixed();
+        matters.then(|| key::model_of(&self.request.body)).flatten()
     }
 
     /// Until when it may wait in the queue, all its waits together.

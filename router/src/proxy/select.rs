@@ -3,6 +3,8 @@
 
 use crate::{
     fleet::{
+        model_name::ModelName,
+        registry::known,
         worker::{Booking, Phase},
         worker_id::WorkerId,
     },
@@ -42,7 +44,12 @@ pub struct Scratch {
 
 impl Router {
     /// Chooses among the healthy workers that are not in `tried` and books the request there.
-    pub fn select(&self, wish: Wish<'_>, tried: &[WorkerId]) -> Selection {
+    pub fn select(
+        &self,
+        wish: Wish<'_>,
+        model: Option<ModelName>,
+        tried: &[WorkerId],
+    ) -> Selection {
         let key = match wish {
             Wish::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
             _ => None,
@@ -62,12 +69,17 @@ impl Router {
             held.resize(held.len().max(id + 1), 0);
             held[id] = *blocks;
         }
+        let model = known(&workers, model);
         // When every breaker is open, trying is better than refusing.
-        let heed_breakers = self.registry.any_takes_requests();
+        let heed_breakers =
+            workers.iter().any(|worker| worker.takes_requests() && worker.may_serve(model));
         candidates.clear();
         places.clear();
         for (place, worker) in workers.iter().enumerate() {
-            if worker.phase() != Phase::Healthy || heed_breakers && !worker.takes_requests() {
+            if worker.phase() != Phase::Healthy
+                || heed_breakers && !worker.takes_requests()
+                || !worker.may_serve(model)
+            {
                 continue;
             }
             healthy += 1;

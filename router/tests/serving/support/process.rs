@@ -55,11 +55,15 @@ impl Process {
         self.child.id().expect("running")
     }
 
-    /// SIGTERM.
     pub(crate) fn terminate(&self) {
-        let id = self.id().to_string();
-        let sent = std::process::Command::new("kill").arg(id).status().expect("kill exists");
-        assert!(sent.success());
+        self.signal("TERM");
+    }
+
+    /// By name, without the SIG.
+    pub(crate) fn signal(&self, name: &str) {
+        let (name, id) = (format!("-{name}"), self.id().to_string());
+        let sent = std::process::Command::new("kill").args([name, id]).status();
+        assert!(sent.expect("kill exists").success());
     }
 
     /// The exit status, when it comes.

@@ -1,0 +1,157 @@
+//! A worker that looks healthy and fails all the same: its breaker takes it out, and lets it in again.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use http::StatusCode;
+use mla_mock_worker::{Fault, Garbage, Kind, MockWorker, Settings};
+use mla_router::{
+    Config, RouterHandle,
+    config::PolicyName,
+    fleet::worker::{BreakerState, Phase},
+};
+
+use crate::support::{
+    Client, FakeWorker, Reply, all_in, config, router, router_without_waiting, secs,
+};
+
+const BODY: &str = r#"{"prompt":"a","max_tokens":2}"#;
+const STREAMED: &str = r#"{"prompt":"a","max_tokens":2,"stream":true}"#;
+
+/// In turn, so that a bad worker is met as often as possible; out for longer than a test takes.
+fn in_turn() -> Config {
+    Config {
+        policy: PolicyName::RoundRobin,
+        cb_timeout_duration_secs: secs(3600.0),
+        retry_budget: 1.0.try_into().expect("a share"),
+        ..config()
+    }
+}
+
+async fn mocks(config: Config, faults: [Option<Kind>; 2]) -> (RouterHandle, [MockWorker; 2]) {
+    let start = |fault: Option<Kind>| {
+        let fault = fault.map(Fault::from);
+        MockWorker::start(Settings { fault, ..Settings::instant() })
+    };
+    let [first, second] = faults;
+    let first = start(first).await.expect("a free port");
+    let second = start(second).await.expect("a free port");
+    let worker_urls = [&first, &second].map(|worker| worker.url().parse().expect("a URL")).to_vec();
+    let router = router_without_waiting(Config { worker_urls, ..config }, &[]).await;
+    all_in(Phase::Healthy, &router).await;
+    (router, [first, second])
+}
+
+fn breakers(router: &RouterHandle) -> Vec<BreakerState> {
+    router.workers().iter().map(|worker| worker.breaker).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failing_worker_sees_five_requests_and_no_client_notices() {
+    for status in [500, 502] {
+        let mut failing = FakeWorker::start(move |_| Reply::status(status)).await;
+        let good = FakeWorker::plain().await;
+        let router = router(in_turn(), &[&failing, &good]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for _ in 0..20 {
+            assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+        }
+        assert_eq!(failing.requests_so_far(), 5, "{status}");
+        assert_eq!(breakers(&router), [BreakerState::Open, BreakerState::Closed]);
+        all_in(Phase::Healthy, &router).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_and_resets_count_as_well() {
+    let faults = [
+        Kind::Garbage { form: Garbage::Html },
+        Kind::Garbage { form: Garbage::Truncated },
+        Kind::Garbage { form: Garbage::Empty },
+        Kind::Break { after_tokens: 0 },
+    ];
+    for fault in faults {
+        let (router, [bad, _good]) = mocks(in_turn(), [Some(fault.clone()), None]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for _ in 0..20 {
+            let answer = client.post("/v1/completions", BODY).await;
+            assert_eq!(answer.status, StatusCode::OK, "{fault:?}");
+            assert!(String::from_utf8_lossy(&answer.body).contains("choices"), "{fault:?}");
+        }
+        assert_eq!(breakers(&router)[0], BreakerState::Open, "{fault:?}");
+        drop(bad);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_wrong_themselves_do_not_count_and_neither_does_back_pressure() {
+    for status in [400, 404, 422, 429, 503] {
+        let answering = FakeWorker::start(move |_| Reply::status(status)).await;
+        let config = Config { queue_timeout_secs: secs(0.01), ..in_turn() };
+        let router = router(config, &[&answering]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for _ in 0..10 {
+            client.post("/v1/completions", BODY).await;
+        }
+        assert_eq!(breakers(&router), [BreakerState::Closed], "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_has_recovered_is_found_by_one_request() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let state = Arc::clone(&broken);
+    let mut failing = FakeWorker::start(move |_| {
+        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{\"ok\":true}") }
+    })
+    .await;
+    let good = FakeWorker::plain().await;
+    let config = Config { cb_timeout_duration_secs: secs(0.05), ..in_turn() };
+    let router = router(config, &[&failing, &good]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    while breakers(&router)[0] != BreakerState::Open {
+        assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+    }
+    failing.requests_so_far();
+    broken.store(false, Ordering::SeqCst);
+    while breakers(&router)[0] != BreakerState::Closed {
+        assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+    }
+    assert_eq!(failing.requests_so_far(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_every_breaker_is_open_trying_is_better_than_refusing() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let state = Arc::clone(&broken);
+    let only = FakeWorker::start(move |_| {
+        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{\"ok\":true}") }
+    })
+    .await;
+    let router = router(Config { max_retries: 0, ..in_turn() }, &[&only]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    while breakers(&router)[0] != BreakerState::Open {
+        assert_eq!(client.post("/v1/completions", BODY).await.status.as_u16(), 500);
+    }
+    broken.store(false, Ordering::SeqCst);
+    assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+    assert_eq!(breakers(&router), [BreakerState::Closed]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_engine_hangs_is_out_after_one_late_byte() {
+    // Its health check answers all the time: only the requests can tell.
+    let config = Config { first_token_timeout_secs: secs(0.2), ..in_turn() };
+    let (router, [stuck, good]) = mocks(config, [Some(Kind::Hang), None]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..10 {
+        let answer = client.post("/v1/completions", STREAMED).await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    assert_eq!(breakers(&router), [BreakerState::Open, BreakerState::Closed]);
+    assert_eq!(good.stats().totals.requests, 10);
+    all_in(Phase::Healthy, &router).await;
+    drop(stuck);
+}

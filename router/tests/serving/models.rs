@@ -1,0 +1,94 @@
+//! Workers with different models behind one router: a request goes to one that serves its model.
+
+use http::StatusCode;
+use mla_router::{Config, RouterHandle, config::PolicyName, fleet::worker::Phase};
+
+use crate::support::{Client, FakeWorker, all_in, config, router, soon};
+
+const PATHS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"];
+
+fn in_turn() -> Config {
+    Config { policy: PolicyName::RoundRobin, ..config() }
+}
+
+fn body(model: &str) -> String {
+    format!(r#"{{"prompt":"a","messages":[{{"role":"user","content":"a"}}],"model":"{model}"}}"#)
+}
+
+async fn serving(models: &[&str]) -> FakeWorker {
+    let worker = FakeWorker::plain().await;
+    worker.set_models(models);
+    worker
+}
+
+async fn ask(router: &RouterHandle, model: &str) {
+    let mut client = Client::connect(router.local_addr()).await;
+    for path in PATHS {
+        let answer = client.post(path, body(model)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{model} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_model_has_its_workers() {
+    let mut small = serving(&["small", "small/tuned"]).await;
+    let mut large = serving(&["large"]).await;
+    let router = router(in_turn(), &[&small, &large]).await;
+    for _ in 0..2 {
+        for model in ["small", "small/tuned", r"small\/tuned", "large"] {
+            ask(&router, model).await;
+        }
+    }
+    assert_eq!(small.requests_so_far(), 2 * 3 * PATHS.len());
+    assert_eq!(large.requests_so_far(), 2 * PATHS.len());
+    // Whoever gets a model that nobody has heard of will say so itself.
+    ask(&router, "unheard of").await;
+    assert_eq!(small.requests_so_far() + large.requests_so_far(), PATHS.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_comes_back_with_another_model_gets_no_requests_for_the_old() {
+    let mut changing = serving(&["old"]).await;
+    let mut staying = serving(&["old"]).await;
+    let router = router(in_turn(), &[&changing, &staying]).await;
+    ask(&router, "old").await;
+    changing.kill().await;
+    changing.set_models(&["new"]);
+    changing.restart().await;
+    let is_new = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+        worker.phase() == Phase::Healthy && worker.view().models == ["new"]
+    };
+    soon(router.router().registry.wait_until(|workers| workers.iter().any(is_new))).await;
+    changing.requests_so_far();
+    staying.requests_so_far();
+    for _ in 0..4 {
+        ask(&router, "old").await;
+    }
+    ask(&router, "new").await;
+    assert_eq!(changing.requests_so_far(), PATHS.len());
+    assert_eq!(staying.requests_so_far(), 4 * PATHS.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_for_a_worker_with_its_model_and_takes_no_other() {
+    let mut away = serving(&["wanted"]).await;
+    let mut other = serving(&["other"]).await;
+    let router = router(in_turn(), &[&away, &other]).await;
+    away.set_healthy(false);
+    let is_out =
+        |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| worker.phase() == Phase::Down;
+    soon(router.router().registry.wait_until(|workers| workers.iter().any(is_out))).await;
+    let address = router.local_addr();
+    let asked = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", body("wanted")).await.status
+    });
+    while router.router().queue.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    ask(&router, "other").await;
+    assert_eq!(router.router().queue.waiting(), 1);
+    away.set_healthy(true);
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(soon(asked).await.expect("no panic"), StatusCode::OK);
+    assert_eq!((away.requests_so_far(), other.requests_so_far()), (1, PATHS.len()));
+}
