@@ -1,149 +1,161 @@
-"""What the router costs a request: CPU time and added latency, in front of workers that cost nothing.
+"""What a router costs a request: CPU time and added latency, in front of workers that cost nothing.
 
-    cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bin instant_worker
-    python bench/router/overhead.py            # needs wrk (Debian package of that name)
+    cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
+    python bench/router/overhead.py            # about 8 minutes; --quick: 90 seconds
 
-CPU is user and system time of the router's process, divided by requests: unlike requests a second
-it does not depend on what else the machine does. The workers' own cost is measured the same way
-without a router between. Floor: a proxy that only passes bytes on makes 4 system calls a request.
+CPU is user and system time of the router's processes, divided by requests: unlike requests a second
+it does not depend on what else the machine does. The peers come from PyPI at pinned versions and run
+with their defaults; all systems take turns within each case, and medians are printed. Floor: a proxy
+that only passes bytes on makes 4 system calls a request, as nginx does.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import re
-import socket
+import json
 import statistics
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from record import ROOT, record
+from peers import (
+    PEERS,
+    RELEASE,
+    System,
+    cpu_seconds,
+    free_port,
+    nginx,
+    ours,
+    peer,
+    running,
+    until_ready,
+)
+from record import record
 
-RELEASE = ROOT / "target" / "release"
-LATENCY_UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
-CASES: list[dict[str, Any]] = [
-    {"size": 200, "connections": 32, "cold": False},
-    {"size": 2048, "connections": 32, "cold": False},
-    {"size": 16384, "connections": 32, "cold": False},
-    {"size": 2048, "connections": 16, "cold": True},
-    {"size": 2048, "connections": 1, "cold": False},
+Case = dict[str, Any]
+
+
+def case(size: int, connections: int, kind: str = "hot") -> Case:
+    return {"size": size, "connections": connections, "kind": kind}
+
+
+QUICK = [
+    case(2048, 32),
+    case(16384, 32),
+    case(2048, 1),
+    case(2048, 32, "cold"),
+    case(2048, 1, "stream"),
+]
+CASES = [
+    case(200, 32),
+    case(2048, 32),
+    case(16384, 32),
+    case(131072, 32),
+    case(2048, 1),
+    case(2048, 256),
+    case(2048, 32, "cold"),
+    case(16384, 32, "cold"),
+    case(131072, 32, "cold"),
+    case(2048, 1, "stream"),
+    case(2048, 32, "stream"),
 ]
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--policy", default="cache_aware")
-    parser.add_argument("--seconds", type=int, default=4, help="of each run")
+    parser.add_argument("--policy", default="cache_aware", help="of ours")
+    parser.add_argument("--seconds", type=float, default=2, help="of each run")
     parser.add_argument("--runs", type=int, default=3, help="of each case; medians are printed")
+    parser.add_argument("--peers", nargs="*", default=PEERS, help="without any: ours alone")
+    parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def running(*command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until_open(port: int) -> None:
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.05)
-
-
-def until_ready(port: int, workers: int) -> None:
-    """All workers are in rotation."""
-    while True:
-        with contextlib.suppress(OSError):
-            url = f"http://127.0.0.1:{port}/readiness"
-            with urllib.request.urlopen(url) as answer:
-                if f'"healthy_workers":{workers}'.encode() in answer.read():
-                    return
-        time.sleep(0.05)
-
-
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def load(port: int, case: dict[str, Any], seconds: int) -> tuple[int, float]:
-    """Requests answered, and the median latency in microseconds."""
-    environment = os.environ | {
-        "SIZE": str(case["size"]),
-        "COLD": str(int(case["cold"])),
-        "PROMPTS": "64",
+def load(port: int, pid: int, case: Case, seconds: float) -> dict[str, float]:
+    """One run: CPU of the process group `pid`, and what the clients felt, in microseconds."""
+    words = [
+        *(str(RELEASE / "load_client"), "hammer", f"127.0.0.1:{port}"),
+        *("--connections", str(case["connections"]), "--size", str(case["size"])),
+        *("--seconds", str(seconds)),
+        *({"hot": (), "cold": ("--cold",), "stream": ("--stream",)}[case["kind"]]),
+    ]
+    before = cpu_seconds(pid)
+    felt = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
+    cpu = cpu_seconds(pid) - before
+    if felt["errors"]:
+        raise RuntimeError(f"port {port}, {case}: {felt['errors']} errors, {felt['error']}")
+    return {
+        "cpu_us": cpu / felt["requests"] * 1e6,
+        "p50_us": felt["latency"]["p50"] * 1e6,
+        "p99_us": felt["latency"]["p99"] * 1e6,
+        "ttft_us": felt["ttft"]["p50"] * 1e6,
+        "rps": felt["requests"] / felt["seconds"],
     }
-    command = ["wrk", "-t1", f"-c{case['connections']}", f"-d{seconds}s", "--latency"]
-    script = Path(__file__).with_suffix(".lua")
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    done = subprocess.run(
-        [*command, "-s", str(script), url],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "Non-2xx" not in done.stdout, done.stdout
-    requests = re.search(r"(\d+) requests in", done.stdout)
-    latency = re.search(r"50%\s+([\d.]+)(us|ms|s)", done.stdout)
-    assert requests and latency, done.stdout
-    return int(requests[1]), float(latency[1]) * LATENCY_UNITS[latency[2]]
 
 
-def measure(
-    port: int, process: subprocess.Popen[bytes], case: dict[str, Any], args: argparse.Namespace
-) -> tuple[float, float]:
-    """Medians over the runs: CPU microseconds a request, and median latency in microseconds."""
-    cpus, latencies = [], []
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(run[name] for run in runs), 1) for name in runs[0]}
+
+
+def measure(targets: dict[str, tuple[int, int]], case: Case, args: Any) -> list[dict[str, Any]]:
+    """All systems in turn, `args.runs` times."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
     for _ in range(args.runs):
-        before = cpu_seconds(process)
-        requests, latency = load(port, case, args.seconds)
-        cpus.append((cpu_seconds(process) - before) / requests * 1e6)
-        latencies.append(latency)
-    return statistics.median(cpus), statistics.median(latencies)
+        for name, (port, pid) in targets.items():
+            runs[name].append(load(port, pid, case, args.seconds))
+    direct = medians(runs["direct"])
+    rows = []
+    for name, its in runs.items():
+        row = medians(its)
+        added = {f"added_{at}": round(row[at] - direct[at], 1) for at in ("p50_us", "p99_us")}
+        if case["kind"] == "stream":
+            added["added_ttft_us"] = round(row["ttft_us"] - direct["ttft_us"], 1)
+        rows.append({**case, "system": name, **row, **added})
+    return rows
+
+
+def print_case(case: Case, rows: list[dict[str, Any]]) -> None:
+    shown = ("cpu_us", "p50_us", "p99_us", "added_p50_us", "added_p99_us", "added_ttft_us", "rps")
+    print(f"\n{case['kind']}, {case['size']} B, {case['connections']} connections")
+    print(f"  {'':<24}" + "".join(f"{name:>15}" for name in shown if name in rows[0]))
+    for row in rows:
+        cells = "".join(f"{row[name]:>15,.1f}" for name in shown if name in row)
+        print(f"  {row['system']:<24}{cells}", flush=True)
 
 
 def main() -> None:
     args = parse_args()
-    first, port = 41000, 40999
-    urls = [f"http://127.0.0.1:{first + i}" for i in range(args.workers)]
-    mock = [RELEASE / "instant_worker", str(first), str(args.workers)]
-    router = [RELEASE / "mla-router", "--port", str(port), "--policy", args.policy]
-    rows = []
-    with running(*mock) as worker, running(*router, "--worker-urls", *urls) as proxy:
-        until_open(first)
-        until_ready(port, args.workers)
-        for case in CASES:
-            direct_cpu, direct_p50 = measure(first, worker, case, args)
-            cpu, p50 = measure(port, proxy, case, args)
-            rows.append(
-                case
-                | {
-                    "router_cpu_us": round(cpu, 1),
-                    "worker_cpu_us": round(direct_cpu, 1),
-                    "p50_us": round(p50),
-                    "direct_p50_us": round(direct_p50),
-                }
-            )
-    print("  ".join(f"{name:>14}" for name in rows[0]))
-    for row in rows:
-        print("  ".join(f"{value!s:>14}" for value in row.values()))
-    record("router_overhead", {"policy": args.policy, "rows": rows}, args.out)
+    if args.quick:
+        args.runs = 1
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
+        systems: list[System | None] = [ours(args.policy)]
+        systems += [peer(name, args.peers_folder or folder) for name in args.peers]
+        if args.peers:
+            systems.append(nginx(folder))
+        first = free_port(args.workers)
+        urls = [f"http://127.0.0.1:{first + i}" for i in range(args.workers)]
+        mock = [RELEASE / "instant_worker", str(first), str(args.workers)]
+        targets = {"direct": (first, stack.enter_context(running(mock)))}
+        until_ready(first)
+        for system in filter(None, systems):
+            port = free_port()
+            command = system.command(port, urls)
+            pid = stack.enter_context(running(command, folder / f"{port}.log"))
+            until_ready(port, urls if system is systems[0] else ())
+            targets[system.name] = (port, pid)
+        rows = []
+        for case in QUICK if args.quick else CASES:
+            rows += measure(targets, case, args)
+            print_case(case, rows[-len(targets) :])
+    print()
+    config = {"workers": args.workers, "seconds": args.seconds, "runs": args.runs}
+    record("router_overhead", {"policy": args.policy, **config, "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

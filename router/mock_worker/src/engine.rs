@@ -169,17 +169,16 @@ impl Engine {
         self.waiting.retain(|request| !request.events.is_closed());
         self.totals.aborted += (before - self.waiting.len()) as u64;
         self.retire(|running| running.request.events.is_closed());
-        self.admit();
-        if self.running.is_empty() {
-            return None;
-        }
         let mut budget = self.settings.chunked_prefill_size;
         let mut decoding = 0;
         for running in &mut self.running {
             running.decodes = running.to_prefill == 0;
             decoding += usize::from(running.decodes);
-            running.planned = running.to_prefill.min(budget);
-            budget -= running.planned;
+            running.plan(&mut budget);
+        }
+        self.admit(&mut budget);
+        if self.running.is_empty() {
+            return None;
         }
         let prefill = self.settings.chunked_prefill_size - budget;
         let time = self.settings.step_time(prefill, decoding);
@@ -205,8 +204,9 @@ impl Engine {
         self.retire(Running::is_done);
     }
 
-    /// First come, first served: what does not fit holds up those behind it.
-    fn admit(&mut self) {
+    /// First come, first served: what does not fit holds up those behind it. None is admitted before
+    /// its prefill can begin, so that it finds what those before it have computed.
+    fn admit(&mut self, budget: &mut usize) {
         // Prompt pages that will soon be there.
         let mut computing: HashSet<PageHash> = HashSet::new();
         if self.settings.in_batch_sharing && !self.waiting.is_empty() {
@@ -215,25 +215,24 @@ impl Engine {
         }
         let mut held_back = VecDeque::new();
         while let Some(request) = self.waiting.pop_front() {
-            let room = self.running.len() < self.settings.max_running_requests;
+            let room = *budget > 0 && self.running.len() < self.settings.max_running_requests;
             let pages = page_hashes(&request.tokens, self.settings.page_size, request.root);
             let first_missing = pages.get(self.cache.matched(&pages));
             if room && first_missing.is_some_and(|hash| computing.contains(hash)) {
                 held_back.push_back(request);
                 continue;
             }
-            let Some(running) = room.then(|| self.start(&pages, &request)).flatten() else {
+            let Some((lease, cached)) = room.then(|| self.start(&pages, &request)).flatten() else {
                 self.waiting.push_front(request);
                 break;
             };
             if self.settings.in_batch_sharing {
                 computing.extend(&pages);
             }
-            let (lease, cached) = running;
             let to_prefill = request.tokens.len() - cached;
             self.totals.prompt_tokens += request.tokens.len() as u64;
             self.totals.cached_tokens += cached as u64;
-            self.running.push(Running {
+            let mut running = Running {
                 generated: Vec::with_capacity(request.until - request.from),
                 request,
                 pages,
@@ -242,7 +241,9 @@ impl Engine {
                 to_prefill,
                 planned: 0,
                 decodes: false,
-            });
+            };
+            running.plan(budget);
+            self.running.push(running);
         }
         while let Some(request) = held_back.pop_back() {
             self.waiting.push_front(request);
@@ -283,6 +284,12 @@ impl Engine {
 }
 
 impl Running {
+    /// Takes part of the next step's prompt tokens.
+    fn plan(&mut self, budget: &mut usize) {
+        self.planned = self.to_prefill.min(*budget);
+        *budget -= self.planned;
+    }
+
     fn emit(&mut self) {
         let request = &self.request;
         let token = request.answer.token(request.from + self.generated.len());

@@ -23,7 +23,7 @@ pub struct Settings {
     pub prefill_rate: f64,
 
     /// Most prompt tokens computed in one step
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 8192)]
     pub chunked_prefill_size: usize,
 
     /// Time of a decode step, without its requests

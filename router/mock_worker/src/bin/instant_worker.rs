@@ -13,6 +13,8 @@ use std::{
 
 const CHAT: &str = r#"{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"An answer of about as many bytes as a short sentence of a model has, so that the response is not empty, and not large either: what is measured is the way."}}]}"#;
 const EVENT: &str = "data: {\"id\":\"x\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"}}]}\n\n";
+/// What every GET is answered with: healthy, and a model as SGLang and vLLM tell of theirs.
+const INFO: &str = r#"{"object":"list","data":[{"id":"mock","object":"model"}],"model_path":"mock","served_model_name":"mock","is_generation":true}"#;
 /// Of a stream, without `[DONE]`.
 const EVENTS: usize = 64;
 const MAX_REQUEST: usize = 1 << 20;
@@ -39,7 +41,7 @@ fn main() {
 /// Answers one request after the other, until the client closes.
 fn serve(mut stream: TcpStream) {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
-    let whole = format!("{head}: {}\r\n\r\n{CHAT}", CHAT.len());
+    let [whole, info] = [CHAT, INFO].map(|body| format!("{head}: {}\r\n\r\n{body}", body.len()));
     stream.set_nodelay(true).expect("a TCP socket");
     let mut buffer = vec![0; MAX_REQUEST];
     let mut filled = 0;
@@ -48,12 +50,13 @@ fn serve(mut stream: TcpStream) {
             Some(length) if length <= filled => {
                 // Bench clients write this field last.
                 let streams = buffer[..length].ends_with(b"\"stream\":true}");
+                let asks = buffer.starts_with(b"GET ");
                 buffer.copy_within(length..filled, 0);
                 filled -= length;
                 let sent = if streams {
                     send_events(&mut stream)
                 } else {
-                    stream.write_all(whole.as_bytes())
+                    stream.write_all(if asks { &info } else { &whole }.as_bytes())
                 };
                 if sent.is_err() {
                     return;
