@@ -66,6 +66,10 @@ test-kubernetes: ## discovery against a kube-apiserver, which is built first (10
 	cargo test -p mla-router --features kubernetes --locked --test serving -- \
 	  kubernetes:: --ignored --nocapture --test-threads 1
 
+.PHONY: test-dashboard
+test-dashboard: build ## the dashboard in headless Chromium; its picture goes to docs/dashboard.png
+	DASHBOARD_SCREENSHOT=docs/dashboard.png $(BIN)/python -m pytest tests/e2e/test_dashboard.py
+
 .PHONY: sizes
 sizes: ## how long the sources are
 	@$(PYTHON) tests/file_sizes.py

@@ -1,8 +1,8 @@
 """The command line of `launch_server`: a worker's flags, the router's flags, and how many workers.
 
 Nothing is defined twice. The workers' flags come from `worker.config`; the router's come from its
-own command line, each with the prefix `--router-`, as in SGLang. Only what neither can know is
-added here.
+own command line, each with the prefix `--router-`, as in SGLang, but for those that say how clients
+come in: there is only one way in. Only what neither can know is added here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 PER_WORKER = frozenset({"host", "port", "worker_id"})
 # Workers are reached through the router alone.
 WORKER_HOST = "127.0.0.1"
-# What the launcher decides for the router, or what goes without the prefix. The key is one for
-# all: the router asks for it and passes it on.
-NOT_FORWARDED = frozenset({"host", "port", "worker-urls", "api-key"})
+# What the launcher decides for the router. The key is one for all, a flag of the workers: the router
+# asks its clients for it and sends it on.
+LAUNCHERS = frozenset({"host", "port", "worker-urls", "api-key", "worker-api-key"})
+# The way in: flags of the router without the prefix.
+WITHOUT_PREFIX = frozenset({"admin-api-key", "insecure", "tls-cert-path", "tls-key-path"})
+
+FlagValue = str | list[str] | bool
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Options:
     port: int
     dp_size: int
     worker_base_port: int
-    router_flags: Mapping[str, str | bool]  # as the router names them: {"policy": "round_robin"}
+    router_flags: Mapping[str, FlagValue]  # as the router names them: {"policy": "round_robin"}
     every_worker: WorkerConfig  # what all workers have in common
 
     def worker(self, index: int, port: int) -> WorkerConfig:
@@ -56,7 +60,10 @@ class Options:
         if self.every_worker.api_key:
             argv.append(f"--api-key={self.every_worker.api_key}")
         for name, value in self.router_flags.items():
-            argv.append(f"--{name}" if value is True else f"--{name}={value}")
+            if isinstance(value, list):
+                argv += [f"--{name}", *value]
+            else:
+                argv.append(f"--{name}" if value is True else f"--{name}={value}")
         return [*argv, "--worker-urls", *worker_urls]
 
 
@@ -67,6 +74,7 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     """
     parser = _Parser(
         prog="python -m mla_router.launch_server",
+        usage="%(prog)s [--model-path DIR] [--dp-size N] [flag ...]",
         description="Start data-parallel workers and the router in front of them.",
         allow_abbrev=False,
     )
@@ -76,8 +84,12 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     worker_config.add_flags(workers, leave_out=PER_WORKER)
     _add_alias(workers, "--model", "--model-path")
     _add_alias(workers, "--tp", "--tp-size", type=int)
-    forwarded = [flag for flag in router_flags if flag["name"] not in NOT_FORWARDED]
-    _add_router_flags(parser.add_argument_group("router"), forwarded)
+    forwarded = [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for flag in forwarded:
+        title = f"router, {flag['heading'].lower()}"
+        group = groups.setdefault(title, parser.add_argument_group(title))
+        _add_router_flag(group, flag)
 
     namespace = parser.parse_args(argv)
     try:
@@ -97,11 +109,11 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     )
 
 
-def router_error(message: str) -> str:
-    """A message of the router's command line, in the words of this one."""
+def in_our_words(message: str) -> str:
+    """What the router says of its flags, in the words of this command line."""
     return re.sub(
         r"--([a-z][a-z-]*)",
-        lambda flag: flag[0] if flag[1] in NOT_FORWARDED else f"--router-{flag[1]}",
+        lambda flag: _flag(flag[1]),
         message,
     )
 
@@ -153,23 +165,29 @@ def _add_alias(
     )
 
 
-def _add_router_flags(group: argparse._ArgumentGroup, flags: Sequence[Mapping[str, Any]]) -> None:
-    for flag in flags:
-        # argparse reads % as the start of a format.
-        text = str(flag["help"]).replace("%", "%%")
-        name = f"--router-{flag['name']}"
-        if flag["value_name"] is None:
-            group.add_argument(name, dest=_dest(flag["name"]), action="store_true", help=text)
-            continue
-        if flag["default"]:
-            text += f" (default: {flag['default']})".replace("%", "%%")
-        group.add_argument(
-            name,
-            dest=_dest(flag["name"]),
-            choices=flag["choices"] or None,
-            metavar=None if flag["choices"] else flag["value_name"],
-            help=text,
-        )
+def _add_router_flag(group: argparse._ArgumentGroup, flag: Mapping[str, Any]) -> None:
+    # argparse reads % as the start of a format.
+    text = in_our_words(flag["help"]).replace("%", "%%")
+    name, dest = _flag(flag["name"]), _dest(flag["name"])
+    if flag["value_name"] is None:
+        group.add_argument(name, dest=dest, action="store_true", help=text)
+        return
+    if flag["default"]:
+        text += f" (default: {flag['default']})".replace("%", "%%")
+    group.add_argument(
+        name,
+        dest=dest,
+        nargs="*" if flag["several"] else None,
+        choices=flag["choices"] or None,
+        metavar=None if flag["choices"] else flag["value_name"],
+        help=text,
+    )
+
+
+def _flag(router_flag: str) -> str:
+    """A flag of the router as it is called here."""
+    prefix = "--" if router_flag in LAUNCHERS | WITHOUT_PREFIX else "--router-"
+    return prefix + router_flag
 
 
 def _dest(router_flag: str) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mla_router.launch.arguments import WORKER_HOST, Options, parse, router_error
+from mla_router.launch.arguments import WORKER_HOST, Options, in_our_words, parse
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
 from mla_router.launch.output import Output
@@ -69,7 +69,8 @@ def run(
     except KeyboardInterrupt:  # before or after our own handling of signals
         return KILLED_BY_CTRL_C
     except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        message = in_our_words(str(error)) if isinstance(error, RouterError) else str(error)
+        print(f"error: {message}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
 
 
@@ -84,7 +85,7 @@ async def _serve(
     try:
         config = RouterConfig.from_argv(options.router_argv(urls))
     except ValueError as error:
-        raise BadRouterFlagError(router_error(str(error))) from None
+        raise BadRouterFlagError(in_our_words(str(error))) from None
     settings = config.to_dict()
     router = Router(config)
     router.start()

@@ -1,12 +1,23 @@
 """The router, compiled from `router/bindings`. Public names are re-exported by `mla_router`."""
 
 from collections.abc import Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Literal, TypeAlias, TypedDict, final
 
 from typing_extensions import Self
 
-_Policy: TypeAlias = Literal["cache_aware", "round_robin"]
+_Policy: TypeAlias = Literal[
+    "cache_aware",
+    "cache_aware_threshold",
+    "consistent_hash",
+    "least_load",
+    "manual",
+    "power_of_two",
+    "prefix_hash",
+    "random",
+    "round_robin",
+]
 _LogLevel: TypeAlias = Literal["error", "warn", "info", "debug", "trace"]
 
 __all__ = ["Router", "RouterConfig", "RouterError", "router_flags", "run_cli"]
@@ -16,38 +27,125 @@ class RouterError(Exception):
 
 class _Settings(TypedDict):
     worker_urls: list[str]
-    host: str
-    port: int
-    policy: _Policy
-    max_payload_size: int
-    request_timeout_secs: float
+    worker_urls_file: str | None
+    service_discovery: bool
+    selector: list[str]
+    service_discovery_port: int
+    service_discovery_namespace: str | None
+    worker_networks: list[str]
+    worker_api_key: str | None
+    worker_ca_cert_path: str | None
+    upstream_http2: bool
     connect_timeout_secs: float
     upstream_idle_timeout_secs: float
+    host: str
+    port: int
+    reuse_port: bool
+    tls_cert_path: str | None
+    tls_key_path: str | None
+    api_key: list[str]
+    admin_api_key: str | None
+    insecure: bool
+    max_payload_size: int
+    max_connections: int
+    header_read_timeout_secs: float
+    body_read_timeout_secs: float
+    sse_keepalive_secs: float
+    shutdown_grace_period_secs: float
+    policy: _Policy
+    cache_threshold: float
+    balance_abs_threshold: int
+    balance_rel_threshold: float
+    max_tree_size: int
+    max_concurrent_requests: int
+    queue_size: int
+    queue_timeout_secs: float
+    request_timeout_secs: float
+    first_token_timeout_secs: float
+    inter_token_timeout_secs: float
+    max_retries: int
+    retry_budget: float
+    disable_replay: bool
+    cb_failure_threshold: int
+    cb_timeout_duration_secs: float
     health_check_interval_secs: float
     health_check_timeout_secs: float
     health_failure_threshold: int
     health_success_threshold: int
     health_check_endpoint: str
-    max_retries: int
-    queue_size: int
-    queue_timeout_secs: float
-    shutdown_grace_period_secs: float
-    api_key: str | None
     log_level: _LogLevel
+    log_json: bool
+    access_log: bool
+    request_id_headers: list[str]
+    otlp_traces_endpoint: str | None
 
 class _Worker(TypedDict):
     id: int
     url: str
     phase: Literal["starting", "healthy", "suspect", "down"]
     healthy: bool
+    breaker: Literal["closed", "open", "half_open"]
     requests: int
     pending_tokens: int
+    models: list[str]
     boot_id: str | None
     max_total_num_tokens: int | None
 
+class _Tokens(TypedDict):
+    """Of the requests for which a worker has said what was cached."""
+
+    prompt: int
+    predicted: int  # what the router took for cached
+    cached: int
+
+class _WorkerStats(_Worker):
+    selections: dict[str, int]  # requests sent to it, by the policy's reason
+    tokens: _Tokens
+    tree_blocks: int
+    ejections: int
+
+class _Requests(TypedDict):
+    in_flight: int
+    waiting: int  # of these, those that no worker can take now
+    answered: dict[str, int]  # by class of status: "2xx" and so on
+    client_aborts: int
+    retries: int
+    upstream_errors: int
+
+class _Latency(TypedDict):
+    count: int
+    sum_s: float
+    buckets: list[tuple[float, int]]  # upper bound in seconds, and how many took at most so long
+
+class _Tree(TypedDict):
+    blocks: int
+    held: int  # blocks, counted once for each worker that holds them
+    bytes: int
+
+class _Process(TypedDict):
+    cpu_s: float
+    resident_bytes: int
+
+class _Stats(TypedDict):
+    """Counts go up from the start of the router; whoever wants a rate takes two of these."""
+
+    version: str
+    uptime_s: float
+    policy: str
+    draining: bool
+    requests: _Requests
+    tokens: _Tokens
+    first_byte: _Latency
+    duration: _Latency
+    tree: _Tree
+    process: _Process
+    workers: list[_WorkerStats]
+
 class _Flag(TypedDict):
     name: str
-    value_name: str | None
+    heading: str | None
+    value_name: str | None  # None: it takes no value
+    several: bool  # it takes any number of values
     default: str | None
     help: str
     choices: list[str]
@@ -56,35 +154,70 @@ class _Flag(TypedDict):
 class RouterConfig:
     """All settings of a router. What is not given, or None, has the default of the command line.
 
-    An unknown name is a TypeError, a bad value a ValueError that names the flag.
+    An unknown name is a TypeError, a bad value a ValueError that names the flag. The environment is
+    not asked.
     """
 
     def __new__(
         cls,
         *,
         worker_urls: Sequence[str] | None = None,
-        host: str | None = None,
-        port: int | None = None,
-        policy: _Policy | None = None,
-        max_payload_size: int | None = None,
-        request_timeout_secs: float | None = None,
+        worker_urls_file: str | PathLike[str] | None = None,
+        service_discovery: bool | None = None,
+        selector: Sequence[str] | None = None,
+        service_discovery_port: int | None = None,
+        service_discovery_namespace: str | None = None,
+        worker_networks: Sequence[str] | None = None,
+        worker_api_key: str | None = None,
+        worker_ca_cert_path: str | PathLike[str] | None = None,
+        upstream_http2: bool | None = None,
         connect_timeout_secs: float | None = None,
         upstream_idle_timeout_secs: float | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        reuse_port: bool | None = None,
+        tls_cert_path: str | PathLike[str] | None = None,
+        tls_key_path: str | PathLike[str] | None = None,
+        api_key: Sequence[str] | None = None,
+        admin_api_key: str | None = None,
+        insecure: bool | None = None,
+        max_payload_size: int | None = None,
+        max_connections: int | None = None,
+        header_read_timeout_secs: float | None = None,
+        body_read_timeout_secs: float | None = None,
+        sse_keepalive_secs: float | None = None,
+        shutdown_grace_period_secs: float | None = None,
+        policy: _Policy | None = None,
+        cache_threshold: float | None = None,
+        balance_abs_threshold: int | None = None,
+        balance_rel_threshold: float | None = None,
+        max_tree_size: int | None = None,
+        max_concurrent_requests: int | None = None,
+        queue_size: int | None = None,
+        queue_timeout_secs: float | None = None,
+        request_timeout_secs: float | None = None,
+        first_token_timeout_secs: float | None = None,
+        inter_token_timeout_secs: float | None = None,
+        max_retries: int | None = None,
+        retry_budget: float | None = None,
+        disable_replay: bool | None = None,
+        cb_failure_threshold: int | None = None,
+        cb_timeout_duration_secs: float | None = None,
         health_check_interval_secs: float | None = None,
         health_check_timeout_secs: float | None = None,
         health_failure_threshold: int | None = None,
         health_success_threshold: int | None = None,
         health_check_endpoint: str | None = None,
-        max_retries: int | None = None,
-        queue_size: int | None = None,
-        queue_timeout_secs: float | None = None,
-        shutdown_grace_period_secs: float | None = None,
-        api_key: str | None = None,
         log_level: _LogLevel | None = None,
+        log_json: bool | None = None,
+        access_log: bool | None = None,
+        request_id_headers: Sequence[str] | None = None,
+        otlp_traces_endpoint: str | None = None,
     ) -> Self: ...
     @staticmethod
     def from_argv(argv: Sequence[str]) -> RouterConfig:
-        """The settings that a command line, without the program's name, stands for."""
+        """The settings that a command line, without the program's name, stands for; keys that it
+        does not name come from the environment."""
 
     def to_dict(self) -> _Settings:
         """All settings by name; `RouterConfig(**settings)` makes the same again."""
@@ -117,6 +250,9 @@ class Router:
 
     def workers(self) -> list[_Worker]:
         """The workers and their state, in the order of registration."""
+
+    def stats(self) -> _Stats:
+        """What the router knows and has counted, in one piece."""
 
     def drain(self, timeout_s: float) -> bool:
         """Takes no new requests; true when those in flight have finished in time."""

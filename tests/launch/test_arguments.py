@@ -5,25 +5,37 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mla_router.launch.arguments import Options, parse, router_error
+from mla_router.launch.arguments import Options, in_our_words, parse
 from support.processes import ROOT
 
+
+def flag(name: str, value_name: str | None = None, **more: Any) -> dict[str, Any]:
+    described = {"name": name, "value_name": value_name, "heading": "Routing", "several": False}
+    return {**described, "default": None, "help": "", "choices": None, **more}
+
+
 FLAGS = [
-    {"name": "worker-urls", "value_name": "URL", "default": None, "help": "", "choices": None},
-    {"name": "host", "value_name": "HOST", "default": "127.0.0.1", "help": "", "choices": None},
-    {"name": "port", "value_name": "PORT", "default": "30000", "help": "", "choices": None},
-    {
-        "name": "policy",
-        "value_name": "POLICY",
-        "default": "cache_aware",
-        "help": "How a worker is chosen",
-        "choices": ["cache_aware", "round_robin"],
-    },
-    {"name": "max-retries", "value_name": "N", "default": "3", "help": "At 100%", "choices": None},
-    {"name": "verbose", "value_name": None, "default": None, "help": "", "choices": None},
+    flag("worker-urls", "URL", several=True),
+    flag("host", "HOST", default="127.0.0.1"),
+    flag("port", "PORT", default="30000"),
+    flag("api-key", "KEY", several=True),
+    flag("worker-api-key", "KEY"),
+    flag("admin-api-key", "KEY", heading="Serving"),
+    flag("insecure", heading="Serving"),
+    flag(
+        "policy",
+        "POLICY",
+        default="cache_aware",
+        help="How a worker is chosen",
+        choices=["cache_aware", "round_robin"],
+    ),
+    flag("max-retries", "N", default="3", help="At 100%"),
+    flag("networks", "CIDR", several=True),
+    flag("verbose"),
 ]
 
 
@@ -70,6 +82,21 @@ def test_router_flags_carry_a_prefix(model: Path) -> None:
     assert {"--policy=round_robin", "--max-retries=5", "--verbose"} <= set(argv)
     # What is not given is left to the router's own defaults.
     assert parsed(model).router_flags == {}
+
+
+def test_a_list_takes_what_follows(model: Path) -> None:
+    options = parsed(model, "--router-networks", "10.0.0.0/8", "fd00::/8", "--page-size", "32")
+    argv = options.router_argv(["http://w:1"])
+    at = argv.index("--networks")
+    assert argv[at : at + 3] == ["--networks", "10.0.0.0/8", "fd00::/8"]
+    assert parsed(model, "--router-networks").router_flags == {"networks": []}
+
+
+def test_the_way_in_goes_without_the_prefix(model: Path) -> None:
+    argv = parsed(model, "--admin-api-key", "barley", "--insecure").router_argv([])
+    assert {"--admin-api-key=barley", "--insecure"} <= set(argv)
+    with pytest.raises(SystemExit):
+        parsed(model, "--router-insecure")
 
 
 def test_one_key_for_all(model: Path) -> None:
@@ -119,13 +146,17 @@ def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--model-path", "--dp-size", "--router-policy", "--router-dp-worker-base-port"):
         assert flag in text
     assert "At 100% (default: 3)" in " ".join(text.split())
-    assert "--router-port" not in text
+    for flag in ("--router-port", "--router-api-key", "--router-worker-api-key"):
+        assert flag not in text
+    routing = text.index("router, routing")
+    assert text.index("router, serving") < text.index("--insecure") < routing
+    assert routing < text.index("--router-policy {cache_aware,round_robin}")
 
 
 def test_the_routers_own_errors_name_the_flag_that_was_typed() -> None:
-    message = "invalid value 'x' for '--max-retries <N>'; --port is fine"
-    expected = "invalid value 'x' for '--router-max-retries <N>'; --port is fine"
-    assert router_error(message) == expected
+    message = "invalid value 'x' for '--max-retries <N>'; --port and --insecure are fine"
+    expected = "invalid value 'x' for '--router-max-retries <N>'; --port and --insecure are fine"
+    assert in_our_words(message) == expected
 
 
 def test_importing_the_launcher_does_not_import_torch() -> None:

@@ -194,6 +194,22 @@ def test_a_taken_port_is_one_line_and_no_worker_is_started() -> None:
 @pytest.mark.parametrize(
     ("argv", "mention"),
     [
+        (["--host", "0.0.0.0", "--port", "0"], "set --api-key"),
+        (["--tls-cert-path", "/no/c", "--tls-key-path", "/no/k"], "/no/c"),
+    ],
+)
+def test_a_router_that_does_not_start_is_one_line(argv: list[str], mention: str) -> None:
+    ended = leave(*argv)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+    assert mention in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "mention"),
+    [
         (["--model-path", "/no/such/folder"], "--model-path /no/such/folder: no config.json"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--page-size", "many"], "--page-size"),

@@ -16,12 +16,20 @@ from support.processes import ROOT
 
 OTHER_VALUES: dict[str, Any] = {
     "worker_urls": ["http://127.0.0.1:1", "http://localhost:2"],
+    "selector": ["app=worker", "tier=gpu"],
+    "worker_networks": ["10.0.0.0/8", "fd00::/8"],
     "host": "0.0.0.0",
     "policy": "round_robin",
     "health_check_endpoint": "/healthz",
-    "api_key": "sesame",
+    "api_key": ["sesame", "barley"],
+    "cache_threshold": 0.75,
+    "retry_budget": 0.5,
     "log_level": "debug",
+    "request_id_headers": ["x-trace"],
 }
+
+# Each is of use only together with the other.
+TOGETHER = {"tls_cert_path": "tls_key_path", "tls_key_path": "tls_cert_path"}
 
 
 # What the stub forbids is asked for here, too.
@@ -36,19 +44,48 @@ def test_defaults_are_those_of_the_command_line() -> None:
     assert RouterConfig() == RouterConfig.from_argv([])
     assert RouterConfig(port=None, worker_urls=[]) == RouterConfig()
     settings = defaults()
-    assert (settings["host"], settings["port"], settings["api_key"]) == ("127.0.0.1", 30000, None)
+    assert (settings["host"], settings["port"], settings["api_key"]) == ("127.0.0.1", 30000, [])
+
+
+def other_value(name: str, default: Any) -> Any:
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    if default is None:
+        return f"other-{name}"
+    return not default if isinstance(default, bool) else type(default)(default + 1)
 
 
 def test_every_setting_goes_in_and_comes_out() -> None:
     for name, default in defaults().items():
-        value = OTHER_VALUES[name] if name in OTHER_VALUES else type(default)(default + 1)
-        config = untyped(**{name: value})
+        value = other_value(name, default)
+        given = {name: value}
+        if name in TOGETHER:
+            given[TOGETHER[name]] = "other"
+        config = untyped(**given)
         assert config.to_dict()[name] == value
         assert config != RouterConfig()
         assert untyped(**config.to_dict()) == config
-        values = value if isinstance(value, list) else [value]
-        flag = f"--{name.replace('_', '-')}"
-        assert RouterConfig.from_argv([flag, *map(str, values)]) == config
+        argv = []
+        for key, setting in given.items():
+            values = setting if isinstance(setting, list) else [setting]
+            argv.append(f"--{key.replace('_', '-')}")
+            argv.extend(str(value) for value in values if value is not True)
+        assert RouterConfig.from_argv(argv) == config
+
+
+def test_a_list_may_be_empty_or_one_word_and_a_path_may_be_a_path() -> None:
+    assert RouterConfig(request_id_headers=[]).to_dict()["request_id_headers"] == []
+    assert RouterConfig(api_key="sesame").to_dict()["api_key"] == ["sesame"]
+    config = RouterConfig(worker_urls_file=Path("/etc/workers"))
+    assert config.to_dict()["worker_urls_file"] == "/etc/workers"
+
+
+def test_keys_come_from_the_environment_of_a_command_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLA_ROUTER_API_KEY", "sesame")
+    monkeypatch.setenv("MLA_ROUTER_ADMIN_API_KEY", "barley")
+    settings = RouterConfig.from_argv([]).to_dict()
+    assert (settings["api_key"], settings["admin_api_key"]) == (["sesame"], "barley")
+    assert RouterConfig().to_dict()["api_key"] == []
 
 
 def test_flags_are_the_settings() -> None:
@@ -56,14 +93,17 @@ def test_flags_are_the_settings() -> None:
     flags = {flag["name"].replace("-", "_"): flag for flag in router_flags()}
     assert list(flags) == list(settings)
     for name, flag in flags.items():
-        assert flag["help"] and flag["value_name"], name
+        assert flag["help"] and flag["heading"], name
+        assert (flag["value_name"] is None) == isinstance(settings[name], bool), name
+        assert flag["several"] == isinstance(settings[name], list), name
         if flag["default"] is not None:
-            assert RouterConfig.from_argv([f"--{flag['name']}", flag["default"]]) == RouterConfig()
+            argv = [f"--{flag['name']}", *flag["default"].split()]
+            assert RouterConfig.from_argv(argv) == RouterConfig()
         else:
-            assert settings[name] in (None, []), name
+            assert settings[name] in (None, False, []), name
         for choice in flag["choices"]:
             assert untyped(**{name: choice}).to_dict()[name] == choice
-    assert flags["policy"]["choices"] == ["cache_aware", "round_robin"]
+    assert {"cache_aware", "round_robin"} < set(flags["policy"]["choices"])
 
 
 def test_an_unknown_name_is_a_type_error() -> None:
@@ -96,20 +136,51 @@ def test_a_value_of_the_wrong_type_is_a_type_error() -> None:
         untyped(port={})
 
 
-def test_repr_shows_everything_but_the_key() -> None:
-    text = repr(RouterConfig(api_key="sesame", port=31))
-    assert "port=31" in text and "api_key='***'" in text and "sesame" not in text
+def test_repr_shows_everything_but_the_keys() -> None:
+    config = RouterConfig(
+        api_key=["sesame"], admin_api_key="barley", worker_api_key="oats", port=31
+    )
+    text = repr(config)
+    assert "port=31" in text and text.count("api_key='***'") == 3
+    assert not any(key in text for key in ("sesame", "barley", "oats"))
     assert eval(repr(RouterConfig()), {"RouterConfig": RouterConfig}) == RouterConfig()
 
 
-def test_the_stub_lists_every_setting() -> None:
+def test_the_stub_lists_every_setting_with_its_type() -> None:
     stub = ast.parse((ROOT / "python/mla_router/_router.pyi").read_text())
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
     fields = [node for node in classes["_Settings"].body if isinstance(node, ast.AnnAssign)]
-    settings = [ast.unparse(field.target) for field in fields]
+    types = {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
     new = next(n for n in classes["RouterConfig"].body if isinstance(n, ast.FunctionDef))
-    assert settings == [argument.arg for argument in new.args.kwonlyargs]
-    assert settings == list(defaults())
+    assert list(types) == [argument.arg for argument in new.args.kwonlyargs]
+    assert list(types) == list(defaults())
+    choices = {
+        ast.unparse(node.target): ast.literal_eval(node.value.slice)
+        for node in stub.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Subscript)
+    }
+    argument_types = {
+        argument.arg: ast.unparse(argument.annotation)
+        for argument in new.args.kwonlyargs
+        if argument.annotation
+    }
+    for flag in router_flags():
+        name = flag["name"].replace("-", "_")
+        default = defaults()[name]
+        accepted = None
+        if flag["choices"]:
+            assert list(choices[types[name]]) == flag["choices"]
+            expected = types[name]
+        elif flag["several"]:
+            expected, accepted = "list[str]", "Sequence[str] | None"
+        elif default is None:
+            expected = accepted = "str | None"
+            if name.endswith(("_path", "_file")):
+                accepted = "str | PathLike[str] | None"
+        else:
+            expected = type(default).__name__
+        assert types[name] == expected, name
+        assert argument_types[name] == (accepted or f"{expected} | None"), name
 
 
 def test_the_stub_fits_the_module(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
 import os
 import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from mla_router import Router, RouterConfig, RouterError
-from support.processes import get_json, post_json, status_of, wait_until
+from support.processes import ROOT, get_json, post_json, status_of, wait_until
 from support.tiny_worker import TinyWorker, tiny_worker
 
 START_TIMEOUT = 30.0
@@ -74,6 +76,44 @@ def test_workers_come_and_go(worker: TinyWorker) -> None:
             router.add_worker(second.url)
         with pytest.raises(ValueError, match="http://"):
             router.add_worker("127.0.0.1:1")
+
+
+def test_stats_say_it_all_in_one_call(worker: TinyWorker) -> None:
+    with Router(config(worker)) as router:
+        until_healthy(router, 1)
+        for _ in range(3):
+            complete(router, "shared words " * 50)
+        stats = router.stats()
+        assert stats["requests"]["answered"]["2xx"] == 3
+        assert stats["first_byte"]["count"] == stats["first_byte"]["buckets"][-1][1] == 3
+        assert stats["tree"]["blocks"] > 0 and stats["process"]["resident_bytes"] > 1 << 20
+        assert [view["url"] for view in stats["workers"]] == [worker.url]
+        assert sum(stats["workers"][0]["selections"].values()) == 3
+        assert stats["workers"][0]["tree_blocks"] == stats["tree"]["held"]
+
+
+def test_the_stub_knows_every_field_of_stats(worker: TinyWorker) -> None:
+    stub = ast.parse((ROOT / "python/mla_router/_router.pyi").read_text())
+    types = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+
+    def fields(name: str) -> set[str]:
+        own = {ast.unparse(n.target) for n in types[name].body if isinstance(n, ast.AnnAssign)}
+        bases = [ast.unparse(base) for base in types[name].bases]
+        return own.union(*(fields(base) for base in bases if base in types))
+
+    with Router(config(worker)) as router:
+        stats = router.stats()
+        assert set(router.workers()[0]) == fields("_Worker")
+    assert set(stats) == fields("_Stats")
+    assert set(stats["workers"][0]) == fields("_WorkerStats")
+    for part, name in {
+        "requests": "_Requests",
+        "tokens": "_Tokens",
+        "first_byte": "_Latency",
+        "tree": "_Tree",
+        "process": "_Process",
+    }.items():
+        assert set(stats[part]) == fields(name)  # type: ignore[literal-required]
 
 
 def test_a_prompt_returns_to_the_worker_that_knows_it() -> None:
@@ -147,6 +187,44 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         worker.may_answer.set()
         assert drained.result(START_TIMEOUT) is True
         assert answer.result(START_TIMEOUT) == worker.url
+
+
+def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> None:
+    """Whatever waits for the router holds up its own thread and no other."""
+
+    async def ticks_during(blocking: Callable[[], Any], end: Callable[[], Any]) -> None:
+        waiting = asyncio.create_task(asyncio.to_thread(blocking))
+        for _ in range(200):
+            await asyncio.sleep(0.001)
+            assert not waiting.done()
+        await asyncio.to_thread(end)
+        await waiting
+
+    async def program() -> None:
+        router = Router(config(worker))
+        await asyncio.to_thread(router.start)
+        await asyncio.to_thread(until_healthy, router, 1)
+        await ticks_during(router.wait, router.stop)
+
+        await asyncio.to_thread(router.start)
+        await asyncio.to_thread(until_healthy, router, 1)
+        worker.may_answer.clear()
+        answer = asyncio.create_task(asyncio.to_thread(complete, router))
+        await asyncio.to_thread(worker.asked.wait)
+        await ticks_during(lambda: router.drain(60.0), worker.may_answer.set)
+        assert await answer == worker.url
+
+        await asyncio.to_thread(router.stop)
+        await asyncio.to_thread(router.start)
+        await asyncio.to_thread(until_healthy, router, 1)
+        worker.may_answer.clear()
+        worker.asked.clear()
+        answer = asyncio.create_task(asyncio.to_thread(complete, router))
+        await asyncio.to_thread(worker.asked.wait)
+        await ticks_during(lambda: router.stop(60.0), worker.may_answer.set)
+        assert await answer == worker.url
+
+    asyncio.run(program())
 
 
 def test_stop_ends_wait_in_other_threads() -> None:

@@ -18,7 +18,8 @@ use pyo3::{
 #[pyfunction]
 pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let command = Config::command();
-    let flags = command.get_arguments().map(|flag| describe(py, flag));
+    let shown = command.get_arguments().filter(|flag| !flag.is_hide_set());
+    let flags = shown.map(|flag| describe(py, flag));
     PyList::new(py, flags.collect::<PyResult<Vec<_>>>()?)
 }
 
@@ -32,7 +33,10 @@ fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
         values.iter().filter(|_| takes_value).map(PossibleValue::get_name).collect();
     let described = PyDict::new(py);
     described.set_item("name", flag.get_long().expect("contract: every flag has a long name"))?;
+    described.set_item("heading", flag.get_help_heading())?;
     described.set_item("value_name", value_names.first().map(Str::as_str))?;
+    let several = flag.get_num_args().is_some_and(|number| number.max_values() > 1);
+    described.set_item("several", several)?;
     described
         .set_item("default", (takes_value && !default.is_empty()).then(|| default.join(" ")))?;
     described.set_item("help", flag.get_help().map_or_else(String::new, ToString::to_string))?;

@@ -4,7 +4,7 @@
 //! written in Rust's `Config` and nowhere else, and a bad value is refused in the same words
 //! everywhere.
 
-use clap::{CommandFactory, Parser};
+use clap::{Command, CommandFactory, FromArgMatches, builder::Resettable};
 use mla_router::Config;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -28,17 +28,16 @@ impl RouterConfig {
         for (name, value) in settings.into_iter().flatten() {
             push_flag(&mut argv, name.extract()?, &value)?;
         }
-        Self::from_argv(argv)
+        // What a program does not ask for must not depend on where it runs.
+        let command = Config::command().mut_args(|flag| flag.env(Resettable::Reset));
+        read(command, argv)
     }
 
-    /// The settings that the command line `argv`, without the program's name, stands for.
+    /// The settings that the command line `argv`, without the program's name, stands for; keys that
+    /// it does not name come from the environment.
     #[staticmethod]
     fn from_argv(argv: Vec<String>) -> PyResult<Self> {
-        let argv = std::iter::once("mla-router".to_owned()).chain(argv);
-        match Config::try_parse_from(argv) {
-            Ok(config) => Ok(Self { config }),
-            Err(error) => Err(PyValueError::new_err(first_line(&error))),
-        }
+        read(Config::command(), argv)
     }
 
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -58,6 +57,15 @@ impl RouterConfig {
     }
 }
 
+fn read(command: Command, argv: Vec<String>) -> PyResult<RouterConfig> {
+    let argv = std::iter::once("mla-router".to_owned()).chain(argv);
+    let matches = command.try_get_matches_from(argv);
+    match matches.and_then(|matches| Config::from_arg_matches(&matches)) {
+        Ok(config) => Ok(RouterConfig { config }),
+        Err(error) => Err(PyValueError::new_err(first_line(&error))),
+    }
+}
+
 /// Appends keyword argument `name=value` as it would stand on the command line.
 fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     if !Config::command().get_arguments().any(|known| known.get_id() == name) {
@@ -65,7 +73,16 @@ fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> Py
         return Err(PyTypeError::new_err(message));
     }
     let flag = format!("--{}", name.replace('_', "-"));
+    let fits_one_flag = |value: &Bound<'_, PyAny>| -> PyResult<bool> {
+        Ok(value.is_instance_of::<PyString>()
+            || value.hasattr("__float__")?
+            || value.hasattr("__fspath__")?)
+    };
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        if value.is_empty()? {
+            argv.push(flag);
+            return Ok(());
+        }
         for item in value.try_iter()? {
             argv.push(format!("{flag}={}", item?.str()?));
         }
@@ -73,7 +90,7 @@ fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> Py
         // The default.
     } else if value.is_instance_of::<PyBool>() {
         argv.extend(value.is_truthy()?.then_some(flag));
-    } else if value.is_instance_of::<PyString>() || value.hasattr("__float__")? {
+    } else if fits_one_flag(value)? {
         argv.push(format!("{flag}={}", value.str()?));
     } else {
         let kind = value.get_type().name()?;

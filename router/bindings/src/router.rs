@@ -20,7 +20,16 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Router {
     config: Config,
     /// Locked for moments only, so that any thread may call any method while others wait.
-    running: Mutex<Option<Arc<Running>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Stopped,
+    /// One thread is about to start it.
+    Starting,
+    Running(Arc<Running>),
 }
 
 /// Lives until the last call that uses it has returned, also when another thread stops the router.
@@ -69,27 +78,29 @@ impl Router {
     #[pyo3(signature = (config = None))]
     fn new(config: Option<&Bound<'_, RouterConfig>>) -> Self {
         let config = config.map_or_else(Config::default, |config| config.get().config.clone());
-        Self { config, running: Mutex::default() }
+        Self { config, state: Mutex::default() }
     }
 
     /// Returns when the port is open.
     fn start(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| {
-            let mut running = self.running.lock();
-            if running.is_some() {
-                return Err("the router is already running".to_owned());
-            }
-            cli::init_logging(&self.config);
-            *running = Some(Arc::new(Running::start(self.config.clone())?));
-            Ok(())
-        })
-        .map_err(RouterError::new_err)
+        match &mut *self.state.lock() {
+            state @ State::Stopped => *state = State::Starting,
+            _ => return Err(RouterError::new_err("the router is already running")),
+        }
+        cli::init_logging(&self.config);
+        let (state, outcome) = match py.detach(|| Running::start(self.config.clone())) {
+            Ok(running) => (State::Running(Arc::new(running)), Ok(())),
+            Err(message) => (State::Stopped, Err(RouterError::new_err(message))),
+        };
+        *self.state.lock() = state;
+        outcome
     }
 
     /// Where it listens.
     #[getter]
     fn url(&self) -> PyResult<String> {
-        Ok(format!("http://{}", self.running()?.handle.local_addr()))
+        let scheme = if self.config.tls_cert_path.is_some() { "https" } else { "http" };
+        Ok(format!("{scheme}://{}", self.running()?.handle.local_addr()))
     }
 
     /// Registers a worker; it takes requests after its first good health check.
@@ -107,6 +118,12 @@ impl Router {
         Ok(pythonize::pythonize(py, &self.running()?.handle.workers())?)
     }
 
+    /// What the router knows and has counted, in one piece.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let running = self.running()?;
+        Ok(pythonize::pythonize(py, &py.detach(|| running.handle.stats()))?)
+    }
+
     /// Takes no new requests; true when those in flight have finished in time.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let grace = seconds(timeout_s)?;
@@ -118,7 +135,7 @@ impl Router {
     #[pyo3(signature = (timeout_s = 5.0))]
     fn stop(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let grace = seconds(timeout_s)?;
-        let Some(running) = self.running.lock().take() else { return Ok(()) };
+        let Some(running) = self.take_running() else { return Ok(()) };
         let stopped = running.wait_for(py, running.handle.stop(grace));
         py.detach(|| drop(running));
         stopped
@@ -149,9 +166,19 @@ impl Router {
 }
 
 impl Router {
+    fn take_running(&self) -> Option<Arc<Running>> {
+        let mut state = self.state.lock();
+        let State::Running(running) = &*state else { return None };
+        let running = Arc::clone(running);
+        *state = State::Stopped;
+        Some(running)
+    }
+
     fn running(&self) -> PyResult<Arc<Running>> {
-        let running = self.running.lock();
-        running.clone().ok_or_else(|| RouterError::new_err("the router is not running"))
+        match &*self.state.lock() {
+            State::Running(running) => Ok(Arc::clone(running)),
+            _ => Err(RouterError::new_err("the router is not running")),
+        }
     }
 }
 

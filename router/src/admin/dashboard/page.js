@@ -296,7 +296,9 @@ function say(role, text) {
   return { paragraph, footer };
 }
 
-const scroll = () => $("talk").lastElementChild?.scrollIntoView({ block: "nearest" });
+function scroll() {
+  $("talk").scrollTop = $("talk").scrollHeight;
+}
 
 async function answer(paragraph, footer, signal) {
   const sent = performance.now();

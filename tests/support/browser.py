@@ -1,0 +1,115 @@
+"""A page in headless Chromium, over its DevTools protocol: no more of it than one test needs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+BINARY = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+PATIENCE_S = 60.0
+
+
+class Page:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._ids = itertools.count(1)
+        self.complaints: list[str] = []  # errors and warnings of the page, its policy's included
+
+    async def command(self, method: str, **params: Any) -> dict[str, Any]:
+        number = next(self._ids)
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        while True:
+            answer = await self._socket.receive_json(timeout=PATIENCE_S)
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._listen(answer)
+
+    def _listen(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        match event.get("method"):
+            case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
+                self.complaints.append(params["entry"]["text"])
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(params["exceptionDetails"]))
+
+    async def evaluate(self, script: str) -> Any:
+        result = await self.command("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """What `script` says once that is true of the page."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not (value := await self.evaluate(script)):
+                await asyncio.sleep(0.1)
+            return value
+
+    async def open(self, url: str, dark: bool = False) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.command("Emulation.setEmulatedMedia", features=[scheme])
+        await self.command("Page.navigate", url=url)
+
+    async def type(self, selector: str, text: str) -> None:
+        """As a person does: a click there, the text, Enter."""
+        await self.evaluate(f"document.querySelector({selector!r}).focus()")
+        await self.command("Input.insertText", text=text)
+        for kind in ("keyDown", "keyUp"):
+            key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+            await self.command("Input.dispatchKeyEvent", type=kind, **key)
+
+    async def screenshot(self, path: Path) -> None:
+        shot = await self.command("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextlib.asynccontextmanager
+async def page(width: int = 1160, height: int = 900) -> AsyncIterator[Page]:
+    """An empty page of a browser of its own."""
+    assert BINARY is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+        browser = await asyncio.create_subprocess_exec(
+            BINARY,
+            *flags,
+            f"--user-data-dir={profile}",
+            f"--window-size={width},{height}",
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert browser.stderr is not None
+            async with asyncio.timeout(PATIENCE_S):
+                async for line in browser.stderr:
+                    if line.startswith(b"DevTools listening on "):
+                        break
+            browser_at = URL(line.split()[-1].decode())
+            targets_at = URL.build(scheme="http", host="127.0.0.1", port=browser_at.port)
+            async with aiohttp.ClientSession() as http:
+                async with http.get(targets_at / "json/list") as response:
+                    targets = await response.json()
+                address = next(t for t in targets if t["type"] == "page")["webSocketDebuggerUrl"]
+                async with http.ws_connect(address, max_msg_size=0) as socket:
+                    opened = Page(socket)
+                    for domain in ("Page", "Runtime", "Log"):
+                        await opened.command(f"{domain}.enable")
+                    screen = {"width": width, "height": height, "deviceScaleFactor": 1}
+                    await opened.command(
+                        "Emulation.setDeviceMetricsOverride", mobile=False, **screen
+                    )
+                    yield opened
+        finally:
+            browser.kill()
+            await browser.wait()
