@@ -66,7 +66,7 @@ impl ResponseBody {
             Self::Events(Box::new(EventStream::new(job, &mut head, frames)))
         } else {
             head.headers.remove(replay::HEADER);
-            Self::Plain(Box::new(PlainBody::new(job, frames)))
+            Self::Plain(Box::new(PlainBody::new(job, &head.headers, frames)))
         };
         Response::from_parts(head, body)
     }

@@ -3,10 +3,11 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::SizeHint;
 
 use crate::{
-    body::{failure::Failure, worker::WorkerFrames},
+    body::{failure::Failure, usage, worker::WorkerFrames},
     proxy::Job,
 };
 
@@ -18,7 +19,12 @@ pub struct PlainBody {
 }
 
 impl PlainBody {
-    pub fn new(job: Job, frames: WorkerFrames) -> Self {
+    pub fn new(job: Job, headers: &HeaderMap, mut frames: WorkerFrames) -> Self {
+        let mut usage = usage::Reader::new(&job, headers, &mut frames.booking);
+        // A longer answer than is read whole before its head goes out is not searched.
+        if let Some(whole) = frames.whole().cloned() {
+            usage.look(&job, &mut frames.booking, &whole);
+        }
         Self { frames, job, failed: false }
     }
 

@@ -24,6 +24,7 @@ use crate::{
         failure::Failure,
         replay::Replay,
         silence::{Due, Limits, Silence},
+        usage,
         worker::WorkerFrames,
     },
     error::Error,
@@ -54,6 +55,7 @@ pub struct EventStream {
     frame: Bytes,
     silence: Silence,
     replay: Option<Replay>,
+    usage: usage::Reader,
     /// The last event has been passed on: `[DONE]`, or the worker's own error.
     all_said: bool,
 }
@@ -90,7 +92,8 @@ pub fn is_event_stream(head: &Parts) -> bool {
 
 impl EventStream {
     /// Changes the head to what the client is to see.
-    pub fn new(mut job: Job, head: &mut Parts, frames: WorkerFrames) -> Self {
+    pub fn new(mut job: Job, head: &mut Parts, mut frames: WorkerFrames) -> Self {
+        let usage = usage::Reader::new(&job, &head.headers, &mut frames.booking);
         // What is taken out or put in changes the length.
         head.headers.remove(header::CONTENT_LENGTH);
         let replay = Replay::take(&mut head.headers).filter(|_| job.request.is_replayable());
@@ -109,6 +112,7 @@ impl EventStream {
             events: Events::default(),
             frame: Bytes::new(),
             replay,
+            usage,
             all_said: false,
         }
     }
@@ -215,6 +219,9 @@ impl EventStream {
             // Nothing but tokens whose text is to come.
             return Ok(Bytes::new());
         }
+        if let State::Flowing(job, frames) = &mut self.state {
+            self.usage.look(job, &mut frames.booking, data);
+        }
         Ok(bytes)
     }
 
@@ -248,6 +255,8 @@ impl EventStream {
             }
             if let Some(Some(body)) = body {
                 tracing::info!("continuing a stream of worker {}: {failure}", frames.worker().url);
+                // The counts of a continuation are no word on the next worker's cache.
+                self.usage.close();
                 self.events = Events::default();
                 self.frame = Bytes::new();
                 self.state = State::Resuming(Resuming::new(job, body));

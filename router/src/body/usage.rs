@@ -5,16 +5,69 @@
 
 use std::sync::LazyLock;
 
+use http::HeaderMap;
 use memchr::memmem::{self, Finder};
 
-use crate::key::json::Cursor;
+use crate::{
+    fleet::worker::Booking,
+    key::json::Cursor,
+    proxy::{Job, correct::Usage, endpoint::Endpoint},
+};
 
-/// What a worker says of the prompt that it has computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    pub prompt_tokens: u32,
-    /// Engines tell it only if they are started so.
-    pub cached_tokens: Option<u32>,
+/// What our workers tell with their first byte.
+const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
+const CACHED_TOKENS: &str = "x-mla-cached-tokens";
+
+/// Where an answer says it.
+type Find = fn(&[u8]) -> Option<Usage>;
+
+/// Reads one answer until it has told what the router wants to know.
+#[derive(Debug, Default)]
+pub struct Reader {
+    find: Option<Find>,
+}
+
+impl Reader {
+    /// Begins with the head of the response.
+    pub fn new(job: &Job, headers: &HeaderMap, booking: &mut Booking) -> Self {
+        let find: Find = match job.endpoint {
+            _ if job.key.is_none() => return Self::default(),
+            Endpoint::Generate => of_generate,
+            _ => of_openai,
+        };
+        let mut reader = Self { find: Some(find) };
+        let number = |name| headers.get(name)?.to_str().ok()?.parse().ok();
+        let told =
+            Usage { prompt_tokens: number(PROMPT_TOKENS), cached_tokens: number(CACHED_TOKENS) };
+        if told.cached_tokens.is_some() {
+            reader.tell(job, booking, told);
+        }
+        reader
+    }
+
+    /// Looks at an event, or at a whole body.
+    pub fn look(&mut self, job: &Job, booking: &mut Booking, json: &[u8]) {
+        if let Some(told) = self.find.and_then(|find| find(json)) {
+            self.tell(job, booking, told);
+        }
+    }
+
+    /// What comes from now on is another worker's.
+    pub fn close(&mut self) {
+        self.find = None;
+    }
+
+    fn tell(&mut self, job: &Job, booking: &mut Booking, told: Usage) {
+        if let Some(key) = &job.key {
+            job.router.learn(key, booking, told);
+        }
+        if let Some(journal) = &job.journal {
+            journal.usage(told.prompt_tokens, told.cached_tokens);
+        }
+        if told.cached_tokens.is_some() {
+            self.close();
+        }
+    }
 }
 
 static USAGE: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -40,15 +93,17 @@ pub fn of_generate(json: &[u8]) -> Option<Usage> {
         sum = Some(match sum {
             None => usage,
             Some(sum) => Usage {
-                prompt_tokens: sum.prompt_tokens.saturating_add(usage.prompt_tokens),
-                cached_tokens: sum
-                    .cached_tokens
-                    .zip(usage.cached_tokens)
-                    .map(|(a, b)| a.saturating_add(b)),
+                prompt_tokens: plus(sum.prompt_tokens, usage.prompt_tokens),
+                cached_tokens: plus(sum.cached_tokens, usage.cached_tokens),
             },
         });
     }
     sum
+}
+
+/// Nothing, unless both are known.
+fn plus(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.zip(other).map(|(one, other)| one + other)
 }
 
 /// Reads the object behind a name and its colon.
@@ -72,7 +127,9 @@ fn object_after(rest: &[u8]) -> Option<Usage> {
         Ok(())
     });
     read.ok()?;
-    Some(Usage { prompt_tokens: prompt?, cached_tokens: cached })
+    let usage =
+        Usage { prompt_tokens: prompt.map(u64::from), cached_tokens: cached.map(u64::from) };
+    (usage != Usage::default()).then_some(usage)
 }
 
 /// Whether an event of `/generate` stands for the whole request: those of a batch carry an index,
@@ -85,8 +142,8 @@ fn is_single(rest: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn told(prompt_tokens: u32, cached_tokens: impl Into<Option<u32>>) -> Usage {
-        Usage { prompt_tokens, cached_tokens: cached_tokens.into() }
+    fn told(prompt_tokens: u64, cached_tokens: impl Into<Option<u64>>) -> Usage {
+        Usage { prompt_tokens: Some(prompt_tokens), cached_tokens: cached_tokens.into() }
     }
 
     #[test]

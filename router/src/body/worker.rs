@@ -33,6 +33,11 @@ impl WorkerFrames {
         self.booking.worker()
     }
 
+    /// The whole body, if it was there at once and has not been handed on.
+    pub fn whole(&self) -> Option<&Bytes> {
+        self.rest.is_none().then_some(&self.first)
+    }
+
     /// The next bytes and when they came; `None` at the end of the body.
     pub fn poll_next(
         &mut self,

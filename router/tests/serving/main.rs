@@ -16,8 +16,10 @@ mod garbage;
 mod heads;
 mod health;
 mod journal;
+mod kills;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod learning;
 mod load;
 mod metrics;
 mod models;

@@ -1,0 +1,49 @@
+//! What workers say about their caches is read in passing, however they say it.
+
+use http::{HeaderMap, HeaderValue};
+
+use crate::support::{Client, FakeWorker, Reply, Then, config, router};
+
+const CHAT: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
+const WHOLE: &str = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
+const USAGE: &str =
+    r#"{"choices":[],"usage":{"prompt_tokens":31,"prompt_tokens_details":{"cached_tokens":16}}}"#;
+const META: &str = r#"{"text":"a","meta_info":{"prompt_tokens":31,"cached_tokens":16,"id":"x"}}"#;
+
+fn stream(event: &'static str) -> Reply {
+    let events = format!("data: {{\"usage\":null}}\n\ndata: {event}\n\ndata: [DONE]\n\n");
+    Reply::Stream(HeaderMap::new(), vec![events.into()], Then::End)
+}
+
+fn with_headers() -> Reply {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-mla-prompt-tokens", HeaderValue::from_static("31"));
+    headers.insert("x-mla-cached-tokens", HeaderValue::from_static("16"));
+    // The counts that come later are not taken a second time.
+    let events = format!("data: {USAGE}\n\ndata: [DONE]\n\n");
+    Reply::Stream(headers, vec![events.into()], Then::End)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counts_are_found_in_every_kind_of_answer() {
+    type Script = fn() -> Reply;
+    let cases: [(&str, &str, Script); 5] = [
+        ("/v1/chat/completions", CHAT, with_headers),
+        ("/v1/chat/completions", CHAT, || stream(USAGE)),
+        ("/v1/chat/completions", WHOLE, || Reply::ok(USAGE)),
+        ("/generate", r#"{"text":"a","stream":true}"#, || stream(META)),
+        ("/generate", r#"{"text":"a"}"#, || Reply::ok(META)),
+    ];
+    for (path, body, script) in cases {
+        let worker = FakeWorker::start(move |_| script()).await;
+        let router = router(config(), &[&worker]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for count in 1..=2 {
+            assert_eq!(client.post(path, body).await.status, 200, "{path} {body}");
+            let counters = &router.router().find(&worker.url().parse().expect("a URL"));
+            let counters = &counters.as_ref().expect("registered").counters;
+            let told = (counters.prompt_tokens.total(), counters.cached_tokens.total());
+            assert_eq!(told, (31 * count, 16 * count), "{path} {body}");
+        }
+    }
+}
