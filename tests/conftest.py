@@ -1,10 +1,12 @@
-"""For all tests: those marked `gpu` are skipped without a CUDA device, and Ctrl-C is heard."""
+"""For all tests: those marked `gpu` are skipped without a CUDA device, Ctrl-C is heard, and a busy
+machine fails nobody."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
+from hypothesis import settings
 
 
 def pytest_configure() -> None:
@@ -12,6 +14,8 @@ def pytest_configure() -> None:
     # it to their children would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("unhurried", deadline=None)  # by default an example has 200 ms
+    settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import re
 from typing import Any
@@ -66,7 +65,8 @@ def random_request(rng: random.Random) -> Request:
     body = sampling | {"model": "mla-small", "max_tokens": max_tokens, "seed": seed}
     if rng.random() < 0.7:
         body["stream_options"] = {"include_usage": True}
-    scored = rng.random() < 0.4
+    # Other seeds each time: sooner or later two experts of a token are tied, to the last bit.
+    scored = seed is not None and rng.random() < 0.6
     if path == "/v1/completions":
         prompt = prompts if rng.random() < 0.5 else prompts[0]
         return path, body | {"prompt": prompt, "logprobs": 0 if scored else None}
@@ -104,7 +104,7 @@ def index_of(event: Event) -> int:
 def assert_same(ours: Any, expected: Any, where: str) -> None:
     """Equal, but for the last bits of logprobs and for times."""
     if isinstance(expected, float) and isinstance(ours, float):
-        assert math.isclose(ours, expected, rel_tol=0, abs_tol=TOLERANCE), where
+        assert abs(ours - expected) <= TOLERANCE, f"{where}: {ours} for {expected}"
     elif isinstance(expected, dict):
         assert ours.keys() == expected.keys(), where
         for key in expected.keys() - {"e2e_latency"}:
@@ -156,7 +156,7 @@ async def run(seed: int, urls: list[str]) -> dict[str, int]:
             assert again.events[-1].data == DONE, where
             rest = again.events[:-1]
             assert_continues(path, without_cached(rest), without_cached(events[cut:]), where)
-            if len(given["choices"]) == 1:
+            if not isinstance(body.get("prompt") or body.get("text"), list):
                 assert_continues(path, rest, events[cut:], where)
             seen["begun" if not given["choices"] else "middle"] += 1
             ends = [choice["finish_reason"] is not None for choice in given["choices"]]

@@ -43,6 +43,22 @@ def test_long_texts_too() -> None:
     assert encode(text) == REFERENCE.encode(text)
 
 
+def test_a_long_text_lets_the_event_loop_run() -> None:
+    """What probes a worker does not wait for somebody's megabytes."""
+
+    async def turns_meanwhile() -> int:
+        text = "a long prompt, and so on. " * 20_000
+        encoding = asyncio.create_task(TOKENIZER.encode(text, context_length=1_000_000))
+        turns = 0
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert len(await encoding) > 100_000
+        return turns
+
+    assert asyncio.run(turns_meanwhile()) >= 10
+
+
 TURNS = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20))
 
 

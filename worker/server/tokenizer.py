@@ -108,7 +108,10 @@ class Tokenizer:
         return await asyncio.to_thread(self._encode_now, text, special)
 
     def _encode_now(self, text: str, special: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        # As a batch of one: `encode` keeps the interpreter to itself until it is done, so that not
+        # even from a thread would it let the event loop run. And twice as fast without offsets.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = batch[0].ids
         return ids
 
 
