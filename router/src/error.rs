@@ -43,7 +43,7 @@ pub enum Error {
     WorkerExists(String),
     #[error("no worker {0} is registered")]
     WorkerUnknown(String),
-    #[error("no worker became healthy within {waited:?}")]
+    #[error("no worker is healthy; waited {waited:?} for one")]
     NoHealthyWorker { waited: Duration },
     #[error("{limit} requests already wait for a worker")]
     QueueFull { limit: usize, retry_after: u64 },

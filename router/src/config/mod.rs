@@ -160,7 +160,8 @@ pub struct Config {
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, help_heading = ROUTING)]
     pub max_concurrent_requests: i64,
 
-    /// Requests that may wait until a worker can take them; more are refused with 429
+    /// Requests that may wait until a worker can take them; more are refused with 429, or with 503 if
+    /// no worker is healthy
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = ROUTING)]
     pub queue_size: usize,
 

@@ -79,9 +79,10 @@ impl Booking {
         &self.worker
     }
 
-    /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way.
-    pub fn prefill_done(&mut self) {
-        if let Some(since) = self.waiting_since.take() {
+    /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way. Only of
+    /// a streamed answer does it tell how long that took; others come when all is done.
+    pub fn prefill_done(&mut self, streamed: bool) {
+        if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
             self.worker.pace.observe(self.tokens_ahead, since.elapsed());
         }
         self.release_tokens();

@@ -147,6 +147,8 @@ impl HealthCheck {
         } else if worker.rotation.suspect() {
             router.registry.announce();
             tracing::warn!("worker {} out of rotation: {trouble}", worker.url);
+        } else if was == Phase::Starting && self.failures == 1 {
+            tracing::warn!("worker {} is not up yet: {trouble}", worker.url);
         } else {
             tracing::debug!("worker {}: {trouble}", worker.url);
         }

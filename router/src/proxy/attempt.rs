@@ -105,7 +105,9 @@ impl<'a> Round<'a> {
         }
         let until = job.patience();
         let Job { router, alarm, .. } = job;
-        let place = router.queue.place()?;
+        // Full or switched off: then all workers are away, which is worse than busy.
+        let nobody = |_| Error::NoHealthyWorker { waited: Duration::ZERO };
+        let place = router.queue.place().map_err(nobody)?;
         let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
         if alarm.limit(until, healthy).await.is_none() {
             place.give_up();
@@ -220,7 +222,8 @@ impl Pending<'_> {
             self.unlearn();
         }
         let mut booking = self.booking.take().expect("contract: it begins once");
-        booking.prefill_done();
+        let streams = self.key.is_some_and(|key| key.stream);
+        booking.prefill_done(streams && head.status.is_success());
         booking.record(Outcome::Answered);
         booking.worker().heard(std::time::Instant::now());
         Reply { head, first, rest, booking }

@@ -62,28 +62,35 @@ async fn the_wait_has_an_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_queue_a_fleet_that_is_down_says_so_at_once_and_serves_when_it_is_back() {
+    let mut worker = FakeWorker::plain().await;
+    let config = Config { queue_size: 0, queue_timeout_secs: secs(3600.0), ..config() };
+    let router = router(config, &[&worker]).await;
+    worker.kill().await;
+    all_in(Phase::Down, &router).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let answer = client.post("/generate", "{}").await;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.error_code(), "no_healthy_worker");
+    assert_eq!(answer.headers["retry-after"], "1");
+    worker.restart().await;
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_queue_has_an_end() {
-    let config = Config { queue_size: 2, ..config() };
-    let router = router_without_waiting(config, &[]).await;
-    let address = router.local_addr();
-    let mut waiting = Vec::new();
-    for _ in 0..2 {
-        waiting.push(tokio::spawn(async move {
-            Client::connect(address).await.post("/generate", "{}").await;
-        }));
-    }
-    while router.router().queue.waiting() < 2 {
-        tokio::task::yield_now().await;
-    }
-    let answer = Client::connect(address).await.post("/generate", "{}").await;
+    let worker = FakeWorker::start(|_| Reply::Hang).await;
+    let config = Config { max_concurrent_requests: 1, queue_size: 2, ..config() };
+    let router = router(config, &[&worker]).await;
+    let clients = in_order(&router, 3).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let answer = client.post("/generate", "{}").await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.error_code(), "queue_full");
-    assert!(
-        answer.headers["retry-after"]
-            .to_str()
-            .is_ok_and(|text| text.parse::<u64>().is_ok_and(|s| s >= 1))
-    );
-    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    let seconds = answer.headers["retry-after"].to_str().expect("text").parse::<u64>();
+    assert!(seconds.is_ok_and(|seconds| seconds >= 1));
+    clients.iter().for_each(JoinHandle::abort);
     // Clients that leave give their place up.
     while router.router().queue.waiting() > 0 {
         tokio::task::yield_now().await;
