@@ -3,6 +3,7 @@
 use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, thread::available_parallelism};
 
 use clap::Parser;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
@@ -42,8 +43,13 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The runtime that a router should have.
+/// The runtime that a router should have, and as many sockets as the system lets it have: shells
+/// give a process 1024, for the sake of programs that are older than `poll`.
 pub fn threads() -> io::Result<Runtime> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, most, most) {
+        tracing::warn!("cannot raise the limit on open files: {error}");
+    }
     let cores = available_parallelism().map_or(1, usize::from);
     runtime::Builder::new_multi_thread()
         .worker_threads(cores.min(MAX_THREADS))

@@ -8,7 +8,7 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::{AbortHandle, JoinSet},
-    time::Instant,
+    time::{Instant, sleep},
 };
 
 use crate::{
@@ -38,6 +38,10 @@ pub enum StartError {
     #[error(transparent)]
     Io(#[from] io::Error),
 }
+
+/// With `--reuse-port`, from closing the port to refusing requests: for those who had connected and
+/// not yet asked.
+const HAND_OVER: Duration = Duration::from_millis(200);
 
 /// Dropping the handle ends the router at once. Its methods may be called from any thread.
 pub struct RouterHandle {
@@ -104,10 +108,14 @@ impl RouterHandle {
     /// Not ready any more, no new requests; true when those in flight have finished within `grace`.
     /// The port stays open, so that probes can read that it is draining.
     pub async fn drain(&self, grace: Duration) -> bool {
-        let in_flight = self.router.gate.in_flight();
-        tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
+        if self.router.config.reuse_port {
+            self.steer(Course::HandingOver);
+            sleep(HAND_OVER).await;
+        }
         self.router.gate.close();
         self.steer(Course::Draining);
+        let in_flight = self.router.gate.in_flight();
+        tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
         self.router.gate.drain(grace).await
     }
 

@@ -85,7 +85,8 @@ pub struct Config {
     #[arg(long, value_name = "PORT", default_value_t = 30000, help_heading = SERVING)]
     pub port: u16,
 
-    /// Share the port with other routers of this user, so that a new one can take over from an old one
+    /// Share the port with one other router of this user: a new one takes over from an old one, which
+    /// then gets SIGTERM
     #[arg(long, help_heading = SERVING)]
     pub reuse_port: bool,
 

@@ -36,6 +36,8 @@ const ADMIN_BODY_LIMIT: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
     Serving,
+    /// Another router on the same port gets the new connections. What these bring is still served.
+    HandingOver,
     /// No new requests; those in flight finish.
     Draining,
     /// Connections close when their response is out, or at this time.
@@ -92,9 +94,13 @@ impl Serving {
         let mut course = self.course.clone();
         loop {
             match *course.borrow_and_update() {
+                // Whoever has just connected brings a request, and it gets its answer.
+                Course::HandingOver if !turn.is_used() => {}
                 Course::Serving => {}
                 Course::Draining => turn.drain(),
-                Course::Stopping(_) => connection.as_mut().graceful_shutdown(),
+                Course::HandingOver | Course::Stopping(_) => {
+                    connection.as_mut().graceful_shutdown();
+                }
             }
             tokio::select! {
                 ended = connection.as_mut() => return Ok(ended?),
@@ -123,7 +129,8 @@ impl Serving {
         };
         let headers = response.headers_mut();
         // The end of an encoded body is known to hyper alone, and so is where the next head begins.
-        if chunked || !turn.is_uploaded() || self.router.gate.is_draining() {
+        let is_last = *self.course.borrow() != Course::Serving || self.router.gate.is_draining();
+        if chunked || is_last || !turn.is_uploaded() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);

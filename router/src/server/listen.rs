@@ -2,9 +2,16 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use nix::{
+    libc,
+    sys::{
+        resource::{Resource, getrlimit},
+        socket::{setsockopt, sockopt::AttachReusePortCbpf},
+    },
+};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
-    net::{TcpListener, lookup_host},
+    net::{TcpListener, TcpStream, lookup_host},
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep, timeout_at},
@@ -56,7 +63,20 @@ fn open(address: SocketAddr, reuse_port: bool) -> io::Result<TcpListener> {
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
+    if reuse_port {
+        take_over(&socket)?;
+    }
     TcpListener::from_std(socket.into())
+}
+
+/// Of two routers on a port, the one that came later gets the new connections, from now on: the
+/// other can leave without one of them on its way to it. Alone on the port, it gets them anyway.
+fn take_over(socket: &Socket) -> io::Result<()> {
+    let second = 1;
+    let code = (libc::BPF_RET | libc::BPF_K) as u16;
+    let mut program = [libc::sock_filter { code, jt: 0, jf: 0, k: second }];
+    let program = libc::sock_fprog { len: 1, filter: program.as_mut_ptr() };
+    Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
 /// Accepts until told to stop by a deadline; then lets open connections finish until then.
@@ -66,20 +86,26 @@ pub(crate) async fn accept(
     router: Arc<Router>,
     mut course: watch::Receiver<Course>,
 ) {
+    let most = most_connections(router.config.max_connections);
     let admin = admin::routes(Arc::clone(&router));
-    let most = router.config.max_connections;
-    let mut noted = Throttle::default();
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
+    let serve = {
+        let course = course.clone();
+        move |(stream, client): (TcpStream, SocketAddr)| {
+            let (router, admin) = (Arc::clone(&router), admin.clone());
+            Serving { router, admin, client, course: course.clone() }.run(stream, tls.clone())
+        }
+    };
+    let mut noted = Throttle::default();
+    let mut listener = Some(listener);
     let deadline = loop {
         tokio::select! {
-            accepted = listener.accept(), if connections.len() < most => match accepted {
-                Ok((stream, client)) => {
-                    let (router, admin) = (Arc::clone(&router), admin.clone());
-                    let serving = Serving { router, admin, client, course: course.clone() };
-                    connections.spawn(serving.run(stream, tls.clone()));
+            accepted = next(listener.as_ref()), if connections.len() < most => match accepted {
+                Ok(accepted) => {
+                    connections.spawn(serve(accepted));
                     if connections.len() == most && noted.now() {
-                        tracing::warn!("{most} connections are open: more wait (--max-connections)");
+                        tracing::warn!("{most} connections are open, more have to wait");
                     }
                 }
                 // Gone before it was accepted, which is the client's business.
@@ -92,7 +118,15 @@ pub(crate) async fn accept(
                 }
             },
             Some(_) = connections.join_next() => {}
-            deadline = told(&mut course) => break deadline,
+            changed = course.changed() => match changed.map(|()| *course.borrow_and_update()) {
+                Ok(Course::Serving | Course::Draining) => {}
+                Ok(Course::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
+                    connections.spawn(serve(left));
+                },
+                Ok(Course::Stopping(deadline)) => break deadline,
+                // The handle is gone, and with it whoever could wait.
+                Err(_) => break Instant::now(),
+            },
         }
     };
     drop(listener);
@@ -102,14 +136,36 @@ pub(crate) async fn accept(
     }
 }
 
-/// Until when the connections may go on.
-async fn told(course: &mut watch::Receiver<Course>) -> Instant {
-    let stopping = course.wait_for(|course| matches!(course, Course::Stopping(_))).await;
-    match stopping.map(|course| *course) {
-        Ok(Course::Stopping(deadline)) => deadline,
-        // The handle is gone, and with it whoever could wait.
-        Ok(_) | Err(_) => Instant::now(),
+/// As many as asked for, but never so many that requests could not be sent on: each may need a
+/// connection to a worker beside its client's.
+fn most_connections(asked: usize) -> usize {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    let possible = usize::try_from(files / 2).unwrap_or(usize::MAX).max(1);
+    if asked > possible {
+        tracing::info!("at most {possible} connections, half the limit on open files");
     }
+    asked.min(possible)
+}
+
+async fn next(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
+    match listener {
+        Some(listener) => listener.accept().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Leaves the port to the other routers on it. Who is connected already is taken along: they would
+/// be reset with the socket.
+fn close(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
+    let taken = listener.into_std().map(|listener| {
+        let waiting = std::iter::from_fn(|| listener.accept().ok());
+        let adopt = |(stream, client): (std::net::TcpStream, SocketAddr)| {
+            stream.set_nonblocking(true).ok()?;
+            Some((TcpStream::from_std(stream).ok()?, client))
+        };
+        waiting.filter_map(adopt).collect()
+    });
+    taken.unwrap_or_default()
 }
 
 /// Keeps what happens often from filling the log.

@@ -11,7 +11,10 @@ use crate::error::Error;
 pub struct Turn(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is asked for alone")]
 struct State {
+    /// There has been a head on this connection.
+    used: bool,
     /// From the end of a head to the end of its response.
     answering: bool,
     /// The request has arrived whole, as far as its stream or its reader can tell.
@@ -27,7 +30,12 @@ impl Turn {
     /// A head has been read, or what came instead is refused.
     pub(super) fn begin(&self, refusal: Option<Error>) {
         let mut state = self.0.lock();
-        (state.answering, state.uploaded, state.refusal) = (true, false, refusal);
+        (state.used, state.answering, state.uploaded) = (true, true, false);
+        state.refusal = refusal;
+    }
+
+    pub(super) fn is_used(&self) -> bool {
+        self.0.lock().used
     }
 
     /// What speaks against the request that hyper has just handed over.

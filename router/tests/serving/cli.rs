@@ -1,19 +1,12 @@
 //! The `mla-router` command as a process.
 
-use std::process::{Command, Output};
-
-use crate::support::{Client, FakeWorker, Process};
-
-fn run(arguments: &[&str]) -> Output {
-    let binary = env!("CARGO_BIN_EXE_mla-router");
-    Command::new(binary).args(arguments).output().expect("the binary runs")
-}
+use crate::support::{Client, FakeWorker, Process, run};
 
 #[test]
 fn a_taken_port_is_one_clear_line() {
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = taken.local_addr().expect("bound").port().to_string();
-    let output = run(&["--port", &port]);
+    let output = run(&["--port", &port], &[]);
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).expect("text");
     assert_eq!(message.lines().count(), 1, "{message}");
@@ -31,12 +24,12 @@ fn a_bad_flag_is_named_and_help_is_a_success() {
         (["--policy", "magic"], "cache_aware"),
         (["--nonsense", "1"], "--nonsense"),
     ] {
-        let output = run(&arguments);
+        let output = run(&arguments, &[]);
         assert_eq!(output.status.code(), Some(2));
         let message = String::from_utf8(output.stderr).expect("text");
         assert!(message.contains(named), "{message}");
     }
-    let output = run(&["--help"]);
+    let output = run(&["--help"], &[]);
     assert_eq!(output.status.code(), Some(0));
     let help = String::from_utf8(output.stdout).expect("text");
     assert!(help.contains("--worker-urls") && help.contains("[default: 30000]"), "{help}");

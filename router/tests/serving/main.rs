@@ -20,6 +20,7 @@ mod kills;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod learning;
+mod listening;
 mod load;
 mod metrics;
 mod models;

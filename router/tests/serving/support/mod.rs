@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 pub(crate) use client::{Client, Raw, post, request};
 pub(crate) use folder::Folder;
-pub(crate) use process::Process;
+pub(crate) use process::{Process, run};
 pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply, Seen, Speaks, Then};
 
 /// Far more than anything here takes: what is awaited for longer will not come.

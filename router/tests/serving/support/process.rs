@@ -1,6 +1,10 @@
 //! The `mla-router` command as a process, and what it says on stderr.
 
-use std::{net::SocketAddr, process::Stdio};
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    process::{Output, Stdio},
+};
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -9,28 +13,54 @@ use tokio::{
 
 use super::soon;
 
+const BINARY: &str = env!("CARGO_BIN_EXE_mla-router");
+
+/// The whole run of a command that ends by itself.
+pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = std::process::Command::new(BINARY);
+    command.args(arguments).envs(variables.iter().copied());
+    command.output().expect("the binary runs")
+}
+
 /// Killed when it is dropped.
 pub(crate) struct Process {
     child: Child,
     log: Lines<BufReader<ChildStderr>>,
+    /// What was read while the address was looked for: a worker may be up before it is told.
+    early: VecDeque<String>,
 }
 
 impl Process {
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        Self::start_with(arguments, |_| {})
+        Self::start_with(arguments, &[])
     }
 
-    pub(crate) fn start_with(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_mla-router"));
-        command.args(arguments).stderr(Stdio::piped()).kill_on_drop(true);
-        change(&mut command);
+    pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).envs(variables.iter().copied());
+        Self::spawn(command)
+    }
+
+    /// With a limit on its open files.
+    pub(crate) fn start_with_files(limit: u32, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        command.args(["-c", &script, BINARY]).args(arguments);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        command.stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("the binary runs");
         let log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        Self { child, log }
+        Self { child, log, early: VecDeque::new() }
     }
 
     /// The next line of the log, or none when the process has closed it.
     pub(crate) async fn line(&mut self) -> Option<String> {
+        if let Some(line) = self.early.pop_front() {
+            return Some(line);
+        }
         soon(self.log.next_line()).await.expect("readable")
     }
 
@@ -46,7 +76,15 @@ impl Process {
 
     /// Where it listens, as its log says.
     pub(crate) async fn address(&mut self) -> SocketAddr {
-        let line = self.line_with("listening on http").await;
+        let mut early = VecDeque::new();
+        let line = loop {
+            let line = self.line().await.expect("a line with the address");
+            if line.contains("listening on http") {
+                break line;
+            }
+            early.push_back(line);
+        };
+        self.early = early;
         let address = line.split("://").nth(1).and_then(|rest| rest.split(',').next());
         address.expect("an address").parse().expect("a socket address")
     }

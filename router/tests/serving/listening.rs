@@ -1,0 +1,240 @@
+//! Where the router listens, for whom, and how many at a time.
+
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+
+use http::{Method, StatusCode};
+use http_body_util::BodyExt;
+use mla_router::Config;
+use tokio::{net::TcpStream, sync::Semaphore};
+
+use crate::support::{
+    Client, FakeWorker, Process, Reply, config, post, request, router, run, soon,
+};
+
+const EXPOSED: &str = "everybody who can reach";
+
+#[test]
+fn an_address_that_others_can_reach_needs_a_key() {
+    for host in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
+        let output = run(&["--port", "0", "--host", host], &[]);
+        assert_eq!(output.status.code(), Some(1), "{host}");
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        for mend in [EXPOSED, host, "--api-key", "127.0.0.1", "--insecure"] {
+            assert!(message.contains(mend), "{message}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_or_the_word_insecure_opens_it() {
+    let key = ["--api-key", "sesame"];
+    for (arguments, variables) in [
+        (&["--host", "0.0.0.0", "--insecure"][..], &[][..]),
+        (&["--host", "0.0.0.0", key[0], key[1]], &[]),
+        (&["--host", "0.0.0.0"], &[("MLA_ROUTER_API_KEY", "sesame")]),
+        (&["--host", "localhost"], &[]),
+        (&["--host", "127.9.9.9"], &[]),
+    ] {
+        let arguments = [&["--port", "0"], arguments].concat();
+        let mut process = Process::start_with(&arguments, variables);
+        let insecure = arguments.contains(&"--insecure");
+        if insecure {
+            process.line_with(EXPOSED).await;
+        }
+        let mut address = process.address().await;
+        if address.ip().is_unspecified() {
+            address.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        let mut client = Client::connect(address).await;
+        assert_eq!(client.get("/health").await.status, StatusCode::OK, "{arguments:?}");
+        let keyed = arguments.contains(&"--api-key") || !variables.is_empty();
+        let closed = client.get("/workers").await.status == StatusCode::UNAUTHORIZED;
+        assert_eq!(closed, keyed, "{arguments:?}");
+        let argv = std::fs::read(format!("/proc/{}/cmdline", process.id())).expect("Linux");
+        let shown = argv.windows(6).any(|part| part == b"sesame");
+        assert_eq!(shown, arguments.contains(&"--api-key"), "the environment does not show");
+    }
+}
+
+#[test]
+fn help_does_not_show_the_keys_of_the_environment() {
+    let keys = [("MLA_ROUTER_API_KEY", "sesame"), ("MLA_ROUTER_ADMIN_API_KEY", "caliph")];
+    let output = run(&["--help"], &keys);
+    let help = String::from_utf8(output.stdout).expect("text");
+    assert!(help.contains("MLA_ROUTER_API_KEY"), "{help}");
+    assert!(!help.contains("sesame") && !help.contains("caliph"), "{help}");
+    let output = run(&["--port", "0"], &[("MLA_ROUTER_API_KEY", "open sesame")]);
+    let message = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("--api-key"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_beyond_the_limit_wait_for_their_turn() {
+    let router = router(Config { max_connections: 2, ..config() }, &[]).await;
+    let address = router.local_addr();
+    let mut first = Client::connect(address).await;
+    let mut second = Client::connect(address).await;
+    assert_eq!(first.get("/health").await.status, StatusCode::OK);
+    assert_eq!(second.get("/health").await.status, StatusCode::OK);
+    // The kernel completes its connection; the router does not look at it yet.
+    let third = tokio::spawn(async move { Client::connect(address).await.get("/health").await });
+    for _ in 0..100 {
+        assert_eq!(first.get("/health").await.status, StatusCode::OK);
+    }
+    assert!(!third.is_finished());
+    drop(second);
+    assert_eq!(soon(third).await.expect("no panic").status, StatusCode::OK);
+}
+
+/// Clients take no more than half of the descriptors, so that their requests can be sent on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_few_files_accepting_pauses_and_requests_are_served() {
+    let worker = FakeWorker::plain().await;
+    let arguments = ["--port", "0", "--worker-urls", &worker.url()];
+    let mut process = Process::start_with_files(64, &arguments);
+    let address = process.address().await;
+    process.line_with("is up").await;
+    let mut client = Client::connect(address).await;
+    assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
+    let mut idle = Vec::new();
+    for _ in 0..60 {
+        idle.push(TcpStream::connect(address).await.expect("the kernel accepts"));
+    }
+    process.line_with("32 connections are open").await;
+    // New connections towards the worker, too.
+    let more = (0..8).map(|_| async { post("/generate", "{}") });
+    for request in more {
+        let answer = client.call(request.await).await.expect("a whole response");
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    drop(idle);
+    let mut late = Client::connect(address).await;
+    assert_eq!(soon(late.post("/generate", "{}")).await.status, StatusCode::OK);
+}
+
+/// A router takes over from another while clients stream and others come: nobody is refused, no
+/// stream is cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_router_takes_over_the_port() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let worker = FakeWorker::start(move |seen| match &seen.body[..] {
+        b"long" => Reply::When(Arc::clone(&held)),
+        _ => Reply::ok("{\"ok\":true}"),
+    })
+    .await;
+    let url = worker.url();
+    let mut old = Process::start(&["--port", "0", "--reuse-port", "--worker-urls", &url]);
+    let address = old.address().await;
+    old.line_with("is up").await;
+    let long: Vec<_> = (0..20)
+        .map(|_| {
+            tokio::spawn(
+                async move { Client::connect(address).await.post("/generate", "long").await },
+            )
+        })
+        .collect();
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let short: Vec<_> = (0..4)
+        .map(|_| {
+            let stop = Arc::clone(&stop);
+            tokio::spawn(async move {
+                let mut served = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let answer = Client::connect(address).await.post("/generate", "short").await;
+                    assert_eq!(answer.status, StatusCode::OK);
+                    served += 1;
+                }
+                served
+            })
+        })
+        .collect();
+    let in_flight = async {
+        let mut client = Client::connect(address).await;
+        loop {
+            let metrics = client.get("/metrics").await.body;
+            let text = String::from_utf8(metrics.into()).expect("text");
+            let line = text.lines().find(|line| line.starts_with("mla_router_requests_in_flight "));
+            let now = line.and_then(|line| line.split(' ').nth(1)?.parse::<u32>().ok());
+            if now.expect("a gauge") >= 20 {
+                break;
+            }
+        }
+    };
+    soon(in_flight).await;
+    let port = address.port().to_string();
+    let mut new = Process::start(&["--port", &port, "--reuse-port", "--worker-urls", &url]);
+    new.line_with("is up").await;
+    old.terminate();
+    old.line_with("draining").await;
+    // Only the new one takes connections now, and it serves.
+    for _ in 0..50 {
+        let answer = Client::connect(address).await.post("/generate", "short").await;
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    gate.add_permits(long.len());
+    for answer in long {
+        assert_eq!(soon(answer).await.expect("not cut").status, StatusCode::OK);
+    }
+    assert_eq!(old.exit_code().await, Some(0));
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    for served in short {
+        assert!(soon(served).await.expect("nobody was refused") > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_make_up_makes_no_new_series() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let strange = |number: u32| {
+        let method = Method::from_bytes(format!("M{number}").as_bytes()).expect("a token");
+        let mut request = request(method, &format!("/v1/{number}?{number}"), "");
+        let id = format!("id-{number}").parse().expect("a value");
+        request.headers_mut().insert("x-request-id", id);
+        request
+    };
+    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    let mut series = Vec::new();
+    for round in 0..2 {
+        for number in 0..500 {
+            let answer = client.call(strange(round * 1000 + number)).await.expect("an answer");
+            assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
+            let body = format!("{{\"model\":\"m{round}-{number}\",\"prompt\":\"x\"}}");
+            let path = if number % 2 == 0 { "/v1/completions" } else { "/generate" };
+            assert_eq!(client.post(path, body).await.status, StatusCode::OK);
+            assert_eq!(client.get(&format!("/{round}/{number}")).await.status, 404);
+        }
+        let page = client.call(request(Method::GET, "/metrics", "")).await.expect("a page").body;
+        let page = String::from_utf8(page.into()).expect("text");
+        let names = page.lines().filter_map(|line| line.rsplit_once(' '));
+        series.push(
+            names.map(|(name, _)| name.to_owned()).collect::<std::collections::BTreeSet<_>>(),
+        );
+    }
+    let new: Vec<_> = series[1].difference(&series[0]).collect();
+    assert!(new.is_empty(), "{new:?}");
+}
+
+/// SIGTERM twice: whoever sends the second does not want to wait for the drain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_sigterm_does_not_wait() {
+    let mut worker = FakeWorker::start(|_| Reply::Endless(Arc::default())).await;
+    let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
+    let address = process.address().await;
+    let mut client = Client::connect(address).await;
+    let response = client.send(post("/generate", "{}")).await.expect("a head");
+    worker.request().await;
+    process.terminate();
+    process.line_with("draining").await;
+    let mut prober = Client::connect(address).await;
+    assert_eq!(prober.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    let begun = std::time::Instant::now();
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    response.into_body().collect().await.expect_err("cut off");
+}
