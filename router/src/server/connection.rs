@@ -22,12 +22,17 @@ use crate::{
         answer::Answer,
         auth,
         guard::{Guard, Limits},
+        head::MAX_HEAD,
         journal::Journal,
         request_id,
         turn::Turn,
     },
     transport::{self, Transport},
 };
+
+/// What hyper may hold of a response that its client does not take, or of a request. A stream whose
+/// client is slow holds its worker back beyond this. Room for a head, at least.
+const BUFFER: usize = MAX_HEAD + (16 << 10);
 
 /// Bodies of the router's own routes are a URL or a request id.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
@@ -89,6 +94,7 @@ impl Serving {
         let connection = http1::Builder::new()
             // The guard has the time limits.
             .header_read_timeout(None)
+            .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(guarded), service);
         tokio::pin!(connection);
         let mut course = self.course.clone();

@@ -25,6 +25,9 @@ use crate::{
     transport::{self, Transport},
 };
 
+/// What hyper may read of a response before it is handed on. Room for a head, at least.
+const READ_BUFFER: usize = 32 << 10;
+
 /// Bytes of one response that may wait for a slow client. HTTP/2's own limit for a connection would
 /// let a few slow clients hold up all others that share it, so that one is as large as it can be.
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -93,7 +96,8 @@ impl Dialer {
     ) -> Result<Connection, hyper::Error> {
         let io = TokioIo::new(transport);
         if !self.http2 {
-            let (sender, driver) = http1::handshake(io).await?;
+            let (sender, driver) =
+                http1::Builder::new().max_buf_size(READ_BUFFER).handshake(io).await?;
             return Ok(Connection::http1(sender, driver));
         }
         let (sender, driver) = http2::Builder::new(TokioExecutor::new())

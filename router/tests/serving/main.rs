@@ -29,6 +29,7 @@ mod queue;
 mod refusals;
 mod replay;
 mod retry;
+mod slow_readers;
 mod sockets;
 mod streaming;
 mod support;

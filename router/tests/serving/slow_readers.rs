@@ -1,0 +1,142 @@
+//! A client that does not read holds its worker back, at the price of a bounded buffer, and is let go.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use mla_router::{Config, fleet::worker::Phase};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+};
+
+use crate::support::{all_in, assert_nothing_booked, config, router_without_waiting, soon};
+
+/// What the router may hold of one stream.
+const BOUND: i64 = 256 << 10;
+
+const HEAD: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// Streams without end, straight to the socket, so that every byte in between can be accounted for.
+struct Firehose {
+    address: SocketAddr,
+    /// Bytes that the kernel has taken.
+    written: Arc<AtomicUsize>,
+    /// The router's port of each stream, and when it ends: nothing.
+    streams: mpsc::UnboundedReceiver<Option<u16>>,
+}
+
+impl Firehose {
+    async fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let written = Arc::new(AtomicUsize::new(0));
+        let (told, streams) = mpsc::unbounded_channel();
+        let counted = Arc::clone(&written);
+        tokio::spawn(async move {
+            while let Ok((stream, peer)) = listener.accept().await {
+                tokio::spawn(serve(stream, peer.port(), Arc::clone(&counted), told.clone()));
+            }
+        });
+        Self { address, written, streams }
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    port: u16,
+    written: Arc<AtomicUsize>,
+    told: mpsc::UnboundedSender<Option<u16>>,
+) {
+    let mut head = [0; 4096];
+    while let Ok(read @ 1..) = stream.read(&mut head).await {
+        if head[..read].starts_with(b"GET") {
+            let healthy = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+            stream.write_all(healthy).await.expect("the router reads");
+            continue;
+        }
+        told.send(Some(port)).expect("the test listens");
+        let event = format!("data: {}\n\n", "x".repeat(992));
+        let chunk = format!("{:x}\r\n{event}\r\n", event.len()).into_bytes();
+        let mut out = HEAD;
+        while let Ok(length @ 1..) = stream.write(out).await {
+            written.fetch_add(length, Ordering::Relaxed);
+            out = &out[length..];
+            if out.is_empty() {
+                out = &chunk;
+            }
+        }
+        told.send(None).expect("the test listens");
+        return;
+    }
+}
+
+/// Bytes in the kernel between two ports of this machine: sent and not acknowledged, and arrived and
+/// not read.
+fn queued(from: u16, to: u16) -> i64 {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux");
+    let sockets = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let hex = |text: &str| i64::from_str_radix(text, 16).expect("hexadecimal");
+    let port = |address: &str| hex(address.rsplit(':').next().expect("a port")) as u16;
+    sockets
+        .map(|fields| {
+            let (out, arrived) = fields[4].split_once(':').expect("two queues");
+            match (port(fields[1]), port(fields[2])) {
+                (local, remote) if (local, remote) == (from, to) => hex(out),
+                (local, remote) if (local, remote) == (to, from) => hex(arrived),
+                _ => 0,
+            }
+        })
+        .sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
+    let mut worker = Firehose::start().await;
+    let url = format!("http://{}", worker.address).parse().expect("a valid URL");
+    let config = Config { worker_urls: vec![url], ..config() };
+    let router = router_without_waiting(config, &[]).await;
+    all_in(Phase::Healthy, &router).await;
+    let mut client = TcpStream::connect(router.local_addr()).await.expect("the router listens");
+    let body = r#"{"messages":[],"stream":true}"#;
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(request.as_bytes()).await.expect("the router reads");
+    let upstream = soon(worker.streams.recv()).await.flatten().expect("a stream");
+    let (router_port, client_port) =
+        (router.local_addr().port(), client.local_addr().expect("bound").port());
+    let held = || {
+        let written = worker.written.load(Ordering::Relaxed) as i64;
+        let before = queued(worker.address.port(), upstream);
+        (written, written - before - queued(router_port, client_port))
+    };
+    // It comes to rest when all buffers on the way are full.
+    let (mut seen, mut same) = (held(), 0);
+    soon(async {
+        while same < 5 || seen.0 == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let now = held();
+            same = if now == seen { same + 1 } else { 0 };
+            seen = now;
+        }
+    })
+    .await;
+    let (written, held) = seen;
+    assert!(written > BOUND, "the buffers are not full: {written}");
+    // The router's head and chunks are a few bytes longer or shorter than the worker's.
+    assert!((-4096..=BOUND).contains(&held), "{held} of {written} bytes");
+    // The kernel gives up on a client that takes nothing.
+    let ended = tokio::time::timeout(Duration::from_secs(60), worker.streams.recv()).await;
+    assert_eq!(ended, Ok(Some(None)));
+    assert_nothing_booked(&router).await;
+    drop(client);
+}
