@@ -212,8 +212,8 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", default_value = "1", help_heading = FAILURES)]
     pub health_check_timeout_secs: Seconds,
 
-    /// Failed health checks in a row after which a worker is down and its cache forgotten. The first
-    /// one already takes it out of rotation
+    /// Failed health checks in a row after which a worker is down. The first one already takes it out
+    /// of rotation. Its cache is remembered if it comes back as the same process
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), help_heading = FAILURES)]
     pub health_failure_threshold: u32,
 

@@ -5,6 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Times of silence may be so much too short.
+pub(super) const GRAIN: Duration = Duration::from_millis(1);
+
 /// Written for every frame, by any thread: so it has a cache line of its own, and is left alone
 /// while its value would not change.
 #[derive(Debug)]

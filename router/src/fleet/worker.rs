@@ -21,8 +21,14 @@ pub use crate::fleet::{
 use crate::{
     config::Config,
     fleet::{
-        booking::Load, breaker::Breaker, model_name::ModelName, pace::Pace, phase::Rotation,
-        pulse::Pulse, worker_id::WorkerId, worker_url::WorkerUrl,
+        booking::Load,
+        breaker::Breaker,
+        model_name::ModelName,
+        pace::Pace,
+        phase::Rotation,
+        pulse::{GRAIN, Pulse},
+        worker_id::WorkerId,
+        worker_url::WorkerUrl,
     },
     metrics::{Ejection, WorkerCounters},
     policy::Candidate,
@@ -156,7 +162,7 @@ impl Worker {
             Outcome::Busy if on_trial => return self.breaker.leave_trial(),
             Outcome::Busy => return,
             Outcome::Failed => false,
-            Outcome::Late(limit) => self.silent_for() >= limit,
+            Outcome::Late(limit) => self.silent_for() + GRAIN >= limit,
         };
         if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
             self.counters.breaker.increment(BreakerState::Open);
