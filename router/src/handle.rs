@@ -8,7 +8,7 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -42,6 +42,9 @@ pub enum StartError {
 /// With `--reuse-port`, from closing the port to refusing requests: for those who had connected and
 /// not yet asked.
 const HAND_OVER: Duration = Duration::from_millis(200);
+
+/// For the last traces to reach their collector.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Dropping the handle ends the router at once. Its methods may be called from any thread.
 pub struct RouterHandle {
@@ -125,6 +128,10 @@ impl RouterHandle {
         self.steer(Course::Stopping(Instant::now() + grace));
         self.discovery.lock().abort_all();
         self.wait().await;
+        if let Some(tracer) = &self.router.tracer {
+            // What the collector does not take by then is lost.
+            let _late = timeout(FLUSH_LIMIT, tracer.flush()).await;
+        }
         self.router.retire();
         tracing::info!("stopped");
     }

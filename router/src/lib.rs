@@ -34,6 +34,7 @@ pub mod server;
 pub mod shutdown;
 pub mod stats;
 mod sync;
+pub mod telemetry;
 mod transport;
 pub mod tree;
 pub mod upstream;

@@ -20,6 +20,7 @@ use crate::{
     policy::{self, Policy},
     proxy::{Budget, Queue, select::Scratch},
     shutdown::Gate,
+    telemetry::Tracer,
     tree::PrefixTree,
     upstream::{Dialer, Pool},
 };
@@ -32,6 +33,8 @@ pub struct Router {
     pub metrics: Arc<Metrics>,
     pub gate: Arc<Gate>,
     pub started: Instant,
+    /// If traces are wanted.
+    pub tracer: Option<Arc<Tracer>>,
     pub queue: Arc<Queue>,
     pub budget: Budget,
     dialer: Arc<Dialer>,
@@ -45,7 +48,9 @@ pub struct Router {
 impl Router {
     /// Must be called within a tokio runtime. The workers of the config are registered at once.
     pub fn new(config: Config) -> Result<Arc<Self>, StartError> {
-        let metrics = Arc::default();
+        let metrics = Arc::<Metrics>::default();
+        let collector = config.otlp_traces_endpoint.clone();
+        let tracer = collector.map(|url| Tracer::start(url, Arc::clone(&metrics)));
         let router = Arc::new(Self {
             registry: Registry::default(),
             tree: PrefixTree::new(config.default_cache_blocks()),
@@ -54,6 +59,7 @@ impl Router {
             started: Instant::now(),
             queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
             metrics,
+            tracer,
             dialer: Arc::new(Dialer::new(&config)?),
             budget: Budget::new(config.retry_budget.get()),
             choosing: Mutex::default(),

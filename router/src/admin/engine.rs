@@ -11,12 +11,11 @@ use serde_json::{Value, json};
 
 use super::{
     Shared,
-    body::SmallBody,
     broadcast::{Answer, ask_all, reports},
 };
 
 /// Every worker's prefix cache and its share of the tree. A worker that did not flush keeps both.
-pub(super) async fn flush_cache(State(router): Shared, SmallBody(body): SmallBody) -> Response {
+pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
     for answer in answers.iter().filter(|answer| answer.is_success()) {
         router.tree.purge_worker(answer.worker.id);
@@ -27,7 +26,7 @@ pub(super) async fn flush_cache(State(router): Shared, SmallBody(body): SmallBod
 
 /// Only one worker knows the request, and the router does not keep which: it is enough that one
 /// worker has taken note.
-pub(super) async fn abort_request(State(router): Shared, SmallBody(body): SmallBody) -> Response {
+pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/abort_request", body).await;
     let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
     let status = if answers.iter().any(Answer::is_success) {

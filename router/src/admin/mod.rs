@@ -1,7 +1,6 @@
 //! The routes that the router answers itself: workers, health, metrics, the dashboard, and requests
 //! that concern every worker.
 
-mod body;
 mod broadcast;
 mod dashboard;
 mod engine;

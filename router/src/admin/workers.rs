@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     Json,
+    body::Bytes,
     extract::{Path, Query, State, rejection::QueryRejection},
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -11,7 +12,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Shared, body::SmallBody};
+use super::Shared;
 use crate::{
     error::Error,
     fleet::{
@@ -51,10 +52,7 @@ pub(super) async fn list(State(router): Shared) -> Json<Value> {
     Json(json!({ "workers": workers, "total": workers.len() }))
 }
 
-pub(super) async fn register(
-    State(router): Shared,
-    SmallBody(body): SmallBody,
-) -> Result<Response, Error> {
+pub(super) async fn register(State(router): Shared, body: Bytes) -> Result<Response, Error> {
     let worker = router.add_named_worker(Target::from_json(&body)?).await?;
     Ok((StatusCode::ACCEPTED, Json(worker.view())).into_response())
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use ignored::Ignored;
 pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
-use crate::{fleet::worker_url::WorkerUrl, key::BLOCK_BYTES};
+use crate::{fleet::worker_url::WorkerUrl, key::BLOCK_BYTES, telemetry::CollectorUrl};
 
 /// Headings of `--help`.
 const WORKERS: &str = "Workers";
@@ -242,9 +242,10 @@ pub struct Config {
     #[arg(long, value_name = "HEADER", num_args = 0.., default_values = ["x-request-id", "x-correlation-id"], help_heading = OBSERVING)]
     pub request_id_headers: Vec<HeaderField>,
 
-    /// Send traces to this OpenTelemetry collector, as http://HOST:PORT
+    /// Send traces to this OpenTelemetry collector, as http://HOST:PORT (OTLP over HTTP, usually port
+    /// 4318)
     #[arg(long, value_name = "URL", help_heading = OBSERVING)]
-    pub otlp_traces_endpoint: Option<String>,
+    pub otlp_traces_endpoint: Option<CollectorUrl>,
 
     #[command(flatten)]
     #[serde(skip)]

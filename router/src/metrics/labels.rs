@@ -70,6 +70,17 @@ labels! {
 }
 
 labels! {
+    /// What became of the trace of a request.
+    pub enum TraceOutcome {
+        Sent => "sent",
+        /// Too many were waiting for the collector.
+        Dropped => "dropped",
+        /// The collector did not take it.
+        Failed => "failed",
+    }
+}
+
+labels! {
     /// The first digit of a status.
     pub enum StatusClass {
         Informational => "1xx",

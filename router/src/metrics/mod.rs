@@ -25,7 +25,7 @@ pub use counter::{Counter, Counters, Label};
 pub use family::{Family, Kind};
 pub use histogram::Histogram;
 pub use labels::{
-    ConnectionSource, Ejection, QueueEnd, ReplayOutcome, StatusClass, UpstreamFailure,
+    ConnectionSource, Ejection, QueueEnd, ReplayOutcome, StatusClass, TraceOutcome, UpstreamFailure,
 };
 pub use process::Process;
 pub use queue::Queue;
@@ -71,6 +71,12 @@ const DURATION: Family = Family::histogram(
     "From the last byte of the request to the end of its response, however it ended.",
 );
 
+const TRACES: Family = Family::counter(
+    "mla_router_traces_total",
+    "Traces of requests, by what became of them on their way to the collector.",
+    &["outcome"],
+);
+
 /// The counters of a router. Fields are public: to count is `metrics.retries.increment()`.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -85,6 +91,7 @@ pub struct Metrics {
     /// From the last byte of the request to the end of its response, however it ended.
     pub duration: Histogram,
     pub queue: Queue,
+    pub traces: Counters<TraceOutcome>,
 }
 
 impl Metrics {
@@ -126,6 +133,7 @@ impl Metrics {
         self.first_byte.write(&mut page, &FIRST_BYTE);
         self.duration.write(&mut page, &DURATION);
         self.queue.write(&mut page);
+        page.counters(&TRACES, &self.traces);
         state::write(&mut page, router);
         worker::write(&mut page, router);
         process::write(&mut page);

@@ -134,8 +134,8 @@ impl<'a> Round<'a> {
         }
         *attempts += 1;
         let worker = Arc::clone(booking.worker());
-        if let Some(journal) = journal {
-            journal.sent_to(&worker, booking.reason);
+        if let Some(trace) = journal.as_ref().and_then(|j| j.sent_to(&worker, booking.reason)) {
+            request.name_trace(trace);
         }
         let key = key.as_ref();
         let mut pending = Pending { router, key, booking: Some(booking) };

@@ -50,14 +50,10 @@ impl Endpoint {
             _ if path.starts_with("/v1/") => Self::OtherV1,
             _ => return Ok(Self::Admin),
         };
-        let (allowed, allow) = match endpoint {
-            Self::Models | Self::ModelInfo => (Method::GET, "GET"),
-            _ => (Method::POST, "POST"),
-        };
-        if *method == allowed {
+        if method.as_str() == endpoint.method() {
             Ok(endpoint)
         } else {
-            Err(Error::MethodNotAllowed { allow: Some(allow) })
+            Err(Error::MethodNotAllowed { allow: Some(endpoint.method()) })
         }
     }
 
@@ -85,6 +81,29 @@ impl Endpoint {
     /// Answers with generated tokens; streamed, with events that end with `[DONE]`.
     pub fn generates(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate)
+    }
+
+    pub fn method(self) -> &'static str {
+        match self {
+            Self::Models | Self::ModelInfo => "GET",
+            _ => "POST",
+        }
+    }
+
+    /// The path of the data plane, as traces name it.
+    pub fn route(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Generate => "/generate",
+            Self::Responses => "/v1/responses",
+            Self::OtherV1 => "/v1/*",
+            Self::Tokenize => "/tokenize",
+            Self::Detokenize => "/detokenize",
+            Self::Models => "/v1/models",
+            Self::ModelInfo => "/get_model_info",
+            Self::Admin => "",
+        }
     }
 
     pub fn as_str(self) -> &'static str {

@@ -3,14 +3,14 @@
 use std::{error::Error as _, io};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use crate::{
     body::replay, config::Config, error::Error, fleet::worker::Worker, key::session_of,
-    proxy::headers,
+    proxy::headers, telemetry,
 };
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
@@ -47,6 +47,11 @@ impl WorkerRequest {
     /// Hash of the session that the client names in the request's head.
     pub fn session(&self) -> Option<u64> {
         self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))
+    }
+
+    /// The next worker is told of the trace that the request belongs to.
+    pub fn name_trace(&mut self, traceparent: HeaderValue) {
+        self.headers.insert(telemetry::HEADER, traceparent);
     }
 
     /// The worker is to be ready to have its answer continued by another one.

@@ -126,8 +126,12 @@ impl Serving {
         let config = &self.router.config;
         let id = request_id::choose(&config.request_id_headers, request.headers());
         request.headers_mut().insert(request_id::HEADER, id.clone());
-        let journal =
-            config.access_log.then(|| Arc::new(Journal::new(id.clone(), named, self.client)));
+        // Probes and dashboards would be most of the traces.
+        let tracer = self.router.tracer.as_ref().filter(|_| named != Endpoint::Admin);
+        let trace = tracer.and_then(|tracer| tracer.begin(request.headers()));
+        let journal = (config.access_log || trace.is_some()).then(|| {
+            Arc::new(Journal::new(id.clone(), named, self.client, config.access_log, trace))
+        });
         let answering = self.answer(endpoint, request, turn, journal.as_ref());
         let mut response = match answering.await {
             Ok(response) => response,

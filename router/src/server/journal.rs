@@ -15,7 +15,13 @@ use http::{HeaderValue, StatusCode};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::{fleet::worker::Worker, policy::Reason, proxy::endpoint::Endpoint, server::access_log};
+use crate::{
+    fleet::worker::Worker,
+    policy::Reason,
+    proxy::endpoint::Endpoint,
+    server::access_log,
+    telemetry::{self, TraceContext, Tracer},
+};
 
 /// One request's journal. Hold it as `Option<Arc<Journal>>`.
 #[derive(Debug)]
@@ -24,8 +30,14 @@ pub struct Journal {
     pub endpoint: Endpoint,
     pub client: SocketAddr,
     pub begun: Instant,
+    /// Whether the access log gets a line.
+    logged: bool,
+    trace: Option<Trace>,
     facts: Mutex<Facts>,
 }
+
+/// Whether and where the request's spans go.
+pub type Trace = (Arc<Tracer>, TraceContext);
 
 /// What becomes known on the way.
 #[derive(Debug, Default)]
@@ -50,6 +62,8 @@ pub struct Try {
     pub reason: Reason,
     /// After the beginning of the request.
     pub at: Duration,
+    /// Its name in the trace.
+    pub span: u64,
 }
 
 /// How a request ended.
@@ -75,15 +89,23 @@ impl End {
 }
 
 impl Journal {
-    pub fn new(request_id: HeaderValue, endpoint: Endpoint, client: SocketAddr) -> Self {
-        let facts = Mutex::default();
-        Self { request_id, endpoint, client, begun: Instant::now(), facts }
+    pub fn new(
+        request_id: HeaderValue,
+        endpoint: Endpoint,
+        client: SocketAddr,
+        logged: bool,
+        trace: Option<Trace>,
+    ) -> Self {
+        let (begun, facts) = (Instant::now(), Mutex::default());
+        Self { request_id, endpoint, client, begun, logged, trace, facts }
     }
 
-    /// The request goes to `worker`, chosen for `reason`.
-    pub fn sent_to(&self, worker: &Arc<Worker>, reason: Reason) {
+    /// The request goes to `worker`, chosen for `reason`. Returns what to tell it of the trace.
+    pub fn sent_to(&self, worker: &Arc<Worker>, reason: Reason) -> Option<HeaderValue> {
         let (worker, at) = (Arc::clone(worker), self.begun.elapsed());
-        self.facts.lock().tries.push(Try { worker, reason, at });
+        let span = telemetry::new_span();
+        self.facts.lock().tries.push(Try { worker, reason, at, span });
+        self.trace.as_ref().map(|(_, context)| context.header(span))
     }
 
     /// What the worker said about the prompt.
@@ -117,6 +139,11 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         let facts = std::mem::take(self.facts.get_mut());
-        access_log::write(self, &facts);
+        if let Some((tracer, context)) = &self.trace {
+            tracer.record(self, &facts, context);
+        }
+        if self.logged {
+            access_log::write(self, &facts);
+        }
     }
 }

@@ -35,6 +35,7 @@ mod streaming;
 mod support;
 mod timeouts;
 mod tls;
+mod traces;
 mod upstream_http2;
 mod upstream_tls;
 mod worker_urls;

@@ -1,0 +1,87 @@
+//! Where traces go.
+
+use std::str::FromStr;
+
+use http::{Uri, uri::Authority};
+use serde::{Deserialize, Serialize};
+
+/// Of OTLP over HTTP, where the collector's address names no other.
+const DEFAULT_PATH: &str = "/v1/traces";
+
+/// A collector of OpenTelemetry, as `http://HOST:PORT` or with a path. Without TLS: it runs beside the
+/// router, or an agent of it does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CollectorUrl {
+    authority: Authority,
+    path: String,
+}
+
+impl CollectorUrl {
+    pub(super) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// For a connection: the port is always there.
+    pub(super) fn address(&self) -> (&str, u16) {
+        let host = self.authority.host().trim_matches(['[', ']']);
+        (host, self.authority.port_u16().unwrap_or(80))
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+impl FromStr for CollectorUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.parse::<Uri>().map(Uri::into_parts);
+        let parts = parts.map_err(|error| format!("{text:?} is not a URL: {error}"))?;
+        let Some(authority) = parts
+            .authority
+            .filter(|_| parts.scheme == Some("http".parse().expect("contract: a scheme")))
+        else {
+            return Err(format!("{text:?} is not of the form http://HOST:PORT"));
+        };
+        let path = parts.path_and_query.map_or(String::new(), |path| path.to_string());
+        let path = if path.is_empty() || path == "/" { DEFAULT_PATH.to_owned() } else { path };
+        Ok(Self { authority, path })
+    }
+}
+
+impl TryFrom<String> for CollectorUrl {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<CollectorUrl> for String {
+    fn from(url: CollectorUrl) -> Self {
+        format!("http://{}{}", url.authority, url.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CollectorUrl;
+
+    #[test]
+    fn the_path_of_the_protocol_is_understood() {
+        for (text, address, path) in [
+            ("http://localhost:4318", ("localhost", 4318), "/v1/traces"),
+            ("http://[::1]:4318/", ("::1", 4318), "/v1/traces"),
+            ("http://otel.local/custom/traces", ("otel.local", 80), "/custom/traces"),
+        ] {
+            let url: CollectorUrl = text.parse().expect(text);
+            assert_eq!((url.address(), url.path()), (address, path));
+            assert_eq!(String::from(url.clone()).parse(), Ok(url));
+        }
+        for bad in ["", "localhost:4318", "https://a:4318", "grpc://a", "/v1/traces", "http://"] {
+            assert!(bad.parse::<CollectorUrl>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Sends spans to the collector, many at a time.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::Full;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::{
+    net::TcpStream,
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use super::{CollectorUrl, Message, span};
+use crate::metrics::{Metrics, TraceOutcome};
+
+/// How long the first span of a batch waits for others.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Requests in one batch.
+const BATCH: usize = 512;
+
+/// For the collector to take a batch.
+const LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+enum ExportError {
+    #[error("cannot connect: {0}")]
+    Connect(#[from] io::Error),
+    #[error("{0}")]
+    Http(#[from] hyper::Error),
+    #[error("it answered {0}")]
+    Refused(StatusCode),
+    #[error("no answer within {LIMIT:?}")]
+    Late,
+}
+
+pub(super) struct Exporter {
+    collector: CollectorUrl,
+    metrics: Arc<Metrics>,
+    /// Said once, and again when it has worked in between: not for every batch.
+    complained: bool,
+}
+
+impl Exporter {
+    pub(super) fn new(collector: CollectorUrl, metrics: Arc<Metrics>) -> Self {
+        Self { collector, metrics, complained: false }
+    }
+
+    /// Until nobody can record any more.
+    pub(super) async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
+        let mut received = Vec::with_capacity(BATCH);
+        while messages.recv_many(&mut received, BATCH).await > 0 {
+            if !received.iter().any(|message| matches!(message, Message::Flush(_))) {
+                sleep(LINGER).await;
+                while received.len() < BATCH
+                    && let Ok(message) = messages.try_recv()
+                {
+                    received.push(message);
+                }
+            }
+            let (mut spans, mut requests, mut waiting) = (Vec::new(), 0, Vec::new());
+            for message in received.drain(..) {
+                match message {
+                    Message::Spans(more) => {
+                        spans.extend(more);
+                        requests += 1;
+                    }
+                    Message::Flush(done) => waiting.push(done),
+                }
+            }
+            if requests > 0 {
+                self.send(&spans, requests).await;
+            }
+            for done in waiting {
+                // Whoever has stopped waiting need not be told.
+                let _gone = done.send(());
+            }
+        }
+    }
+
+    async fn send(&mut self, spans: &[u8], requests: u64) {
+        let sent = timeout(LIMIT, self.post(span::export(spans))).await;
+        match sent.unwrap_or(Err(ExportError::Late)) {
+            Ok(()) => {
+                self.metrics.traces.add(TraceOutcome::Sent, requests);
+                self.complained = false;
+            }
+            Err(error) => {
+                self.metrics.traces.add(TraceOutcome::Failed, requests);
+                if !std::mem::replace(&mut self.complained, true) {
+                    let url = String::from(self.collector.clone());
+                    tracing::warn!(
+                        "traces are lost, the collector {url} does not take them: {error}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Over a connection of its own: a batch a second needs no pool.
+    async fn post(&self, body: Vec<u8>) -> Result<(), ExportError> {
+        let stream = TcpStream::connect(self.collector.address()).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(self.collector.path())
+            .header(header::HOST, self.collector.authority().as_str())
+            .header(header::CONTENT_TYPE, "application/x-protobuf")
+            .body(Full::new(Bytes::from(body)))
+            .expect("contract: a URL that was checked when it was read");
+        let response = tokio::select! {
+            response = sender.send_request(request) => response?,
+            Err(error) = connection => return Err(error.into()),
+        };
+        if response.status().is_success() {
+            Ok(())
+        } else {
+            Err(ExportError::Refused(response.status()))
+        }
+    }
+}
