@@ -1,0 +1,140 @@
+"""Workers are killed under streams, and no client notices: not in the text, the ids or the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import urllib.request
+from collections import defaultdict
+from typing import Any
+
+import aiohttp
+
+from support import client, processes
+from support.procfs import descendants, listener
+
+KILLS = 4
+TOKENS = 60
+
+Request = tuple[str, dict[str, Any]]
+
+
+def requests() -> list[Request]:
+    """Greedy and seeded, text and ids, one prompt and two."""
+    requests: list[Request] = []
+    for number in range(2):
+        text = f"Stream number {number} says something about"
+        openai = {"model": "mla-small", "stream": True, "stream_options": {"include_usage": True}}
+        openai |= {"max_tokens": TOKENS, "ignore_eos": True}
+        hot = {"temperature": 1.0, "seed": number}
+        cold = {"temperature": 0.0}
+        native = {"max_new_tokens": TOKENS, "ignore_eos": True}
+        messages = [{"role": "user", "content": text}]
+        requests += [
+            ("/v1/chat/completions", openai | cold | {"messages": messages}),
+            ("/v1/chat/completions", openai | hot | {"messages": messages}),
+            ("/v1/completions", openai | hot | {"prompt": [text, "Another one says"]}),
+            ("/generate", {"text": text, "stream": True, "sampling_params": native | cold}),
+        ]
+    return requests
+
+
+async def said(http: aiohttp.ClientSession, url: str, request: Request) -> dict[str, Any]:
+    """What a stream says: of each choice its text, ids and ends, and the counts. Not how the tokens
+    were put into events, nor what was cached, which differ from run to run."""
+    path, body = request
+    texts: dict[int, str] = defaultdict(str)
+    ends: dict[int, list[Any]] = defaultdict(list)
+    names: set[tuple[str, int]] = set()
+    counts: list[Any] = []
+    roles = done = 0
+    async with http.post(url + path, json=body) as response:
+        assert response.status == 200, await response.text()
+        assert "x-mla-replay" not in response.headers
+        async for event in client.sse_events(response):
+            assert done == 0, f"behind the end: {event}"
+            if event == "[DONE]":
+                done += 1
+                continue
+            chunk = json.loads(event)
+            assert "error" not in chunk, chunk
+            if path == "/generate":
+                meta = chunk["meta_info"]
+                names.add((meta["id"], 0))
+                texts[0] = chunk["text"]
+                ends[0] = [chunk["output_ids"], meta["finish_reason"]]
+                counts = [meta["prompt_tokens"], meta["completion_tokens"]]
+                continue
+            names.add((chunk["id"], chunk["created"]))
+            if usage := chunk.get("usage"):
+                counts.append([usage["prompt_tokens"], usage["completion_tokens"]])
+            for choice in chunk["choices"]:
+                delta = choice.get("delta", choice)
+                roles += "role" in delta
+                texts[choice["index"]] += delta.get("text") or delta.get("content") or ""
+                ends[choice["index"]] += (
+                    [choice["finish_reason"]] if choice["finish_reason"] else []
+                )
+    assert done == 1, "the stream broke off"
+    assert len(names) == 1, names
+    return {"texts": texts, "ends": ends, "counts": counts, "roles": roles}
+
+
+def continued(url: str) -> int:
+    with urllib.request.urlopen(url + "/metrics") as response:
+        page = response.read().decode()
+    (count,) = re.findall(r'mla_router_replays_total\{outcome="continued"\} (\d+)', page)
+    return int(count)
+
+
+def test_kill_9_under_streams_changes_nothing_for_their_clients() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    with processes.server(dp_size=2) as server:
+        asyncio.run(kill_under_streams(server, rng))
+        print(f"seed {seed}: {continued(server.url)} streams continued")
+        assert continued(server.url) >= 1, f"seed {seed}"
+
+
+async def kill_under_streams(server: processes.Running, rng: random.Random) -> None:
+    finished = [0] * len(requests())
+    stopping = asyncio.Event()
+
+    async def ask(number: int, request: Request, expected: dict[str, Any]) -> None:
+        while not stopping.is_set():
+            assert await said(http, server.url, request) == expected, request
+            finished[number] += 1
+
+    async with client.session() as http:
+        expected = [await said(http, server.url, request) for request in requests()]
+        async with asyncio.TaskGroup() as group:
+            for number, pair in enumerate(zip(requests(), expected, strict=True)):
+                group.create_task(ask(number, *pair))
+            for kill in range(KILLS):
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+                await asyncio.to_thread(kill_one, server, rng, scheduler=kill % 2 == 1)
+                # Every stream has ended since: no request meets more than a few kills.
+                before = list(finished)
+                while any(now <= then for now, then in zip(finished, before, strict=True)):
+                    await asyncio.sleep(0.05)
+            stopping.set()
+
+
+def kill_one(server: processes.Running, rng: random.Random, *, scheduler: bool) -> None:
+    """Kills a worker's HTTP process or its scheduler, and waits until it is back."""
+    url = rng.choice(processes.workers(server.url))["url"]
+    before = processes.get_json(url + "/get_server_info")["boot_id"]
+    pid = listener(int(url.rpartition(":")[2]))
+    if scheduler:
+        (pid,) = [p.number for p in descendants(pid) if "scheduler" in p.command]
+    os.kill(pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        entries = processes.healthy_workers(server.url)
+        return len(entries) == 2 and all(entry["boot_id"] != before for entry in entries)
+
+    processes.wait_until(is_back, 90.0, f"{url} is back")
