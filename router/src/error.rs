@@ -62,9 +62,9 @@ pub enum Error {
     Timeout { after: Duration },
 }
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(Box::new(refusal))
+impl From<Box<Refusal>> for Error {
+    fn from(refusal: Box<Refusal>) -> Self {
+        Self::Refused(refusal)
     }
 }
 

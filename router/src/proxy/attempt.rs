@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Why a round of tries ends without a reply.
 pub(super) enum Stop {
     For(Error),
-    AllBusy(Refusal),
+    AllBusy(Box<Refusal>),
 }
 
 impl From<Error> for Stop {
@@ -61,7 +61,10 @@ impl<'a> Round<'a> {
     pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
         let mut last = None;
         loop {
-            let Some(booking) = self.choose(last.take()).await? else {
+            let Some(booking) = self.choose(last.take())? else {
+                // Boxed, here and elsewhere, what is rare and large: it would be part of the future
+                // of every request.
+                Box::pin(self.wait_for_healthy()).await?;
                 // Who is healthy now has passed a health check since it failed.
                 self.tried.clear();
                 continue;
@@ -85,36 +88,40 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// The next worker to try, after `last` has gone wrong. `None` after a wait for a healthy one.
-    async fn choose(&mut self, last: Option<Trouble>) -> Result<Option<Booking>, Stop> {
-        let job = &mut *self.job;
+    /// The next worker to try, after `last` has gone wrong. `None` if there is none and it is worth
+    /// waiting for one.
+    fn choose(&mut self, last: Option<Trouble>) -> Result<Option<Booking>, Stop> {
+        let job = &*self.job;
         let wish = match job.endpoint.key_route() {
             Some(_) => Wish::Policy(job.key.as_ref()),
             None => Wish::LeastLoaded,
         };
-        let model = job.model();
-        let selection = job.router.select(wish, model, &self.tried);
+        let selection = job.router.select(wish, job.model(), &self.tried);
         if job.attempts == 0 {
             job.router.metrics.overhead.observe(job.received.elapsed());
         }
         match (selection, last) {
-            (Selection::Booked(booking), _) => return Ok(Some(booking)),
-            (Selection::AllTried, Some(trouble)) => return Err(self.give_up(trouble)),
+            (Selection::Booked(booking), _) => Ok(Some(booking)),
+            (Selection::AllTried, Some(trouble)) => Err(self.give_up(trouble)),
             // All tried and yet no trouble: cannot be told from none healthy, so wait likewise.
-            (Selection::NoneHealthy | Selection::AllTried, _) => {}
+            (Selection::NoneHealthy | Selection::AllTried, _) => Ok(None),
         }
-        let until = job.patience();
-        let Job { router, alarm, .. } = job;
+    }
+
+    async fn wait_for_healthy(&mut self) -> Result<(), Error> {
+        let until = self.job.patience();
+        let model = self.job.model();
+        let Job { router, alarm, .. } = &mut *self.job;
         // Full or switched off: then all workers are away, which is worse than busy.
         let nobody = |_| Error::NoHealthyWorker { waited: Duration::ZERO };
         let place = router.queue.place().map_err(nobody)?;
         let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
         if alarm.limit(until, healthy).await.is_none() {
             place.give_up();
-            return Err(self.nobody_came().into());
+            return Err(self.nobody_came());
         }
         place.served();
-        Ok(None)
+        Ok(())
     }
 
     fn nobody_came(&self) -> Error {
@@ -148,11 +155,11 @@ impl<'a> Round<'a> {
                 () = worker.lost() => Err(Trouble::Lost),
             }
         });
-        let limit = pending.booking().first_token_limit();
-        let late = Instant::now() + limit;
         let mut outcome = None;
-        if expect == Expect::Events && late < deadline {
-            outcome = alarm.limit(late, asking.as_mut()).await;
+        let limit = || pending.booking().first_token_limit();
+        let limit = (expect == Expect::Events).then(limit);
+        if let Some(limit) = limit.filter(|limit| Instant::now() + *limit < deadline) {
+            outcome = alarm.limit(Instant::now() + limit, asking.as_mut()).await;
             let retries_left = failures < router.config.max_retries;
             // Without anybody else to ask, waiting on is the best that can be done.
             let leave = || has_other(router, worker.id, &self.tried) && afford_retry(router);

@@ -41,9 +41,9 @@ pub struct Refusal {
 pub(super) enum Trouble {
     /// 429 or 503: back-pressure, which says nothing about the next request.
     #[error("it is busy: {}", .0.status)]
-    Busy(Refusal),
+    Busy(Box<Refusal>),
     #[error("it answered {}", .0.status)]
-    Failed(Refusal),
+    Failed(Box<Refusal>),
     #[error("it answered 200 with {0}")]
     Garbage(&'static str),
     #[error(transparent)]
@@ -140,7 +140,7 @@ impl Exchange<'_> {
                 read => read?,
             };
             worker.pool.checkin(connection);
-            let refusal = Refusal { status: head.status, headers: head.headers, body };
+            let refusal = Box::new(Refusal { status: head.status, headers: head.headers, body });
             return Err(if busy { Trouble::Busy(refusal) } else { Trouble::Failed(refusal) });
         }
         // What is compressed cannot be judged.

@@ -1,7 +1,7 @@
 //! From a request to a reply worth showing. Nothing has reached the client until then, so that another
 //! worker may start from scratch.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::response::Parts;
@@ -38,32 +38,42 @@ pub struct Rest {
 /// Has a worker answer `job`, with `body` instead of the client's if given.
 pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
     job.failures = 0;
-    if !job.endpoint.is_work() {
-        return match Round::new(job, body.as_ref()).run().await {
-            Ok(reply) => Ok(reply),
-            Err(Stop::For(error)) => Err(error),
-            Err(Stop::AllBusy(refusal)) => Err(refusal.into()),
-        };
+    let mut refusal = None;
+    if job.endpoint.is_work() {
+        take_slot(job).await?;
     }
-    take_slot(job).await?;
-    let queue = std::sync::Arc::clone(&job.router.queue);
-    let mut refusal: Option<Refusal> = None;
+    // Nobody overtakes those who wait in line.
+    if !job.endpoint.is_work() || !job.router.queue.has_line() {
+        match Round::new(job, body.as_ref()).run().await {
+            Ok(reply) => return Ok(reply),
+            Err(Stop::For(error)) => return Err(error),
+            Err(Stop::AllBusy(last)) if job.endpoint.is_work() => refusal = Some(last),
+            Err(Stop::AllBusy(last)) => return Err(last.into()),
+        }
+    }
+    Box::pin(in_line(job, body.as_ref(), refusal)).await
+}
+
+/// Tries again whenever it is this request's turn, until somebody takes it or its patience ends.
+async fn in_line(
+    job: &mut Job,
+    body: Option<&Bytes>,
+    mut refusal: Option<Box<Refusal>>,
+) -> Result<Reply, Error> {
+    let queue = Arc::clone(&job.router.queue);
     let mut ticket: Option<Ticket<'_>> = None;
     loop {
-        // Who is refused waits in line, and nobody overtakes.
-        if refusal.is_some() || queue.has_line() {
-            let held = match ticket.take() {
-                Some(held) => held,
-                None => queue.line_up().map_err(|full| answer(refusal.take(), full))?,
-            };
-            let until = job.patience();
-            if !held.turn(&mut job.alarm, until).await {
-                held.give_up();
-                return Err(answer(refusal, job.out_of_patience()));
-            }
-            ticket = Some(held);
+        let held = match ticket.take() {
+            Some(held) => held,
+            None => queue.line_up().map_err(|full| answer(refusal.take(), full))?,
+        };
+        let until = job.patience();
+        if !held.turn(&mut job.alarm, until).await {
+            held.give_up();
+            return Err(answer(refusal, job.out_of_patience()));
         }
-        match round(job, body.as_ref(), &mut ticket).await {
+        ticket = Some(held);
+        match round(job, body, &mut ticket).await {
             Ok(reply) => return Ok(reply),
             Err(Stop::For(error)) => return Err(error),
             Err(Stop::AllBusy(last)) => refusal = Some(last),
@@ -72,7 +82,7 @@ pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> 
 }
 
 /// What a worker has said is better than what the router can say.
-fn answer(refusal: Option<Refusal>, otherwise: Error) -> Error {
+fn answer(refusal: Option<Box<Refusal>>, otherwise: Error) -> Error {
     refusal.map_or(otherwise, Error::from)
 }
 
@@ -83,7 +93,8 @@ async fn take_slot(job: &mut Job) -> Result<(), Error> {
     }
     if job.slot.is_none() {
         let until = job.patience();
-        job.slot = job.router.queue.enter(&mut job.alarm, until).await?;
+        let slot = job.router.queue.enter(&mut job.alarm, until);
+        job.slot = Box::pin(slot).await?;
     }
     job.slot.as_ref().map(drop).ok_or_else(|| job.out_of_patience())
 }

@@ -173,7 +173,10 @@ impl Serving {
                 let Ok(response) = self.admin.clone().oneshot(request).await;
                 Ok(response.map(ResponseBody::Admin))
             }
-            endpoint => proxy::forward(&self.router, endpoint, request, turn, journal).await,
+            // Boxed, because hyper moves the future of every request about.
+            endpoint => {
+                Box::pin(proxy::forward(&self.router, endpoint, request, turn, journal)).await
+            }
         }
     }
 }

@@ -89,7 +89,7 @@ impl Connection {
     ) -> Result<Response<Incoming>, UpstreamError> {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.send(request).await,
-            Protocol::Http2(shared) => shared.send(request).await,
+            Protocol::Http2(shared) => Box::pin(shared.send(request)).await,
         }
         .map_err(UpstreamError::Reset)
     }
@@ -157,17 +157,22 @@ impl Connection {
 }
 
 impl Http1 {
-    async fn send(
+    /// Not an async function: that would keep room for the request as long as it waits.
+    fn send(
         &mut self,
         request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, hyper::Error> {
-        let mut response = pin!(self.sender.send_request(request));
-        poll_fn(|cx| {
-            // The IO first: what it reads is what the response waits for.
-            let _finished = drive(&mut self.driver, &mut self.finished, cx);
-            response.as_mut().poll(cx)
-        })
-        .await
+    ) -> impl Future<Output = Result<Response<Incoming>, hyper::Error>> {
+        let response = self.sender.send_request(request);
+        let (driver, finished) = (&mut self.driver, &mut self.finished);
+        async move {
+            let mut response = pin!(response);
+            poll_fn(|cx| {
+                // The IO first: what it reads is what the response waits for.
+                let _finished = drive(driver, finished, cx);
+                response.as_mut().poll(cx)
+            })
+            .await
+        }
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -87,7 +87,8 @@ impl Pool {
 
     /// A new connection for whoever wants one of his own.
     pub async fn open(&self) -> Result<Connection, UpstreamError> {
-        self.dialer.connect(&self.address).await
+        // Boxed: it is large, rare, and would be part of the future of every request.
+        Box::pin(self.dialer.connect(&self.address)).await
     }
 
     /// Takes back a connection whose response has ended. One that cannot be used again is closed.
