@@ -13,9 +13,14 @@ import pytest
 from mla_router.worker.config import SMALL_MODEL, WorkerConfig
 from mla_router.worker.server.app import OPEN_PATHS, make_app
 from mla_router.worker.server.state import ServerState
-from support.fake_worker import FakeWorker, fake_worker
+from support.fake_worker import FakeWorker, fake_worker, script
 
 JSON = {"Content-Type": "application/json"}
+GENERATING = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 2}},
+}
 BODY = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
 
 
@@ -122,3 +127,20 @@ def test_connections_are_kept(worker: FakeWorker) -> None:
         assert local in (None, connection.sock.getsockname())
         local = connection.sock.getsockname()
     connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", GENERATING)
+def test_what_the_router_learns_from(worker: FakeWorker, path: str, stream: bool) -> None:
+    """Every answer tells how long its prompt was and how much of it was cached; no error does."""
+    body: dict[str, Any] = {"model": "mla-small", "stream": stream, **GENERATING[path]}
+    status, headers, answer = ask(
+        worker, "POST", path, json.dumps(body | {"cache_salt": script(cached=1)}).encode(), JSON
+    )
+    assert status == 200, answer
+    assert int(headers["x-mla-prompt-tokens"]) >= 2
+    assert headers["x-mla-cached-tokens"] == "1"
+    for wrong in ({"cache_salt": script(error="broken")}, {"cache_salt": "s" * 1000}):
+        status, headers, _ = ask(worker, "POST", path, json.dumps(body | wrong).encode(), JSON)
+        assert status in (400, 500)
+        assert not [name for name in headers if name.lower().endswith("-tokens")]
