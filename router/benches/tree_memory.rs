@@ -1,27 +1,61 @@
-//! Memory of the tree: `cargo bench -p mla-router --bench tree_memory`.
+//! Memory of the tree, and the longest that one insert takes while it grows:
+//! `cargo bench -p mla-router --bench tree_memory`.
 //!
-//! Fills the tree with prompts of several lengths and compares what the tree says that it takes
-//! with what the process grew by. Ends in one JSON line.
+//! Fills the tree with ten million blocks in prompts of several lengths, and compares what the tree
+//! says that it takes with what was allocated and what the process grew by. Inserts are timed one by
+//! one in CPU time, so that other processes do not count. Ends in one JSON line.
 
 #![allow(clippy::print_stdout)]
 
 use std::{
+    alloc::{GlobalAlloc, Layout, System},
     env::{args, current_exe},
     process::Command,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use mla_router::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-const BLOCKS: u64 = 4_000_000;
-const LENGTHS: [u64; 5] = [2, 8, 32, 128, 512];
+const BLOCKS: u64 = 10_000_000;
+const LENGTHS: [u64; 6] = [1, 2, 8, 32, 128, 512];
 const WORKERS: u32 = 8;
+
+/// The system's allocator, counted.
+struct Counting;
+
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size() as u64, Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        ALLOCATED.fetch_sub(layout.size() as u64, Relaxed);
+        // SAFETY: as promised by the caller.
+        unsafe { System.dealloc(place, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages = statm.split_whitespace().nth(1).expect("the second field is the resident set");
     pages.parse::<u64>().expect("a number of pages") * 4096
+}
+
+/// CPU time of this thread in nanoseconds.
+fn cpu_time() -> i64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
 /// One of many conversations of `length` blocks, half of which it shares with 15 others.
@@ -38,18 +72,21 @@ fn prompt(index: u64, length: u64) -> RouteKey {
 
 /// What one tree of prompts of `length` blocks takes.
 fn measure(length: u64) -> Value {
-    let before = resident_bytes();
-    let tree = PrefixTree::new(1 << 18);
-    for worker in 0..WORKERS {
-        tree.set_capacity(WorkerId(worker), u64::MAX);
-    }
-    let mut index = 0;
+    let (resident, allocated) = (resident_bytes(), ALLOCATED.load(Relaxed));
+    let tree = PrefixTree::new(u64::MAX);
+    let (mut index, mut total, mut slowest) = (0, 0, 0);
     while tree.held_by(WorkerId(0)) < BLOCKS / u64::from(WORKERS) {
+        let key = prompt(index, length);
+        let begun = cpu_time();
         // A group stays with its worker, as the cache-aware policy has it.
-        tree.insert(&prompt(index, length), WorkerId((index / 16) as u32 % WORKERS));
+        tree.insert(&key, WorkerId((index / 16) as u32 % WORKERS));
+        let time = cpu_time() - begun;
+        total += time;
+        slowest = slowest.max(time);
         index += 1;
     }
-    let grown = resident_bytes().saturating_sub(before);
+    let resident = resident_bytes().saturating_sub(resident);
+    let allocated = ALLOCATED.load(Relaxed) - allocated;
     let stats = tree.stats();
     let per_block = |bytes: u64| (bytes as f64 / stats.blocks as f64 * 10.0).round() / 10.0;
     json!({
@@ -57,7 +94,10 @@ fn measure(length: u64) -> Value {
         "blocks": stats.blocks,
         "nodes": stats.nodes,
         "bytes_per_block": per_block(stats.bytes),
-        "resident_bytes_per_block": per_block(grown),
+        "allocated_bytes_per_block": per_block(allocated),
+        "resident_bytes_per_block": per_block(resident),
+        "insert_mean_us": total as f64 / index as f64 / 1e3,
+        "insert_max_us": slowest as f64 / 1e3,
     })
 }
 

@@ -7,6 +7,12 @@
 //! becomes dearer with each request, until computing the prefix once more elsewhere is the cheaper
 //! way, which is how a hot prefix gets to several workers.
 //!
+//! What this router has not sent may be cached all the same: other routers may have sent it. So each
+//! prompt has a home, the worker that its first 256 bytes point to in every router alike, and of what
+//! is not known to be cached there a share counts as cached: as much as has been found there of prompts
+//! that were unknown here. For a router that is alone that is nothing, and the home only decides
+//! between equal workers.
+//!
 //! LMetric (arXiv:2603.15202) has `(pending + uncached) * (requests + 1)`. It counts the queue as if
 //! this request had put it there, and so leaves a worker that is just computing the very prefix it
 //! needs, for another that has to compute it again.
@@ -16,7 +22,11 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{Candidate, Choice, Policy, PolicyRequest, Reason, rendezvous::bid};
+use super::{
+    Candidate, Choice, Policy, PolicyRequest, Reason,
+    rendezvous::{bid, highest},
+};
+use crate::key::BLOCK_TOKENS;
 
 /// Equal costs are decided by the prompt's first 256 bytes: requests of one group meet at one
 /// worker from the first on, in every router that has the same workers, without a word between
@@ -37,9 +47,16 @@ impl CacheAware {
     }
 }
 
-fn cost(request: &PolicyRequest<'_>, worker: &Candidate) -> u64 {
-    let uncached = u64::from(request.uncached_tokens(worker));
-    let waits = uncached.saturating_mul(u64::from(worker.requests) + 1);
+/// Prompt tokens that the prompt's home will probably have to compute.
+fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate) -> u32 {
+    let uncached = f64::from(request.uncached_tokens(home));
+    #[expect(clippy::cast_sign_loss, reason = "a share of a count")]
+    let expected = (uncached * (1.0 - request.home_share.clamp(0.0, 1.0))) as u32;
+    expected.max(BLOCK_TOKENS)
+}
+
+fn cost(uncached: u32, worker: &Candidate) -> u64 {
+    let waits = u64::from(uncached).saturating_mul(u64::from(worker.requests) + 1);
     worker.pending_tokens.saturating_add(waits)
 }
 
@@ -50,19 +67,26 @@ impl Policy for CacheAware {
 
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         let anchor = Self::anchor(request);
+        let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
+        let home = anchor.and_then(|anchor| highest(anchor, workers));
+        let uncached = |index: usize| match home {
+            Some(home) if home == index => uncached_at_home(request, &workers[index]),
+            _ => request.uncached_tokens(&workers[index]),
+        };
         let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         // Of equal costs the longer match, lest a whole prompt in two caches where one would do.
-        let (index, chosen) = workers.iter().enumerate().min_by_key(|(_, worker)| {
-            (cost(request, worker), Reverse((worker.matched_blocks, bid(salt, worker))))
+        let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
+            let preference = (worker.matched_blocks, bid(salt, worker));
+            (cost(uncached(*index), worker), Reverse(preference))
         })?;
-        let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
         let reason = match chosen.matched_blocks {
             _ if anchor.is_none() => Reason::NoPrefix,
+            _ if longest == 0 && home == Some(index) => Reason::Home,
             _ if longest == 0 => Reason::Cold,
             matched if matched == longest => Reason::CacheHit,
             _ => Reason::Balance,
         };
-        Some(request.choice(workers, index, reason))
+        Some(Choice { index, uncached_tokens: uncached(index), reason })
     }
 
     fn uses_tree(&self) -> bool {
@@ -79,7 +103,11 @@ mod tests {
     };
 
     fn choose(key: &RouteKey, states: &[(u32, u64, u32)]) -> Choice {
-        let request = PolicyRequest { key: Some(key) };
+        choose_with(key, states, 0.0)
+    }
+
+    fn choose_with(key: &RouteKey, states: &[(u32, u64, u32)], home_share: f64) -> Choice {
+        let request = PolicyRequest { key: Some(key), home_share };
         CacheAware::default().choose(&request, &workers(states)).expect("there are workers")
     }
 
@@ -89,7 +117,7 @@ mod tests {
     #[test]
     fn the_least_cost_wins() {
         let key = prompt(1, 100);
-        let table: [Case<'_>; 8] = [
+        let table: [Case<'_>; 9] = [
             ("idle, one has it", &[(0, 0, 0), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("the longer match", &[(0, 0, 80), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("a whole match costs a block", &[(0, 0, 100), (0, 0, 99)], 0, 16, Reason::CacheHit),
@@ -97,7 +125,8 @@ mod tests {
             ("too busy", &[(0, 0, 0), (10, 0, 90)], 0, 1600, Reason::Balance),
             ("behind a long prefill", &[(0, 0, 0), (0, 1441, 90)], 0, 1600, Reason::Balance),
             ("others wait, yet sooner", &[(0, 0, 0), (2, 1500, 100)], 1, 16, Reason::CacheHit),
-            ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Cold),
+            ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Home),
+            ("nor at home", &[(0, 0, 0), (1, 0, 0)], 0, 1600, Reason::Cold),
         ];
         for (case, states, index, uncached_tokens, reason) in table {
             assert_eq!(choose(&key, states), Choice { index, uncached_tokens, reason }, "{case}");
@@ -126,10 +155,32 @@ mod tests {
         for group in 0..400 {
             let short = choose(&prompt(group, 8), &idle);
             let long = choose(&prompt(group, 50), &idle);
-            assert_eq!((short.index, short.reason), (long.index, Reason::Cold));
+            assert_eq!((short.index, short.reason), (long.index, Reason::Home));
             chosen[short.index] += 1;
         }
         assert!(chosen.iter().all(|groups| (25..=80).contains(groups)), "{chosen:?}");
+    }
+
+    #[test]
+    fn the_more_other_routers_have_brought_home_the_more_it_may_have_to_do() {
+        let key = prompt(1, 100);
+        let home = choose(&key, &[(0, 0, 0); 2]).index;
+        // Requests at home, blocks that the other worker holds, and the share found at homes.
+        for (requests, matched, share, at_home) in [
+            (1, 0, 0.4, false),
+            (1, 0, 0.6, true),
+            (5, 0, 0.8, false),
+            (5, 0, 0.9, true),
+            (0, 50, 0.4, false),
+            (0, 50, 0.6, true),
+        ] {
+            let mut states = [(0, 0, matched); 2];
+            states[home] = (requests, 0, 0);
+            let choice = choose_with(&key, &states, share);
+            assert_eq!(choice.index == home, at_home, "{requests} {matched} {share}");
+        }
+        let certain = choose_with(&key, &[(0, 0, 0); 2], 1.0);
+        assert_eq!((certain.uncached_tokens, certain.reason), (16, Reason::Home));
     }
 
     #[test]
@@ -138,7 +189,9 @@ mod tests {
         let all = workers(&[(0, 0, 0); 4]);
         let mut chosen = [0; 4];
         for _ in 0..400 {
-            let choice = policy.choose(&PolicyRequest { key: None }, &all).expect("workers");
+            let choice = policy
+                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &all)
+                .expect("workers");
             assert_eq!((choice.uncached_tokens, choice.reason), (16, Reason::NoPrefix));
             chosen[choice.index] += 1;
         }

@@ -96,7 +96,8 @@ mod tests {
             ("out of balance, a miss", &[(33, 0, 0), (0, 0, 9)], 1, Reason::Cold),
         ];
         for (case, states, index, reason) in table {
-            let choice = policy.choose(&PolicyRequest { key: Some(&key) }, &workers(states));
+            let choice = policy
+                .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, &workers(states));
             let choice = choice.expect("workers");
             assert_eq!((choice.index, choice.reason), (index, reason), "{case}");
         }
@@ -113,7 +114,9 @@ mod tests {
         let policy = CacheAwareThreshold::new(&config);
         let key = prompt(1, 100);
         let chosen = |states: &[(u32, u64, u32)]| {
-            policy.choose(&PolicyRequest { key: Some(&key) }, &workers(states)).map(|c| c.index)
+            policy
+                .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, &workers(states))
+                .map(|c| c.index)
         };
         assert_eq!(chosen(&[(0, 0, 11), (0, 0, 0)]), Some(0));
         assert_eq!(chosen(&[(6, 0, 11), (2, 0, 0)]), Some(0), "three times the least is allowed");

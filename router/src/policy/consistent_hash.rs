@@ -15,7 +15,7 @@ impl Policy for ConsistentHash {
 
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
         let (index, reason) = match request.session() {
-            Some(session) => (rendezvous::highest(session, workers, |_| true), Reason::Hash),
+            Some(session) => (rendezvous::highest(session, workers), Reason::Hash),
             None => (least_loaded(workers), Reason::LeastLoad),
         };
         Some(request.choice(workers, index?, reason))
@@ -36,7 +36,7 @@ mod tests {
         let idle = workers(&[(0, 0, 0); 8]);
         for session in 0..100 {
             let key = in_session(session);
-            let request = PolicyRequest { key: Some(&key) };
+            let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
             let choice = ConsistentHash.choose(&request, &idle).expect("workers");
             let mut busy = idle.clone();
             busy[choice.index].requests = 1000;
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn without_a_session_the_least_loaded_worker_takes_it() {
         let workers = workers(&[(2, 0, 0), (1, 0, 0)]);
-        let choice = ConsistentHash.choose(&PolicyRequest { key: None }, &workers);
+        let choice = ConsistentHash.choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers);
         let choice = choice.expect("workers");
         assert_eq!((choice.index, choice.reason), (1, Reason::LeastLoad));
     }

@@ -85,7 +85,9 @@ mod tests {
 
     fn choose(policy: &Manual, session: u64, workers: &[Candidate]) -> Choice {
         let key = in_session(session);
-        policy.choose(&PolicyRequest { key: Some(&key) }, workers).expect("workers")
+        policy
+            .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, workers)
+            .expect("workers")
     }
 
     #[test]

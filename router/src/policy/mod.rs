@@ -38,6 +38,9 @@ use crate::{
 pub struct PolicyRequest<'a> {
     /// `None` if the body has none that the router can read.
     pub key: Option<&'a RouteKey>,
+    /// How much of the prompts that no worker was known to hold was cached at the worker that their
+    /// beginning points to: other routers had sent it there.
+    pub home_share: f64,
 }
 
 /// A worker that can take the request, as it was when the snapshot was taken.
@@ -64,6 +67,8 @@ labels! {
         Balance => "balance",
         /// No worker holds any of the prompt, or none enough of it to matter.
         Cold => "cold",
+        /// The same, and this is the worker to which all routers send such a prompt.
+        Home => "home",
         /// There is no prompt, or too little of it to be found in a cache.
         NoPrefix => "no_prefix",
         /// The hash of the session or of the prompt's beginning points to it.
@@ -147,9 +152,11 @@ mod tests {
         for name in PolicyName::value_variants() {
             let policy = of(&Config { policy: *name, ..Config::default() });
             assert_eq!(policy.name(), name.as_str());
-            assert_eq!(policy.choose(&PolicyRequest { key: None }, &[]), None);
+            assert_eq!(policy.choose(&PolicyRequest { key: None, home_share: 0.0 }, &[]), None);
             let one = testing::workers(&[(3, 100, 0)]);
-            let choice = policy.choose(&PolicyRequest { key: None }, &one).expect("one worker");
+            let choice = policy
+                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &one)
+                .expect("one worker");
             assert_eq!((choice.index, choice.uncached_tokens), (0, BLOCK_TOKENS), "{name:?}");
         }
     }

@@ -41,7 +41,7 @@ mod tests {
         let workers = workers(&[(1, 0, 0), (5, 0, 0), (3, 0, 0), (2, 0, 0)]);
         let mut chosen = [0; 4];
         for _ in 0..1200 {
-            let choice = PowerOfTwo.choose(&PolicyRequest { key: None }, &workers);
+            let choice = PowerOfTwo.choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers);
             chosen[choice.expect("workers").index] += 1;
         }
         // Of six pairs it wins three, none, one and two.

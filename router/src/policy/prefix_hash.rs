@@ -32,8 +32,8 @@ impl Policy for PrefixHash {
         let count = workers.len() as u64;
         let limit = ((total + 1) * LOAD_FACTOR.0).div_ceil((count * LOAD_FACTOR.1).max(1));
         let has_room = |worker: &Candidate| u64::from(worker.requests) < limit;
-        let index = rendezvous::highest(*prefix, workers, has_room)?;
-        let owner = rendezvous::highest(*prefix, workers, |_| true);
+        let index = rendezvous::highest_of(*prefix, workers, has_room)?;
+        let owner = rendezvous::highest(*prefix, workers);
         let reason = if owner == Some(index) { Reason::Hash } else { Reason::Balance };
         Some(request.choice(workers, index, reason))
     }
@@ -50,7 +50,9 @@ mod tests {
 
     fn choose(group: u64, blocks: u64, workers: &[Candidate]) -> Choice {
         let key = prompt(group, blocks);
-        PrefixHash.choose(&PolicyRequest { key: Some(&key) }, workers).expect("workers")
+        PrefixHash
+            .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, workers)
+            .expect("workers")
     }
 
     #[test]

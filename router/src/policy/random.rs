@@ -32,7 +32,9 @@ mod tests {
         let workers = workers(&[(9, 0, 0), (0, 0, 0), (5, 10_000, 0)]);
         let mut chosen = [0; 3];
         for _ in 0..3000 {
-            let choice = Random.choose(&PolicyRequest { key: None }, &workers).expect("workers");
+            let choice = Random
+                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers)
+                .expect("workers");
             chosen[choice.index] += 1;
         }
         assert!(chosen.iter().all(|requests| (800..=1200).contains(requests)), "{chosen:?}");

@@ -10,8 +10,13 @@ pub(super) fn bid(item: u64, worker: &Candidate) -> u64 {
     xxh3_64_with_seed(&item.to_le_bytes(), worker.hash_seed)
 }
 
+/// The highest bidder for `item`.
+pub(super) fn highest(item: u64, workers: &[Candidate]) -> Option<usize> {
+    highest_of(item, workers, |_| true)
+}
+
 /// The highest bidder for `item` among the workers that `admits` admits.
-pub(super) fn highest(
+pub(super) fn highest_of(
     item: u64,
     workers: &[Candidate],
     admits: impl Fn(&Candidate) -> bool,
@@ -30,10 +35,11 @@ mod tests {
         let all = workers(&[(0, 0, 0); 8]);
         let mut items = [0; 8];
         for item in 0..4000 {
-            let owner = highest(item, &all, |_| true).expect("workers");
+            let owner = highest(item, &all).expect("workers");
             items[owner] += 1;
             for lost in 0..8 {
-                let heir = highest(item, &all, |worker| worker.id != all[lost].id).expect("seven");
+                let heir =
+                    highest_of(item, &all, |worker| worker.id != all[lost].id).expect("seven");
                 assert_eq!(heir == owner, lost != owner);
             }
         }

@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn takes_turns() {
         let policy = RoundRobin::default();
-        let request = PolicyRequest { key: None };
+        let request = PolicyRequest { key: None, home_share: 0.0 };
         let workers = workers(&[(3, 0, 0), (0, 0, 0), (90, 0, 0)]);
         let turns: Vec<_> = (0..6)
             .filter_map(|_| policy.choose(&request, &workers))

@@ -93,7 +93,9 @@ impl Router {
             held[id.0 as usize] = 0;
         }
         let choice = match wish {
-            Wish::Policy(key) => self.policy.choose(&PolicyRequest { key }, candidates),
+            Wish::Policy(key) => self
+                .policy
+                .choose(&PolicyRequest { key, home_share: self.home.share() }, candidates),
             Wish::LeastLoaded => None,
         };
         let (index, uncached_tokens, reason) = match choice {

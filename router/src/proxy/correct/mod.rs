@@ -30,15 +30,18 @@
 //! - A request that ends before its prompt is computed leaves a note that is not true: it is taken
 //!   back ([`Router::unlearn`]), unless another request has made it true.
 
+mod home;
 mod learned;
 mod settling;
 
+pub use home::HomeShare;
 pub use learned::{Finding, Learned, Prediction, Report};
 pub use settling::Epoch;
 
 use crate::{
     fleet::worker::{Booking, Worker},
     key::RouteKey,
+    policy::Reason,
     router::Router,
 };
 
@@ -59,6 +62,9 @@ impl Router {
         let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
             worker.counters.cache(booking.reason, prompt, predicted, cached);
+            if let Reason::Home | Reason::Cold = booking.reason {
+                self.home.observe(booking.reason == Reason::Home, prompt, cached);
+            }
         }
         let url = &worker.url;
         match finding {

@@ -1,0 +1,204 @@
+//! The tree under all the orders in which its threads may run, or many of them.
+//!
+//! The tree's source is compiled here once more, with shuttle's locks and atomics in place of the real
+//! ones (`crate::sync`): shuttle then decides at each of them which thread goes on. So nothing of it is
+//! in the library, and it runs with the other tests.
+
+#![forbid(unsafe_code)]
+#![allow(
+    unreachable_pub,
+    dead_code,
+    reason = "as a module of a test the tree has no users outside"
+)]
+
+use mla_router::{fleet, key};
+use shuttle::{sync::Arc, thread};
+
+use crate::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+
+#[path = "../src/tree/mod.rs"]
+mod tree;
+
+mod sync {
+    pub(crate) use shuttle::sync::{
+        MutexGuard, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    };
+
+    const WHOLE: &str = "a thread that panics ends the test";
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().expect(WHOLE)
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(shuttle::sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().expect(WHOLE)
+        }
+
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().expect(WHOLE)
+        }
+    }
+}
+
+const ONE: WorkerId = WorkerId(1);
+const TWO: WorkerId = WorkerId(2);
+
+/// Four blocks below one of two roots, which lie in different shards.
+fn prompt(root: u64, own: u64) -> RouteKey {
+    let root = (root + 1) << 32;
+    let blocks = vec![root, root + 1, root + 10 * (own + 1), root + 10 * (own + 1) + 1];
+    RouteKey { blocks, ..RouteKey::default() }
+}
+
+/// Purges all and sees the tree empty itself: whatever was miscounted or left in a list would show.
+fn assert_sound(tree: &PrefixTree) {
+    for worker in [ONE, TWO] {
+        tree.remove_worker(worker);
+    }
+    let sweeper = WorkerId(9);
+    tree.set_capacity(sweeper, 1);
+    for _ in 0..3 {
+        for root in 0..2 {
+            let key = RouteKey { blocks: vec![(root + 1) << 32], ..RouteKey::default() };
+            tree.insert(&key, sweeper);
+        }
+    }
+    let stats = tree.stats();
+    assert_eq!((stats.blocks, stats.held, stats.nodes, stats.holds), (1, 1, 1, 1));
+}
+
+fn held(tree: &PrefixTree, key: &RouteKey, worker: WorkerId) -> u32 {
+    let mut found = Vec::new();
+    tree.lookup(key, &mut found);
+    found.iter().find(|(id, _)| *id == worker).map_or(0, |(_, blocks)| *blocks)
+}
+
+/// Runs the threads in many orders, then `after`.
+fn check(threads: &[fn(&PrefixTree)], after: fn(&PrefixTree)) {
+    let threads = threads.to_vec();
+    let run = move || {
+        let tree = Arc::new(PrefixTree::new(100));
+        let handles: Vec<_> = threads
+            .iter()
+            .map(|thread| {
+                let (tree, thread) = (Arc::clone(&tree), *thread);
+                thread::spawn(move || thread(&tree))
+            })
+            .collect();
+        for handle in handles {
+            handle.join().expect("a thread's assertions hold");
+        }
+        after(&tree);
+        assert_sound(&tree);
+    };
+    shuttle::check_random(run.clone(), 100);
+    shuttle::check_pct(run, 100, 3);
+}
+
+#[test]
+fn inserts_of_one_worker_stay_within_its_capacity() {
+    check(
+        &[
+            |tree| {
+                tree.set_capacity(ONE, 6);
+                tree.insert(&prompt(0, 0), ONE);
+                tree.insert(&prompt(1, 1), ONE);
+            },
+            |tree| {
+                tree.set_capacity(ONE, 6);
+                tree.insert(&prompt(1, 0), ONE);
+                tree.insert(&prompt(0, 1), ONE);
+            },
+        ],
+        |tree| assert!((4..=6).contains(&tree.held_by(ONE)), "{}", tree.held_by(ONE)),
+    );
+}
+
+#[test]
+fn a_purge_takes_all_that_was_there_and_nothing_that_comes_later() {
+    check(
+        &[
+            |tree| {
+                tree.insert(&prompt(0, 0), ONE);
+                tree.insert(&prompt(0, 0), TWO);
+                tree.purge_worker(ONE);
+                tree.insert(&prompt(1, 0), ONE);
+                assert_eq!(held(tree, &prompt(0, 0), TWO), 4);
+            },
+            |tree| {
+                tree.insert(&prompt(0, 1), TWO);
+                tree.insert(&prompt(1, 1), TWO);
+            },
+        ],
+        |tree| {
+            assert_eq!((tree.held_by(ONE), held(tree, &prompt(1, 0), ONE)), (4, 4));
+            assert_eq!((tree.held_by(TWO), held(tree, &prompt(0, 0), ONE)), (10, 0));
+        },
+    );
+}
+
+#[test]
+fn what_is_taken_back_stays_if_another_request_has_used_it() {
+    check(
+        &[
+            |tree| {
+                let note = tree.insert(&prompt(0, 0), ONE);
+                tree.retract(&prompt(0, 0), ONE, &note);
+            },
+            |tree| {
+                tree.insert(&prompt(0, 1), ONE);
+            },
+            |tree| {
+                tree.insert(&prompt(0, 1), TWO);
+            },
+        ],
+        |tree| {
+            for worker in [ONE, TWO] {
+                assert_eq!(held(tree, &prompt(0, 1), worker), 4);
+            }
+            // Between the two inserts the other's blocks are taken back, or they are the other's
+            // still; the shared ones stay whatever the order.
+            assert_eq!((tree.held_by(ONE), tree.held_by(TWO)), (4, 4));
+        },
+    );
+}
+
+#[test]
+fn workers_that_come_and_go_leave_nothing() {
+    check(
+        &[
+            |tree| {
+                tree.insert(&prompt(0, 0), ONE);
+                tree.remove_worker(ONE);
+            },
+            |tree| {
+                let note = tree.insert(&prompt(0, 1), TWO);
+                tree.evict_unused(TWO, note.stamp);
+                tree.insert(&prompt(1, 1), TWO);
+            },
+            |tree| {
+                tree.insert(&prompt(1, 0), ONE);
+                tree.remove_worker(TWO);
+            },
+        ],
+        |_| {},
+    );
+}
