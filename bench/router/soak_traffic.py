@@ -1,0 +1,266 @@
+"""Clients of the soak: mixed requests whose answers are known beforehand, checked byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PATIENCE = 60.0  # of a client; who has not got an end by then has lost its request
+ABORTS = 0.08  # share of clients that leave within the answer
+SLOW_READERS = 0.05
+SLOW_READ_PAUSE = 0.03
+
+# What a request that is not aborted may end with, besides its right answer. At least two of the
+# four workers are well at any time, so nothing else is forgiven.
+ALLOWED = {
+    # Two workers broke the connection when they had this request: kill -9, `die`, a restart.
+    (500, "request_kills_workers"),
+}
+
+
+class Wrong(Exception):
+    """An end that no fault allows."""
+
+
+@dataclass
+class Ends:
+    """How requests have ended: each adds one to `sent` and one to `ended`."""
+
+    sent: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+    longest_pause: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    path: str
+    body: dict[str, Any]
+    stream: bool
+
+
+def some_request(rng: random.Random, systems: list[str]) -> Ask:
+    path = rng.choice(["/v1/chat/completions"] * 2 + ["/v1/completions", "/generate"])
+    tokens, seed = rng.choice([4, 16, 60, 150]), rng.randrange(4)
+    system = rng.choice(systems)
+    question = "".join(rng.choices(LETTERS, k=rng.choice([20, 200, 2000])))
+    if path == "/generate":
+        sampling = {"max_new_tokens": tokens, "sampling_seed": seed}
+        body: dict[str, Any] = {"text": system + question, "sampling_params": sampling}
+    else:
+        body = {"model": "mock", "max_tokens": tokens, "seed": seed}
+        if path == "/v1/completions":
+            body["prompt"] = system + question
+        else:
+            body["messages"] = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": question},
+            ]
+    return Ask(path, body, stream=rng.random() < 0.7)
+
+
+def text_of(path: str, answer: dict[str, Any]) -> str:
+    if path == "/generate":
+        return str(answer["text"])
+    choice = answer["choices"][0]
+    if path == "/v1/completions":
+        return str(choice["text"])
+    return str((choice.get("message") or choice["delta"]).get("content", ""))
+
+
+def reason_of(path: str, answer: dict[str, Any]) -> str | None:
+    if path == "/generate":
+        reason = answer["meta_info"]["finish_reason"]
+        return reason and str(reason["type"])
+    reason = answer["choices"][0]["finish_reason"]
+    return reason and str(reason)
+
+
+def counts_of(path: str, answer: dict[str, Any]) -> tuple[int, int]:
+    counts = answer["meta_info"] if path == "/generate" else answer["usage"]
+    return counts["prompt_tokens"], counts["completion_tokens"]
+
+
+@dataclass
+class Stream:
+    """Checks a stream event by event."""
+
+    path: str
+    text: str = ""
+    reason: str | None = None
+    counts: tuple[int, int] | None = None
+    identity: Any = None
+    done: bool = False
+    error: dict[str, Any] | None = None
+
+    def take(self, event: str) -> None:
+        for line in event.split("\n"):
+            if line.startswith(":"):
+                if line.startswith(":mla"):
+                    raise Wrong("a line between router and worker has reached the client")
+            elif line.startswith("data: "):
+                self._data(line.removeprefix("data: "))
+            elif line:
+                raise Wrong(f"no line of an event: {line[:80]!r}")
+
+    def _data(self, data: str) -> None:
+        if self.done or self.error:
+            raise Wrong(f"something came after the end: {data[:80]}")
+        if data == "[DONE]":
+            self.done = True
+            return
+        body = json.loads(data)
+        if "error" in body:
+            self.error = body["error"]
+            return
+        self._same_answer(body)
+        if body.get("usage"):
+            self.counts = counts_of(self.path, body)
+        if self.path == "/generate":
+            if not body["text"].startswith(self.text):
+                raise Wrong("the text so far has changed")
+            self.text = body["text"]
+            self.counts = counts_of(self.path, body)
+        elif body["choices"]:
+            self.text += text_of(self.path, body)
+        else:
+            return
+        if self.reason:
+            raise Wrong("a token came after the finish reason")
+        self.reason = reason_of(self.path, body)
+
+    def _same_answer(self, body: dict[str, Any]) -> None:
+        of = body["meta_info"]["id"] if self.path == "/generate" else (body["id"], body["created"])
+        self.identity = self.identity or of
+        if of != self.identity:
+            raise Wrong(f"{self.identity} has become {of}")
+
+
+@dataclass
+class Traffic:
+    """One client after the other, until it is told to stop."""
+
+    http: aiohttp.ClientSession
+    router: str
+    reference: str
+    rng: random.Random
+    systems: list[str]
+    ends: Ends
+
+    async def run(self, until: float) -> None:
+        while time.monotonic() < until:
+            ask = some_request(self.rng, self.systems)
+            async with self.http.post(self.reference + ask.path, json=ask.body) as answer:
+                expected = await answer.json()
+            self.ends.sent += 1
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    end = await self.one(ask, expected)
+            except TimeoutError:
+                end = "lost"
+                self.ends.wrong.append(f"{ask.path} stream={ask.stream}: no end")
+            except (Wrong, aiohttp.ClientError, ValueError, KeyError) as error:
+                end = "wrong"
+                self.ends.wrong.append(f"{ask.path} stream={ask.stream}: {error!r}")
+            else:
+                self.ends.slowest = max(self.ends.slowest, time.monotonic() - begun)
+            self.ends.ended[end] += 1
+
+    async def one(self, ask: Ask, expected: dict[str, Any]) -> str:
+        options = {"include_usage": True}
+        body = ask.body | ({"stream": True, "stream_options": options} if ask.stream else {})
+        fate = self.rng.random()
+        if not ask.stream and fate < ABORTS:
+            with_timeout = aiohttp.ClientTimeout(total=self.rng.uniform(0.001, 0.5))
+            try:
+                async with self.http.post(
+                    self.router + ask.path, json=body, timeout=with_timeout
+                ) as answer:
+                    await answer.read()
+            except TimeoutError:
+                return "left"
+            return "left too late"
+        async with self.http.post(self.router + ask.path, json=body) as answer:
+            if answer.status != 200:
+                return self.refused(answer.status, await answer.json())
+            if not ask.stream:
+                whole = await answer.json()
+                self.compare(
+                    ask.path,
+                    expected,
+                    text_of(ask.path, whole),
+                    reason_of(ask.path, whole),
+                    counts_of(ask.path, whole),
+                )
+                return "answered"
+            leaves_after = self.rng.randrange(40) if fate < ABORTS else None
+            slowly = fate > 1 - SLOW_READERS
+            stream = await self.read(answer, ask.path, leaves_after, slowly)
+            if stream is None:
+                return "left"
+        if stream.error:
+            return self.refused(500, {"error": stream.error})
+        if not stream.done:
+            raise Wrong("the stream has no [DONE]")
+        self.compare(ask.path, expected, stream.text, stream.reason, stream.counts)
+        return "streamed slowly" if slowly else "streamed"
+
+    async def read(
+        self, answer: aiohttp.ClientResponse, path: str, leaves_after: int | None, slowly: bool
+    ) -> Stream | None:
+        """None: the client has left, as it was to."""
+        stream, buffer, events = Stream(path), "", 0
+        last = time.monotonic()
+        async for data in answer.content.iter_any():
+            self.ends.longest_pause = max(self.ends.longest_pause, time.monotonic() - last)
+            buffer += data.decode()
+            while "\n\n" in buffer:
+                event, _, buffer = buffer.partition("\n\n")
+                stream.take(event)
+                events += 1
+            if leaves_after is not None and events > leaves_after:
+                answer.close()
+                return None
+            if slowly:
+                await asyncio.sleep(SLOW_READ_PAUSE)
+            last = time.monotonic()
+        if buffer:
+            raise Wrong(f"half an event: {buffer[:80]!r}")
+        return stream
+
+    def compare(
+        self,
+        path: str,
+        expected: dict[str, Any],
+        text: str,
+        reason: str | None,
+        counts: tuple[int, int] | None,
+    ) -> None:
+        wanted = text_of(path, expected)
+        if text != wanted:
+            same = next(
+                (i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), -1
+            )
+            raise Wrong(f"{len(text)} bytes for {len(wanted)}, first difference at {same}")
+        if reason != reason_of(path, expected):
+            raise Wrong(f"finish reason {reason}")
+        if counts != counts_of(path, expected):
+            raise Wrong(f"usage {counts} for {counts_of(path, expected)}")
+
+    def refused(self, status: int, body: dict[str, Any]) -> str:
+        error = body["error"]
+        if not {"message", "type", "param", "code"} <= error.keys():
+            raise Wrong(f"not OpenAI's error shape: {body}")
+        if (status, error["code"]) not in ALLOWED:
+            raise Wrong(f"{status} {error['code']}: {error['message']}")
+        return f"refused: {error['code']}"
