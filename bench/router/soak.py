@@ -315,8 +315,8 @@ def main() -> int:
         print(name)
         for what, count in result[name].items():
             print(f"  {what:<32}{count:>8}")
-    for problem in result["problems"][:40]:
-        print(f"  {problem}")
+    for problem, count in Counter(result["problems"]).most_common(20):
+        print(f"  {count} x {problem}")
     print(
         f"sent {result['sent']}, ended {sum(result['ended'].values())}, counted by the router "
         f"{result['counted_by_router']}, slowest {result['slowest_s']} s, longest pause "
