@@ -17,10 +17,18 @@ const MEMORY: f64 = 0.95;
 #[derive(Debug, Default)]
 pub(super) struct Pace(Mutex<Sums>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sums {
     seconds: f64,
     tokens: f64,
+}
+
+impl Default for Sums {
+    /// Slower than any engine in use, and forgotten with the first observations: a queue that has
+    /// built up before anything was observed is no reason to send requests from worker to worker.
+    fn default() -> Self {
+        Self { seconds: 1.0, tokens: 1000.0 }
+    }
 }
 
 impl Pace {
@@ -47,8 +55,9 @@ mod tests {
     const LEAST: Duration = Duration::from_secs(10);
 
     #[test]
-    fn an_unknown_worker_has_the_setting() {
-        assert_eq!(Pace::default().limit(1_000_000, LEAST), LEAST);
+    fn an_unknown_worker_has_the_setting_for_a_prompt_and_time_for_a_queue() {
+        assert_eq!(Pace::default().limit(2000, LEAST), LEAST);
+        assert!(Pace::default().limit(200_000, LEAST) > 10 * LEAST);
     }
 
     #[test]
