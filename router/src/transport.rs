@@ -41,6 +41,15 @@ pub(crate) fn prepare(stream: &TcpStream) {
     }
 }
 
+impl Transport {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Tcp(stream) => stream,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
 /// The same call on whichever it is.
 macro_rules! either {
     ($self:expr, $stream:ident => $call:expr) => {
@@ -91,5 +100,27 @@ impl AsyncWrite for Transport {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         either!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_silent_peer_is_given_up_within_half_a_minute() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let stream = TcpStream::connect(address).await.expect("it listens");
+        prepare(&stream);
+        let socket = SockRef::from(&stream);
+        assert!(stream.nodelay().expect("a socket") && socket.keepalive().expect("a socket"));
+        let unacknowledged = socket.tcp_user_timeout().expect("Linux").expect("set");
+        // With a user timeout, probes go on until that has passed since the last answer.
+        let first = socket.tcp_keepalive_time().expect("a socket");
+        let interval = socket.tcp_keepalive_interval().expect("a socket");
+        assert!(unacknowledged.max(first + interval) + interval <= Duration::from_secs(30));
     }
 }

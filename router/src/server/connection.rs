@@ -1,11 +1,12 @@
 //! One client's connection: hyper over a guarded stream, and what each request on it meets first.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc};
+use std::{convert::Infallible, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
+    io::AsyncWriteExt,
     net::TcpStream,
     sync::watch,
     time::{Instant, timeout},
@@ -34,6 +35,10 @@ use crate::{
 /// client is slow holds its worker back beyond this. Room for a head, at least.
 const BUFFER: usize = MAX_HEAD + (16 << 10);
 
+/// How long a client may leave its connection idle; longer than clients and proxies usually do, so
+/// that it is they who close it and no request meets a closing connection.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+
 /// Bodies of the router's own routes are a URL or a request id.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
 
@@ -60,23 +65,10 @@ pub(super) struct Serving {
 impl Serving {
     pub(super) async fn run(self, stream: TcpStream, tls: Option<TlsAcceptor>) {
         transport::prepare(&stream);
-        let mut course = self.course.clone();
-        // Until it has something to say a client costs no buffers.
-        tokio::select! {
-            _ = stream.readable() => {}
-            () = is_stopping(&mut course) => return,
+        let turn = Turn::default();
+        if !self.hears_from(&stream, &turn).await {
+            return;
         }
-        // Boxed, so that waiting for it is small.
-        if let Err(error) = Box::pin(self.serve(stream, tls)).await {
-            tracing::debug!("client connection: {error}");
-        }
-    }
-
-    async fn serve(
-        self,
-        stream: TcpStream,
-        tls: Option<TlsAcceptor>,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let config = &self.router.config;
         let limits = Limits {
             head: config.header_read_timeout_secs.get(),
@@ -84,19 +76,53 @@ impl Serving {
         };
         let transport = match tls {
             None => Transport::Tcp(stream),
-            Some(tls) => {
-                Transport::Tls(Box::new(timeout(limits.head, tls.accept(stream)).await??.into()))
-            }
+            Some(tls) => match handshake(stream, tls, limits.head).await {
+                Ok(transport) => transport,
+                Err(error) => return tracing::debug!("client connection: {error}"),
+            },
         };
-        let turn = Turn::default();
-        let guarded = Guard::new(transport, turn.clone(), limits);
-        let service = service_fn(|request| self.respond(request, &turn));
-        let connection = http1::Builder::new()
+        let mut guard = Guard::new(transport, turn.clone(), limits);
+        loop {
+            // Boxed, and in a statement of its own, so that the task has no room for it: an idle
+            // client, one of thousands, costs no buffers.
+            let talking = Box::pin(self.talk(guard, &turn));
+            guard = match talking.await {
+                Ok(Some(resting)) => resting,
+                Ok(None) => return,
+                Err(error) => return tracing::debug!("client connection: {error}"),
+            };
+            if !self.hears_from(guard.socket(), &turn).await {
+                // Nobody is there to be told of a failure.
+                let _closed = guard.shutdown().await;
+                return;
+            }
+        }
+    }
+
+    /// Waits for an idle client to say something. False if its time is over.
+    async fn hears_from(&self, stream: &TcpStream, turn: &Turn) -> bool {
+        let mut course = self.course.clone();
+        // An error would be the handle gone, and with it whoever could want the router to go on.
+        let leaving = course.wait_for(|course| match course {
+            Course::Serving | Course::Draining => false,
+            Course::HandingOver => turn.is_used(),
+            Course::Stopping(_) => true,
+        });
+        tokio::select! {
+            heard = timeout(IDLE_TIMEOUT, stream.readable()) => heard.is_ok(),
+            _ = leaving => false,
+        }
+    }
+
+    /// Answers requests until the connection has ended, or rests: then it is given back.
+    async fn talk(&self, guard: Guard, turn: &Turn) -> hyper::Result<Option<Guard>> {
+        // Boxed: between requests there is room for a pointer and not for a request.
+        let service = service_fn(|request| Box::pin(self.respond(request, turn)));
+        let mut connection = http1::Builder::new()
             // The guard has the time limits.
             .header_read_timeout(None)
             .max_buf_size(BUFFER)
-            .serve_connection(TokioIo::new(guarded), service);
-        tokio::pin!(connection);
+            .serve_connection(TokioIo::new(guard), service);
         let mut course = self.course.clone();
         loop {
             match *course.borrow_and_update() {
@@ -105,11 +131,14 @@ impl Serving {
                 Course::Serving => {}
                 Course::Draining => turn.drain(),
                 Course::HandingOver | Course::Stopping(_) => {
-                    connection.as_mut().graceful_shutdown();
+                    Pin::new(&mut connection).graceful_shutdown();
                 }
             }
             tokio::select! {
-                ended = connection.as_mut() => return Ok(ended?),
+                // In this order, because the guard decides on resting when hyper reads.
+                biased;
+                ended = &mut connection => return ended.map(|()| None),
+                () = turn.rests() => return Ok(Some(connection.into_parts().io.into_inner())),
                 Ok(()) = course.changed() => {}
             }
         }
@@ -181,7 +210,14 @@ impl Serving {
     }
 }
 
-async fn is_stopping(course: &mut watch::Receiver<Course>) {
-    // An error: the handle is gone, and with it whoever could want the router to go on.
-    let _stopping = course.wait_for(|course| matches!(course, Course::Stopping(_))).await;
+/// Boxed, for it is large and over when the connection has just begun.
+fn handshake(
+    stream: TcpStream,
+    tls: TlsAcceptor,
+    limit: Duration,
+) -> Pin<Box<impl Future<Output = io::Result<Transport>>>> {
+    Box::pin(async move {
+        let stream = timeout(limit, tls.accept(stream)).await??;
+        Ok(Transport::Tls(Box::new(stream.into())))
+    })
 }

@@ -17,6 +17,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
     time::Instant,
 };
 
@@ -30,9 +31,8 @@ use crate::{
     transport::Transport,
 };
 
-/// How long a client may leave its connection idle; longer than clients and proxies usually do, so
-/// that it is they who close it and no request meets a closing connection.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Idle for this long, a connection is taken from hyper until its client says something.
+const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// After a last response, for the client to read it: a socket that is closed with bytes unread tells
 /// the peer to forget what it has not read yet.
@@ -56,6 +56,8 @@ pub(super) struct Guard {
     held: Vec<u8>,
     /// As much of `held` as hyper may read now.
     released: usize,
+    /// The last write had to wait.
+    is_congested: bool,
     waiting: Option<(Wait, Instant)>,
     alarm: Option<Alarm>,
 }
@@ -91,9 +93,14 @@ impl Guard {
             at: Place::Head,
             held: Vec::new(),
             released: 0,
+            is_congested: false,
             waiting: None,
             alarm: None,
         }
+    }
+
+    pub(super) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
     }
 
     /// Hands over what has been released of `held`.
@@ -142,7 +149,7 @@ impl Guard {
     /// Ready when the client has had its time for `wait`, which begins with the first call for it.
     fn poll_wait(&mut self, wait: Wait, cx: &mut Context<'_>) -> Poll<()> {
         let limit = match wait {
-            Wait::Idle => IDLE_TIMEOUT,
+            Wait::Idle => REST_AFTER,
             Wait::Head => self.limits.head,
             Wait::Body => self.limits.body_pause,
             Wait::Linger => LINGER,
@@ -174,9 +181,14 @@ impl Guard {
                 ready!(self.poll_wait(wait, cx));
                 if wait == Wait::Head {
                     self.refuse(Error::HeadTimeout { after: self.limits.head });
+                    return Poll::Ready(Ok(()));
                 }
-                // Nothing read is how a stream ends: as if the client had closed it.
-                return Poll::Ready(Ok(()));
+                // What hyper has not got rid of yet would be lost with its buffers.
+                if !self.is_congested {
+                    (self.waiting, self.alarm) = (None, None);
+                    self.turn.rest();
+                }
+                return Poll::Pending;
             }
             let read = &buf.filled()[before..];
             if read.is_empty() {
@@ -266,7 +278,10 @@ impl AsyncWrite for Guard {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.is_congested = polled.is_pending();
+        polled
     }
 
     fn poll_write_vectored(
@@ -274,7 +289,10 @@ impl AsyncWrite for Guard {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.is_congested = polled.is_pending();
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

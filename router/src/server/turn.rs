@@ -1,6 +1,11 @@
 //! Whose turn it is on a connection: what its stream, its service and the request in it share.
 
-use std::{sync::Arc, task::Waker};
+use std::{
+    future::poll_fn,
+    mem,
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use parking_lot::Mutex;
 
@@ -20,6 +25,7 @@ struct State {
     /// The request has arrived whole, as far as its stream or its reader can tell.
     uploaded: bool,
     draining: bool,
+    resting: bool,
     /// Why the request at hand cannot be shown to hyper.
     refusal: Option<Error>,
     /// Reads when the response has ended.
@@ -67,6 +73,17 @@ impl Turn {
         if let Some(next) = state.next.take() {
             next.wake();
         }
+    }
+
+    /// The client has been idle for a while.
+    pub(super) fn rest(&self) {
+        self.0.lock().resting = true;
+    }
+
+    /// Ready after [`Turn::rest`], once. Not woken by it: both happen in one poll of their task.
+    pub(super) async fn rests(&self) {
+        let is_resting = || mem::take(&mut self.0.lock().resting);
+        poll_fn(|_| if is_resting() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
     /// Uploads are no longer waited for.
