@@ -61,10 +61,9 @@ FAULTS: list[dict[str, Any]] = [
     # Counted: a stream is continued at most three times.
     *(
         {"kind": kind, "after_tokens": after, "count": 6}
-        for kind in ("break", "bad_chunking")
+        for kind in ("break", "bad_chunking", "engine_died")
         for after in (0, 10)
     ),
-    {"kind": "engine_died", "after_tokens": 10},
     {"kind": "no_done"},
     {"kind": "tokens_after_done"},
     *({"kind": "garbage", "form": form} for form in ("html", "empty")),

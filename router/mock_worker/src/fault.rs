@@ -40,7 +40,7 @@ pub enum Kind {
     NoDone,
     /// A stream ends with `[DONE]` and a token after it.
     TokensAfterDone,
-    /// A stream ends with the error event of a worker that has lost its engine; health checks fail.
+    /// A stream ends with the error event of a worker that has lost its engine.
     EngineDied { after_tokens: usize },
 }
 
@@ -90,11 +90,6 @@ impl CurrentFault {
             None => {}
         }
         fault.kind.clone()
-    }
-
-    /// Whether a health check finds it.
-    pub fn is_of_engine(&self) -> bool {
-        matches!(self.0.lock().kind, Kind::EngineDied { .. })
     }
 
     /// By how much steps are longer.

@@ -67,7 +67,6 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     let is_vllm = settings.flavour == Flavour::Vllm;
     let now = state.stats();
     match path {
-        "/health" | "/health_generate" | "/ping" if state.fault.is_of_engine() => told(503),
         "/health" | "/health_generate" | "/ping" => ok("{}"),
         "/v1/models" => {
             let model = json!({"id": settings.model, "object": "model", "owned_by": "mock"});
