@@ -15,6 +15,8 @@ use crate::proxy::Refusal;
 pub enum Error {
     #[error("the request body is larger than {limit} bytes, the limit set by --max-payload-size")]
     PayloadTooLarge { limit: usize },
+    #[error("the bodies of all requests together would take more than {limit} bytes")]
+    BodiesTooLarge { limit: usize },
     #[error("the request body could not be read: {0}")]
     BadBody(String),
     #[error("the request cannot be read: {0}")]
@@ -74,6 +76,9 @@ impl Error {
         const INVALID: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
         match self {
+            Self::BodiesTooLarge { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, SERVER, "bodies_too_large")
+            }
             Self::PayloadTooLarge { .. } => {
                 (StatusCode::PAYLOAD_TOO_LARGE, INVALID, "payload_too_large")
             }
@@ -146,7 +151,7 @@ impl Error {
                 headers.insert(name, HeaderValue::from_static("false"));
             }
             // One second: the pace of health checks, after which a retry can meet another state.
-            _ if matches!(status.as_u16(), 502 | 503) => {
+            _ if matches!(status.as_u16(), 429 | 502 | 503) => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
             }
             Self::MethodNotAllowed { allow: Some(allow) } => {

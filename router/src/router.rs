@@ -18,7 +18,7 @@ use crate::{
     handle::StartError,
     metrics::{Metrics, UpstreamFailure},
     policy::{self, Policy},
-    proxy::{Budget, Queue, correct::HomeShare, select::Scratch},
+    proxy::{BodyMemory, Budget, Queue, correct::HomeShare, select::Scratch},
     shutdown::Gate,
     telemetry::Tracer,
     tree::PrefixTree,
@@ -39,6 +39,7 @@ pub struct Router {
     pub tracer: Option<Arc<Tracer>>,
     pub queue: Arc<Queue>,
     pub budget: Budget,
+    pub bodies: Arc<BodyMemory>,
     dialer: Arc<Dialer>,
     /// Makes choosing and booking one step: without it, requests that arrive together would all see
     /// the same idle worker and all go there.
@@ -64,6 +65,7 @@ impl Router {
             metrics,
             tracer,
             dialer: Arc::new(Dialer::new(&config)?),
+            bodies: Arc::new(BodyMemory::new(config.max_payload_size)),
             budget: Budget::new(config.retry_budget.get()),
             choosing: Mutex::default(),
             runtime: runtime::Handle::current(),

@@ -11,6 +11,7 @@ mod exchange;
 mod expect;
 pub mod headers;
 mod job;
+pub(crate) mod memory;
 mod obtain;
 mod queue;
 pub mod request;
@@ -25,6 +26,7 @@ use hyper::body::Incoming;
 pub use budget::Budget;
 pub use exchange::Refusal;
 pub use job::{Alarm, Job};
+pub use memory::BodyMemory;
 pub use obtain::{Reply, Rest, obtain};
 pub use queue::{Queue, Slot};
 
@@ -49,7 +51,7 @@ pub async fn forward(
         return Err(Error::Draining);
     }
     let reading = AbortCount(Some(&router.metrics));
-    let request = WorkerRequest::read(request, &router.config).await;
+    let request = WorkerRequest::read(request, router).await;
     let request = reading.disarm(request)?;
     turn.uploaded();
     // Not before: a drain does not wait for uploads.

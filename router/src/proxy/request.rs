@@ -9,8 +9,13 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use crate::{
-    body::replay, config::Config, error::Error, fleet::worker::Worker, key::session_of,
-    proxy::headers, telemetry,
+    body::replay,
+    error::Error,
+    fleet::worker::Worker,
+    key::session_of,
+    proxy::{headers, memory::Held},
+    router::Router,
+    telemetry,
 };
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
@@ -22,22 +27,24 @@ pub struct WorkerRequest {
     uri: Uri,
     headers: HeaderMap,
     pub body: Bytes,
+    _memory: Held,
 }
 
 impl WorkerRequest {
     /// Reads the client's request whole.
-    pub async fn read(request: Request<Incoming>, config: &Config) -> Result<Self, Error> {
+    pub async fn read(request: Request<Incoming>, router: &Router) -> Result<Self, Error> {
         let (mut head, body) = request.into_parts();
         headers::for_worker(&mut head.headers);
-        if config.has_keys() {
+        if router.config.has_keys() {
             // The client has shown it to the router, whom it was meant for.
             head.headers.remove(header::AUTHORIZATION);
         }
         // In the form in which an origin server wants it, whatever form the client has used.
         let path = head.uri.into_parts().path_and_query;
         let uri = path.map_or_else(Uri::default, Uri::from);
-        let body = read_body(body, config.max_payload_size).await?;
-        Ok(Self { method: head.method, uri, headers: head.headers, body })
+        let mut memory = Held::new(&router.bodies);
+        let body = read_body(body, router.config.max_payload_size, &mut memory).await?;
+        Ok(Self { method: head.method, uri, headers: head.headers, body, _memory: memory })
     }
 
     pub fn headers(&self) -> &HeaderMap {
@@ -78,7 +85,11 @@ impl WorkerRequest {
 }
 
 /// The whole body. One that came in a single piece, as most do, is not copied.
-pub(crate) async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, Error> {
+pub(crate) async fn read_body(
+    mut body: Incoming,
+    limit: usize,
+    held: &mut Held,
+) -> Result<Bytes, Error> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
         return Err(Error::PayloadTooLarge { limit });
@@ -95,11 +106,13 @@ pub(crate) async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes,
     let mut whole =
         BytesMut::with_capacity(announced.clamp(first.len(), TRUSTED_LENGTH.max(first.len())));
     whole.extend_from_slice(&first);
+    held.grow(whole.capacity())?;
     while let Some(data) = next_data(&mut body).await? {
         if whole.len() + data.len() > limit {
             return Err(Error::PayloadTooLarge { limit });
         }
         whole.extend_from_slice(&data);
+        held.grow(whole.capacity())?;
     }
     Ok(whole.freeze())
 }

@@ -17,7 +17,7 @@ use tower::ServiceExt;
 use crate::{
     body::ResponseBody,
     error::Error,
-    proxy::{self, endpoint::Endpoint, request::read_body},
+    proxy::{self, endpoint::Endpoint, memory::Held, request::read_body},
     router::Router,
     server::{
         answer::Answer,
@@ -196,7 +196,8 @@ impl Serving {
         match endpoint? {
             Endpoint::Admin => {
                 let (head, body) = request.into_parts();
-                let body = read_body(body, ADMIN_BODY_LIMIT).await?;
+                let mut memory = Held::new(&self.router.bodies);
+                let body = read_body(body, ADMIN_BODY_LIMIT, &mut memory).await?;
                 turn.uploaded();
                 let request = Request::from_parts(head, axum::body::Body::from(body));
                 let Ok(response) = self.admin.clone().oneshot(request).await;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, router, secs,
+    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/completions";
@@ -98,6 +98,48 @@ async fn who_waits_longest_goes_first_when_there_is_room_again() {
     assert_eq!(served.lock().len(), 20);
     assert_nothing_booked(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
+}
+
+/// A hundred bodies at once that are each small enough, and together ten times what may be held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_at_one_time_take_bounded_memory() {
+    const SIZE: usize = 1 << 20;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let router = router(Config { max_payload_size: 2 * SIZE, ..in_turn() }, &[&worker]).await;
+    let address = router.local_addr();
+    let clients: Vec<_> = (0..100)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await;
+                let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(SIZE));
+                // Refused in the middle of its upload, a client may not get to read why.
+                client.call(post(PATH, body)).await.map_or(429, |answer| answer.status.as_u16())
+            })
+        })
+        .collect();
+    let bodies = &router.router().bodies;
+    // No more come: each is on the worker or has been refused.
+    while clients.iter().filter(|client| client.is_finished()).count()
+        + (router.workers()[0].requests as usize)
+        < clients.len()
+    {
+        assert!(bodies.held() <= 4 * 2 * SIZE, "{} bytes", bodies.held());
+        tokio::task::yield_now().await;
+    }
+    assert!((SIZE..=4 * 2 * SIZE).contains(&bodies.held()), "{} bytes", bodies.held());
+    gate.add_permits(100);
+    let mut served = 0;
+    for client in clients {
+        match client.await.expect("no panic") {
+            200 => served += 1,
+            status => assert_eq!(status, 429),
+        }
+    }
+    assert!((1..=8).contains(&served), "{served} were served");
+    assert_nothing_booked(&router).await;
+    assert_eq!(bodies.held(), 0);
 }
 
 /// A request that a worker has taken without a word must not hold up those behind it.
