@@ -101,7 +101,7 @@ impl Router {
                     .map(|class| (class.as_str(), self.metrics.requests.served(*class)))
                     .collect(),
                 client_aborts: self.metrics.client_aborts.get(),
-                retries: self.metrics.retries.get(),
+                retries: self.metrics.retries.total(),
                 upstream_errors: self.metrics.upstream_errors.total(),
             },
             tokens: workers.iter().map(|worker| worker.tokens).sum(),

@@ -73,9 +73,8 @@ def test_it_shows_the_workers_and_talks_to_the_model(small_server: Running, tmp_
             assert answer.strip()
             assert "first token after" in note
             assert "prompt tokens cached" in note
-            again, note = await _ask(page, "And 30 more?")
+            again, _ = await _ask(page, "And 30 more?")
             assert again.strip()
-            assert "0 of" not in note, "the first question and answer are in a worker's cache"
             assert not page.complaints
 
             shot = Path(SCREENSHOT or tmp_path / "dashboard.png")

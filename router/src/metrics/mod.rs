@@ -40,8 +40,11 @@ const UPSTREAM_ERRORS: Family = Family::counter(
     "Failed requests to a worker, by kind.",
     &["kind"],
 );
-const RETRIES: Family =
-    Family::counter("mla_router_retries_total", "Requests sent again to another worker.", &[]);
+const RETRIES: Family = Family::counter(
+    "mla_router_retries_total",
+    "Requests sent to another worker before the first byte, by what had gone wrong.",
+    &["cause"],
+);
 const REPLAYS: Family = Family::counter(
     "mla_router_replays_total",
     "Broken streams that were to be continued on another worker, by outcome.",
@@ -82,7 +85,7 @@ const TRACES: Family = Family::counter(
 pub struct Metrics {
     pub requests: Requests,
     pub upstream_errors: Counters<UpstreamFailure>,
-    pub retries: Counter,
+    pub retries: Counters<UpstreamFailure>,
     pub replays: Counters<ReplayOutcome>,
     pub client_aborts: Counter,
     pub upstream_connections: Counters<ConnectionSource>,
@@ -103,8 +106,11 @@ impl Metrics {
         self.upstream_errors.increment(failure);
     }
 
-    pub fn retry(&self) {
-        self.retries.increment();
+    /// A request goes on to another worker; `cause` is what has gone wrong before, if anything has.
+    pub fn retry(&self, cause: Option<UpstreamFailure>) {
+        if let Some(cause) = cause {
+            self.retries.increment(cause);
+        }
     }
 
     pub fn client_abort(&self) {
@@ -125,7 +131,7 @@ impl Metrics {
         let mut page = Page::default();
         self.requests.write(&mut page);
         page.counters(&UPSTREAM_ERRORS, &self.upstream_errors);
-        page.counter(&RETRIES, &self.retries);
+        page.counters(&RETRIES, &self.retries);
         page.counters(&REPLAYS, &self.replays);
         page.counter(&CLIENT_ABORTS, &self.client_aborts);
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);

@@ -24,6 +24,7 @@ use crate::{
         worker_id::WorkerId,
     },
     key::RouteKey,
+    metrics::UpstreamFailure,
     router::Router,
 };
 
@@ -50,12 +51,14 @@ pub(super) struct Round<'a> {
     job: &'a mut Job,
     body: Bytes,
     tried: SmallVec<[WorkerId; 4]>,
+    /// Why the next attempt is another one.
+    cause: Option<UpstreamFailure>,
 }
 
 impl<'a> Round<'a> {
     pub(super) fn new(job: &'a mut Job, body: Option<&Bytes>) -> Self {
         let body = body.unwrap_or(&job.request.body).clone();
-        Self { job, body, tried: SmallVec::new() }
+        Self { job, body, tried: SmallVec::new(), cause: None }
     }
 
     pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
@@ -84,6 +87,7 @@ impl<'a> Round<'a> {
                     sleep(pause(self.job.failures)).await;
                 }
             }
+            self.cause = Some(trouble.failure());
             last = Some(trouble);
         }
     }
@@ -136,10 +140,8 @@ impl<'a> Round<'a> {
         let Job { deadline, failures, received, .. } = *self.job;
         let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
             &mut *self.job;
-        if *attempts > 0 {
-            router.metrics.retry();
-        }
         *attempts += 1;
+        router.metrics.retry(self.cause.take());
         let worker = Arc::clone(booking.worker());
         if let Some(trace) = journal.as_ref().and_then(|j| j.sent_to(&worker, booking.reason)) {
             request.name_trace(trace);
