@@ -244,18 +244,11 @@ async def left_over(http: aiohttp.ClientSession, router: str, engines: list[Engi
 
 
 async def counted(http: aiohttp.ClientSession, router: str) -> int:
-    """Requests that the router says it has had from clients, on the generating endpoints."""
+    """Requests to workers that have ended, as the router says."""
     async with http.get(router + "/metrics") as answer:
         page = await answer.text()
-    total = 0
-    for line in page.splitlines():
-        if line.startswith(("mla_router_requests_total{", "mla_router_client_aborts_total")):
-            ours = any(
-                f'"{name}"' in line for name in ("chat_completions", "completions", "generate")
-            )
-            if ours or "aborts" in line:
-                total += int(float(line.split()[-1]))
-    return total
+    name = "mla_router_request_seconds_count "
+    return next(int(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name))
 
 
 async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -284,6 +277,9 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ended = sum(ends.ended.values())
     if ended != ends.sent:
         problems.append(f"{ends.sent} requests sent, {ended} ended")
+    # Who left early enough may have left before the router had the whole request.
+    if not 0 <= ends.sent - seen <= ends.ended["left"]:
+        problems.append(f"{ends.sent} requests sent, the router says {seen} have ended")
     growth = slope(samples)
     if growth > RSS_SLOPE and args.minutes >= 5:
         problems.append(f"memory grows by {growth / 1024:.0f} KiB a minute")
