@@ -69,17 +69,29 @@ def test_it_shows_the_workers_and_talks_to_the_model(small_server: Running, tmp_
             assert [row[0].startswith("http://127.0.0.1:") for row in rows] == [True, True]
             assert all("%" in row[4] for row in rows), rows
 
-            answer, note = await _ask(page, "What is 17 + 25?")
-            assert answer.strip()
-            assert "first token after" in note
-            assert "prompt tokens cached" in note
-            again, _ = await _ask(page, "And 30 more?")
-            assert again.strip()
+            traffic = asyncio.gather(*(_talk(small_server.url, number, 12) for number in range(4)))
+            await page.evaluate("document.querySelector('#limit').value = 24")
+            for question in ("What is 17 + 25?", "And 30 more?"):
+                answer, note = await _ask(page, question)
+                assert answer.strip()
+                assert "first token after" in note
+                assert "24 tokens" in note
+                assert "prompt tokens cached" in note
             assert not page.complaints
 
             shot = Path(SCREENSHOT or tmp_path / "dashboard.png")
             await page.screenshot(shot)
             assert 10_000 < shot.stat().st_size <= MAX_SCREENSHOT
+            await traffic
+
+            # A long answer can be stopped, and the page goes on from there.
+            await page.evaluate("document.querySelector('#limit').value = 4000")
+            await page.type("#message", "Tell me everything.")
+            await page.until(f"{ANSWERS}.length == 3 && {ANSWERS}.at(-1)[0].length > 50")
+            await page.evaluate("document.querySelector('#send').click()")
+            await page.until(f"{ANSWERS}.at(-1)[1] == 'stopped'")
+            await page.evaluate("document.querySelector('#clear').click()")
+            assert await page.evaluate(ANSWERS) == []
 
     asyncio.run(check())
 

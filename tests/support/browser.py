@@ -62,6 +62,7 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.command("Emulation.setEmulatedMedia", features=[scheme])
         await self.command("Page.navigate", url=url)
+        await self.until(f"location.href == {url!r} && document.readyState == 'complete'")
 
     async def type(self, selector: str, text: str) -> None:
         """As a person does: a click there, the text, Enter."""

@@ -302,7 +302,8 @@ function scroll() {
 
 async function answer(paragraph, footer, signal) {
   const sent = performance.now();
-  const request = { messages: talk, stream: true, stream_options: { include_usage: true }, max_tokens: 512 };
+  const request = { messages: talk, stream: true, stream_options: { include_usage: true } };
+  request.max_tokens = $("limit").valueAsNumber || 512;
   if ($("model").value) request.model = $("model").value;
   const response = await fetch("/v1/chat/completions", {
     method: "POST",
