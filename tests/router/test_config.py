@@ -26,6 +26,7 @@ OTHER_VALUES: dict[str, Any] = {
     "retry_budget": 0.5,
     "log_level": "debug",
     "request_id_headers": ["x-trace"],
+    "otlp_traces_endpoint": "http://localhost:4318/v1/traces",
 }
 
 # Each is of use only together with the other.
