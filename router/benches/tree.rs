@@ -5,7 +5,13 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use mla_router::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+use mla_router::{
+    Config,
+    fleet::worker_id::WorkerId,
+    key::RouteKey,
+    policy::{self, Candidate, PolicyRequest},
+    tree::PrefixTree,
+};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const WORKERS: u32 = 8;
@@ -69,5 +75,37 @@ fn operations(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, operations);
+/// What a choice among 64 workers takes that all hold the prompt's beginning, and eight of them more.
+fn choice(c: &mut Criterion) {
+    const MANY: u32 = 64;
+    let tree = PrefixTree::new(CAPACITY);
+    let key = RouteKey { prompt_tokens: BLOCKS * 16, ..prompt(7, 7, 0) };
+    for worker in 0..MANY {
+        let mut part = key.clone();
+        part.blocks.truncate(if worker.is_multiple_of(8) { 64 + worker as usize } else { 32 });
+        tree.insert(&part, WorkerId(worker));
+    }
+    let policy = policy::of(&Config::default());
+    let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+    let (mut found, mut held) = (Vec::new(), [0; MANY as usize]);
+    c.bench_function("lookup and choice among 64 workers", |bencher| {
+        bencher.iter(|| {
+            tree.lookup(black_box(&key), &mut found);
+            for (worker, blocks) in &found {
+                held[worker.0 as usize] = *blocks;
+            }
+            let candidate = |(worker, blocks): (usize, &u32)| Candidate {
+                id: WorkerId(worker as u32),
+                requests: 3,
+                pending_tokens: 100 * worker as u64,
+                matched_blocks: *blocks,
+                hash_seed: worker as u64,
+            };
+            let candidates: Vec<Candidate> = held.iter().enumerate().map(candidate).collect();
+            policy.choose(&request, &candidates)
+        });
+    });
+}
+
+criterion_group!(benches, operations, choice);
 criterion_main!(benches);

@@ -112,9 +112,10 @@ fn object_after(rest: &[u8]) -> Option<Usage> {
     let (mut prompt, mut cached) = (None, None);
     let read = Cursor::new(value).object(|name, value| {
         match name {
-            b"prompt_tokens" => prompt = Cursor::new(value).id(),
+            // The Responses API has names of its own.
+            b"prompt_tokens" | b"input_tokens" => prompt = Cursor::new(value).id(),
             b"cached_tokens" => cached = Cursor::new(value).id(),
-            b"prompt_tokens_details" if value.starts_with(b"{") => {
+            b"prompt_tokens_details" | b"input_tokens_details" if value.starts_with(b"{") => {
                 Cursor::new(value).object(|name, value| {
                     if name == b"cached_tokens" {
                         cached = Cursor::new(value).id();
@@ -166,6 +167,11 @@ mod tests {
             ),
             (r#"data: {"choices":[{"delta":{"content":"a"}}],"usage":null}"#, None),
             (r#"data: {"choices":[{"delta":{"content":"a"}}]}"#, None),
+            // the Responses API
+            (
+                r#"data: {"type":"response.completed","response":{"id":"x","usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":2}}}"#,
+                Some(told(9, 4)),
+            ),
             // what a model writes
             (
                 r#"{"content":"{\"usage\":{\"prompt_tokens\":1}}","usage":{"prompt_tokens":2}}"#,
