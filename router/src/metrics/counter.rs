@@ -23,6 +23,20 @@ impl Counter {
     }
 }
 
+/// What there is now, noted by the only one who knows.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
 /// A label whose values are known when the router is compiled. `labels!` makes one.
 pub trait Label: Copy + 'static {
     /// In the order of [`Label::index`].

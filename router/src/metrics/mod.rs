@@ -21,7 +21,7 @@ mod worker;
 use http::StatusCode;
 
 pub(crate) use counter::labels;
-pub use counter::{Counter, Counters, Label};
+pub use counter::{Counter, Counters, Gauge, Label};
 pub use family::{Family, Kind};
 pub use histogram::Histogram;
 pub use labels::{
@@ -60,6 +60,13 @@ const UPSTREAM_CONNECTIONS: Family = Family::counter(
     "Connections used for requests to workers, new or kept.",
     &["state"],
 );
+const CLIENT_CONNECTIONS: Family =
+    Family::gauge("mla_router_client_connections", "Connections of clients that are open.", &[]);
+const ACCEPTED: Family = Family::counter(
+    "mla_router_client_connections_total",
+    "Connections of clients that were accepted.",
+    &[],
+);
 const OVERHEAD: Family = Family::histogram(
     "mla_router_overhead_seconds",
     "Time to choose a worker: scan of the body, tree, policy.",
@@ -88,6 +95,8 @@ pub struct Metrics {
     pub retries: Counters<UpstreamFailure>,
     pub replays: Counters<ReplayOutcome>,
     pub client_aborts: Counter,
+    pub client_connections: Gauge,
+    pub client_connections_accepted: Counter,
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
     pub first_byte: Histogram,
@@ -134,6 +143,8 @@ impl Metrics {
         page.counters(&RETRIES, &self.retries);
         page.counters(&REPLAYS, &self.replays);
         page.counter(&CLIENT_ABORTS, &self.client_aborts);
+        page.value(&CLIENT_CONNECTIONS, self.client_connections.get());
+        page.counter(&ACCEPTED, &self.client_connections_accepted);
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
         self.overhead.write(&mut page, &OVERHEAD);
         self.first_byte.write(&mut page, &FIRST_BYTE);

@@ -87,6 +87,7 @@ pub(crate) async fn accept(
     mut course: watch::Receiver<Course>,
 ) {
     let most = most_connections(router.config.max_connections);
+    let metrics = Arc::clone(&router.metrics);
     let admin = admin::routes(Arc::clone(&router));
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
@@ -100,9 +101,11 @@ pub(crate) async fn accept(
     let mut noted = Throttle::default();
     let mut listener = Some(listener);
     let deadline = loop {
+        metrics.client_connections.set(connections.len() as u64);
         tokio::select! {
             accepted = next(listener.as_ref()), if connections.len() < most => match accepted {
                 Ok(accepted) => {
+                    metrics.client_connections_accepted.increment();
                     connections.spawn(serve(accepted));
                     if connections.len() == most && noted.now() {
                         tracing::warn!("{most} connections are open, more have to wait");

@@ -25,6 +25,8 @@ async fn it_counts() {
     for line in [
         r#"mla_router_requests_total{endpoint="chat_completions",status="2xx"} 3"#.to_owned(),
         r#"mla_router_requests_total{endpoint="router",status="4xx"} 1"#.to_owned(),
+        "mla_router_client_connections 1".to_owned(),
+        "mla_router_client_connections_total 1".to_owned(),
         "mla_router_first_byte_seconds_count 3".to_owned(),
         "mla_router_request_seconds_count 3".to_owned(),
         "mla_router_overhead_seconds_count 3".to_owned(),
