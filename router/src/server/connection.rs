@@ -17,7 +17,7 @@ use tower::ServiceExt;
 use crate::{
     body::ResponseBody,
     error::Error,
-    proxy::{self, endpoint::Endpoint, memory::Held, request::read_body},
+    proxy::{self, Alarm, endpoint::Endpoint, memory::Held, request::read_body},
     router::Router,
     server::{
         answer::Answer,
@@ -26,7 +26,7 @@ use crate::{
         head::MAX_HEAD,
         journal::Journal,
         request_id,
-        turn::Turn,
+        turn::{REST_AFTER, Turn},
     },
     transport::{self, Transport},
 };
@@ -108,8 +108,10 @@ impl Serving {
             Course::HandingOver => turn.is_used(),
             Course::Stopping(_) => true,
         });
+        // A look at the bytes: a new socket counts as readable until one has looked.
+        let mut first = [0];
         tokio::select! {
-            heard = timeout(IDLE_TIMEOUT, stream.readable()) => heard.is_ok(),
+            heard = timeout(IDLE_TIMEOUT, stream.peek(&mut first)) => heard.is_ok(),
             _ = leaving => false,
         }
     }
@@ -123,6 +125,8 @@ impl Serving {
             .header_read_timeout(None)
             .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(guard), service);
+        let mut alarm = Alarm::new(Instant::now() + REST_AFTER);
+        turn.is_quiet();
         let mut course = self.course.clone();
         loop {
             match *course.borrow_and_update() {
@@ -135,10 +139,10 @@ impl Serving {
                 }
             }
             tokio::select! {
-                // In this order, because the guard decides on resting when hyper reads.
+                // In this order: whether there is rest shows when hyper has done what it can.
                 biased;
                 ended = &mut connection => return ended.map(|()| None),
-                () = turn.rests() => return Ok(Some(connection.into_parts().io.into_inner())),
+                () = turn.rests(&mut alarm) => return Ok(Some(connection.into_parts().io.into_inner())),
                 Ok(()) = course.changed() => {}
             }
         }

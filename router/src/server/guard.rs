@@ -3,7 +3,7 @@
 //! - A head is held back until it is whole and [`head::read`] has found one reading of it.
 //! - The next message is held back until the last response is out, so that it is always known where
 //!   a head begins.
-//! - A client has limited time for each part: idle, head, pause in a body.
+//! - A client has limited time for each part: its head, a pause in its body.
 //! - What is refused is replaced by a stand-in request, which the service answers with the refusal
 //!   like any other: in its shape, with its id, counted and logged.
 
@@ -30,9 +30,6 @@ use crate::{
     },
     transport::Transport,
 };
-
-/// Idle for this long, a connection is taken from hyper until its client says something.
-const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// After a last response, for the client to read it: a socket that is closed with bytes unread tells
 /// the peer to forget what it has not read yet.
@@ -78,7 +75,6 @@ enum Place {
 /// What a client is given time for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    Idle,
     Head,
     Body,
     Linger,
@@ -101,6 +97,13 @@ impl Guard {
 
     pub(super) fn socket(&self) -> &TcpStream {
         self.stream.socket()
+    }
+
+    fn note_congestion(&mut self, congested: bool) {
+        if self.is_congested != congested {
+            self.is_congested = congested;
+            self.turn.congest(congested);
+        }
     }
 
     /// Hands over what has been released of `held`.
@@ -149,7 +152,6 @@ impl Guard {
     /// Ready when the client has had its time for `wait`, which begins with the first call for it.
     fn poll_wait(&mut self, wait: Wait, cx: &mut Context<'_>) -> Poll<()> {
         let limit = match wait {
-            Wait::Idle => REST_AFTER,
             Wait::Head => self.limits.head,
             Wait::Body => self.limits.body_pause,
             Wait::Linger => LINGER,
@@ -177,18 +179,13 @@ impl Guard {
                 }
             }
             if Pin::new(&mut self.stream).poll_read(cx, buf)?.is_pending() {
-                let wait = if self.held.is_empty() { Wait::Idle } else { Wait::Head };
-                ready!(self.poll_wait(wait, cx));
-                if wait == Wait::Head {
-                    self.refuse(Error::HeadTimeout { after: self.limits.head });
-                    return Poll::Ready(Ok(()));
+                if self.held.is_empty() {
+                    return Poll::Pending;
                 }
-                // What hyper has not got rid of yet would be lost with its buffers.
-                if !self.is_congested {
-                    (self.waiting, self.alarm) = (None, None);
-                    self.turn.rest();
-                }
-                return Poll::Pending;
+                self.turn.disturb();
+                ready!(self.poll_wait(Wait::Head, cx));
+                self.refuse(Error::HeadTimeout { after: self.limits.head });
+                return Poll::Ready(Ok(()));
             }
             let read = &buf.filled()[before..];
             if read.is_empty() {
@@ -280,7 +277,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
-        this.is_congested = polled.is_pending();
+        this.note_congestion(polled.is_pending());
         polled
     }
 
@@ -291,7 +288,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
-        this.is_congested = polled.is_pending();
+        this.note_congestion(polled.is_pending());
         polled
     }
 

@@ -2,14 +2,18 @@
 
 use std::{
     future::poll_fn,
-    mem,
     sync::Arc,
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::{error::Error, proxy::Alarm};
+
+/// Idle for this long, a connection is taken from hyper until its client says something.
+pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// They all run in the task of the connection, so that none ever waits for the lock.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +29,8 @@ struct State {
     /// The request has arrived whole, as far as its stream or its reader can tell.
     uploaded: bool,
     draining: bool,
-    resting: bool,
+    congested: bool,
+    quiet_since: Option<Instant>,
     /// Why the request at hand cannot be shown to hyper.
     refusal: Option<Error>,
     /// Reads when the response has ended.
@@ -37,7 +42,7 @@ impl Turn {
     pub(super) fn begin(&self, refusal: Option<Error>) {
         let mut state = self.0.lock();
         (state.used, state.answering, state.uploaded) = (true, true, false);
-        state.refusal = refusal;
+        (state.refusal, state.quiet_since) = (refusal, None);
     }
 
     pub(super) fn is_used(&self) -> bool {
@@ -69,21 +74,39 @@ impl Turn {
 
     pub(super) fn end(&self) {
         let mut state = self.0.lock();
-        state.answering = false;
+        (state.answering, state.quiet_since) = (false, Some(Instant::now()));
         if let Some(next) = state.next.take() {
             next.wake();
         }
     }
 
-    /// The client has been idle for a while.
-    pub(super) fn rest(&self) {
-        self.0.lock().resting = true;
+    /// Nothing is under way on the connection, from now on.
+    pub(super) fn is_quiet(&self) {
+        self.0.lock().quiet_since = Some(Instant::now());
     }
 
-    /// Ready after [`Turn::rest`], once. Not woken by it: both happen in one poll of their task.
-    pub(super) async fn rests(&self) {
-        let is_resting = || mem::take(&mut self.0.lock().resting);
-        poll_fn(|_| if is_resting() { Poll::Ready(()) } else { Poll::Pending }).await;
+    /// A part of a head has come.
+    pub(super) fn disturb(&self) {
+        self.0.lock().quiet_since = None;
+    }
+
+    /// Whether bytes for the client wait for it to take them.
+    pub(super) fn congest(&self, congested: bool) {
+        self.0.lock().congested = congested;
+    }
+
+    /// Resolves when nothing has been under way for a while. To be polled after the connection, whose
+    /// task is the only one that changes anything here.
+    pub(super) async fn rests(&self, alarm: &mut Alarm) {
+        poll_fn(|cx| {
+            let state = self.0.lock();
+            match state.quiet_since {
+                // What hyper has not got rid of yet would be lost with its buffers.
+                Some(since) if !state.congested => alarm.poll(since + REST_AFTER, cx),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
     }
 
     /// Uploads are no longer waited for.

@@ -10,10 +10,10 @@ use mla_router::{
     config::PolicyName,
     fleet::worker::{BreakerState, Phase},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, post, router, secs,
+    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs,
 };
 
 /// The clock stands still while anything moves and jumps to the next timer when nothing does.
@@ -25,6 +25,19 @@ async fn an_idle_client_may_come_back_after_a_minute() {
     for _ in 0..3 {
         assert_eq!(client.get("/health").await.status, StatusCode::OK);
         tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_come_back_is_let_go() {
+    let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
+    let router = router(config, &[]).await;
+    for message in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
+        let begun = Instant::now();
+        let answer = Raw::send(router.local_addr(), message.as_bytes()).await.read_to_close().await;
+        assert_eq!(answer.is_empty(), message.is_empty(), "{answer}");
+        let waited = begun.elapsed().as_secs();
+        assert!((75..80).contains(&waited), "{waited} s");
     }
 }
 
