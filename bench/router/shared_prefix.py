@@ -55,6 +55,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--kv-tokens", type=int, default=98304, help="cache of one worker")
+    parser.add_argument(
+        "--in-batch-sharing",
+        action="store_true",
+        help="an engine computes a prefix once that several of its requests need now, as ours does",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
@@ -111,7 +116,9 @@ def engines(args: argparse.Namespace) -> Iterator[tuple[list[str], int]]:
     first = free_port(args.workers)
     command = [
         *(RELEASE / "mla-mock-worker", "--listen", f"127.0.0.1:{first}", "--count", args.workers),
-        *("--kv-tokens", args.kv_tokens, "--stream-interval", 8),
+        # As many run as their KV has room for, which is SGLang's limit, too.
+        *("--kv-tokens", args.kv_tokens, "--max-running-requests", 256, "--stream-interval", 8),
+        *(["--in-batch-sharing"] if args.in_batch_sharing else []),
     ]
     with running(command) as pid:
         for worker in range(args.workers):
@@ -201,6 +208,7 @@ def main() -> None:
                 print(f"  {system.name:<32}{cells}", flush=True)
     print()
     config = {"workers": args.workers, "kv_tokens": args.kv_tokens, "seed": args.seed}
+    config["in_batch_sharing"] = args.in_batch_sharing
     record("shared_prefix", {"config": config, "rows": rows}, args.out)
 
 
