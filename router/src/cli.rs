@@ -1,6 +1,6 @@
 //! The whole `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
 
-use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode, thread::available_parallelism};
+use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -14,10 +14,6 @@ use crate::{
     config::Config,
     server::{self, access_log, listen},
 };
-
-/// More threads than this only wait: a router that moves 100,000 requests a second keeps fewer busy,
-/// and GPU hosts have 100 cores and more that belong to the workers.
-const MAX_THREADS: usize = 16;
 
 /// Parses the arguments (the program's name first), runs until stopped, and says how it went.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -50,9 +46,9 @@ pub fn threads() -> io::Result<Runtime> {
     if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, most, most) {
         tracing::warn!("cannot raise the limit on open files: {error}");
     }
-    let cores = available_parallelism().map_or(1, usize::from);
+    // For what is beside the connections, which have threads of their own.
     runtime::Builder::new_multi_thread()
-        .worker_threads(cores.min(MAX_THREADS))
+        .worker_threads(1)
         .thread_name("mla-router")
         .enable_all()
         .build()

@@ -13,6 +13,7 @@ use tokio::{
 
 use crate::{
     config::Config,
+    cores::Cores,
     discovery::Sources,
     error::Error,
     fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
@@ -62,11 +63,21 @@ pub struct RouterHandle {
 impl RouterHandle {
     /// Listens where the config says and serves until stopped. Returns when the port is bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        Self::serve(server::listen::bind(&config).await?, config).await
+        let listener = server::listen::bind(&config).await?;
+        Self::serve_on(listener, config, Some(Cores::start()?)).await
     }
 
     /// Serves on a listener of the caller's.
     pub async fn serve(listener: TcpListener, config: Config) -> Result<Self, StartError> {
+        Self::serve_on(listener, config, None).await
+    }
+
+    /// The same, with the connections on threads of their own.
+    pub async fn serve_on(
+        listener: TcpListener,
+        config: Config,
+        cores: Option<Cores>,
+    ) -> Result<Self, StartError> {
         let local_addr = listener.local_addr()?;
         let tls = server::tls::acceptor(&config)?;
         let sources = Sources::prepare(&config).await?;
@@ -75,7 +86,7 @@ impl RouterHandle {
         announce(&router, local_addr);
         let (course, followed) = watch::channel(Course::Serving);
         let (alive, running) = watch::channel(());
-        let accepting = server::listen::accept(listener, tls, Arc::clone(&router), followed);
+        let accepting = server::listen::accept(listener, tls, Arc::clone(&router), followed, cores);
         let server = tokio::spawn(async move {
             accepting.await;
             drop(alive);

@@ -21,6 +21,7 @@ pub mod admin;
 pub mod body;
 pub mod cli;
 pub mod config;
+pub mod cores;
 mod discovery;
 pub mod error;
 pub mod fleet;

@@ -8,13 +8,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep, sleep_until};
+use bytes::Bytes;
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, Sleep, sleep_until},
+};
 
 use crate::{
     body::replay,
     error::Error,
     fleet::model_name::ModelName,
-    key::{self, RouteKey},
+    key::{self, Route, RouteKey},
     proxy::{endpoint::Endpoint, queue::Slot, request::WorkerRequest},
     router::Router,
     server::journal::Journal,
@@ -49,11 +53,14 @@ pub struct Job {
     _in_flight: InFlight,
 }
 
+/// About a millisecond's work to read.
+const LARGE_BODY: usize = 2 << 20;
+
 /// In which a client may say how many milliseconds it will wait for the end of the response.
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 impl Job {
-    pub fn new(
+    pub async fn new(
         router: &Arc<Router>,
         endpoint: Endpoint,
         mut request: WorkerRequest,
@@ -65,8 +72,10 @@ impl Job {
         let wish = request.headers().get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
         let wish = wish.and_then(|text| text.parse().ok()).map(Duration::from_millis);
         let deadline = received + wish.map_or(limit, |wish| wish.min(limit));
-        let mut key =
-            endpoint.key_route().and_then(|route| RouteKey::extract(route, &request.body).ok());
+        let mut key = match endpoint.key_route() {
+            Some(route) => read_key(route, &request.body).await,
+            None => None,
+        };
         if let Some(key) = &mut key {
             key.session = request.session().or(key.session);
         }
@@ -122,6 +131,17 @@ impl Drop for Job {
     fn drop(&mut self) {
         self.router.metrics.duration.observe(self.received.elapsed());
     }
+}
+
+/// Where it takes longer than the other requests of this thread should wait, on another thread.
+async fn read_key(route: Route, body: &Bytes) -> Option<RouteKey> {
+    if body.len() < LARGE_BODY {
+        return RouteKey::extract(route, body).ok();
+    }
+    let body = body.clone();
+    let reading = spawn_blocking(move || RouteKey::extract(route, &body).ok());
+    // An error would be a panic in it, and then there is no key.
+    reading.await.ok().flatten()
 }
 
 /// One timer for all the deadlines of a request, whichever comes next. A later deadline than the one

@@ -56,7 +56,7 @@ pub async fn forward(
     turn.uploaded();
     // Not before: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned());
+    let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned()).await;
     // Declared after the job, so that an abort is counted before the request has left.
     let waiting = AbortCount(Some(&router.metrics));
     let reply = obtain(&mut job, None).await;

@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     admin,
     config::Config,
+    cores::Cores,
     handle::StartError,
     router::Router,
     server::connection::{Course, Serving},
@@ -85,6 +86,7 @@ pub(crate) async fn accept(
     tls: Option<TlsAcceptor>,
     router: Arc<Router>,
     mut course: watch::Receiver<Course>,
+    cores: Option<Cores>,
 ) {
     let most = most_connections(router.config.max_connections);
     let metrics = Arc::clone(&router.metrics);
@@ -93,9 +95,22 @@ pub(crate) async fn accept(
     let mut connections = JoinSet::new();
     let serve = {
         let course = course.clone();
-        move |(stream, client): (TcpStream, SocketAddr)| {
+        move |connections: &mut JoinSet<()>, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
-            Serving { router, admin, client, course: course.clone() }.run(stream, tls.clone())
+            let serving = Serving { router, admin, client, course: course.clone() };
+            let tls = tls.clone();
+            let Some(cores) = &cores else {
+                connections.spawn(serving.run(stream, tls));
+                return;
+            };
+            // From the runtime that has accepted it to the one that will serve it.
+            let Ok(stream) = stream.into_std() else { return };
+            let serve = async move {
+                if let Ok(stream) = TcpStream::from_std(stream) {
+                    serving.run(stream, tls).await;
+                }
+            };
+            connections.spawn_on(serve, cores.next());
         }
     };
     let mut noted = Throttle::default();
@@ -106,7 +121,7 @@ pub(crate) async fn accept(
             accepted = next(listener.as_ref()), if connections.len() < most => match accepted {
                 Ok(accepted) => {
                     metrics.client_connections_accepted.increment();
-                    connections.spawn(serve(accepted));
+                    serve(&mut connections, accepted);
                     if connections.len() == most && noted.now() {
                         tracing::warn!("{most} connections are open, more have to wait");
                     }
@@ -124,7 +139,7 @@ pub(crate) async fn accept(
             changed = course.changed() => match changed.map(|()| *course.borrow_and_update()) {
                 Ok(Course::Serving | Course::Draining) => {}
                 Ok(Course::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
-                    connections.spawn(serve(left));
+                    serve(&mut connections, left);
                 },
                 Ok(Course::Stopping(deadline)) => break deadline,
                 // The handle is gone, and with it whoever could wait.

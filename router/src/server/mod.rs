@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     config::Config,
+    cores::Cores,
     handle::{RouterHandle, StartError},
 };
 
@@ -37,7 +38,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), StartError> {
     let grace = config.shutdown_grace_period_secs.get();
-    let handle = RouterHandle::serve(listener, config).await?;
+    let handle = RouterHandle::serve_on(listener, config, Some(Cores::start()?)).await?;
     let drained = async {
         drain.await;
         handle.drain(grace).await

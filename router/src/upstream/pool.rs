@@ -9,7 +9,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use super::{Connection, Dialer, UpstreamError};
-use crate::fleet::address::WorkerAddress;
+use crate::{cores, fleet::address::WorkerAddress};
 
 #[derive(Debug)]
 pub struct Pool {
@@ -18,9 +18,9 @@ pub struct Pool {
     authorization: Option<HeaderValue>,
     dialer: Arc<Dialer>,
     idle_timeout: Duration,
-    /// Last used first: the longer-idle ones get to time out. Held for a push or a pop, never across
-    /// IO.
-    idle: Mutex<Vec<Idle>>,
+    /// For each thread those that it has opened, which its runtime watches. Last used first: the
+    /// longer-idle ones get to time out. Held for a push or a pop, never across IO.
+    idle: [Mutex<Vec<Idle>>; cores::MOST + 1],
     /// The one that all requests share, if the protocol can do that.
     shared: Mutex<Option<Connection>>,
     /// Held while it is opened, by one for all.
@@ -55,13 +55,17 @@ impl Pool {
         self.host_header.clone()
     }
 
+    fn idle(&self) -> &Mutex<Vec<Idle>> {
+        &self.idle[cores::current()]
+    }
+
     /// A live connection that is already open, or none.
     pub fn checkout(&self) -> Option<Connection> {
         if self.dialer.shares() {
             return self.shared.lock().as_ref()?.share();
         }
         loop {
-            let Idle { mut connection, since } = self.idle.lock().pop()?;
+            let Idle { mut connection, since } = self.idle().lock().pop()?;
             if since.elapsed() < self.idle_timeout && connection.is_reusable() {
                 return Some(connection);
             }
@@ -94,19 +98,21 @@ impl Pool {
     /// Takes back a connection whose response has ended. One that cannot be used again is closed.
     pub fn checkin(&self, mut connection: Connection) {
         if connection.is_reusable() {
-            self.idle.lock().push(Idle { connection, since: Instant::now() });
+            self.idle().lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
     /// Closes what has been idle for too long. Checkout does not reach the oldest ones.
     pub fn sweep(&self) {
-        self.idle.lock().retain_mut(|idle| {
-            idle.since.elapsed() < self.idle_timeout && idle.connection.is_reusable()
-        });
+        for idle in &self.idle {
+            idle.lock().retain_mut(|idle| {
+                idle.since.elapsed() < self.idle_timeout && idle.connection.is_reusable()
+            });
+        }
     }
 
     pub fn clear(&self) {
-        self.idle.lock().clear();
+        self.idle.iter().for_each(|idle| idle.lock().clear());
         self.shared.lock().take();
     }
 }
