@@ -47,10 +47,10 @@ impl Held {
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Error> {
         let more = bytes.saturating_sub(self.bytes);
         let BodyMemory { limit, held } = &*self.memory;
-        if held.fetch_add(more, Ordering::Relaxed) + more > *limit {
-            held.fetch_sub(more, Ordering::Relaxed);
-            return Err(Error::BodiesTooLarge { limit: *limit });
-        }
+        // In one step: who is refused must not be counted for a moment, or it would refuse others.
+        let fitting = |held: usize| held.checked_add(more).filter(|held| held <= limit);
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting)
+            .map_err(|_| Error::BodiesTooLarge { limit: *limit })?;
         self.bytes += more;
         Ok(())
     }
