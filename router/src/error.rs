@@ -1,11 +1,11 @@
 //! Every way in which the router itself answers no, and the one map from there to HTTP.
 
-use std::time::Duration;
+use std::{fmt::Display, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::proxy::Refusal;
@@ -70,6 +70,18 @@ impl From<Box<Refusal>> for Error {
     }
 }
 
+/// OpenAI's error shape.
+pub fn openai(message: &impl Display, kind: &str, param: Option<&str>, code: &str) -> Value {
+    json!({
+        "error": {
+            "message": message.to_string(),
+            "type": kind,
+            "param": param,
+            "code": code,
+        }
+    })
+}
+
 impl Error {
     /// The one status map: status, OpenAI's `type`, a stable `code`.
     pub fn status(&self) -> (StatusCode, &'static str, &'static str) {
@@ -129,14 +141,7 @@ impl Error {
             return refusal.to_response();
         }
         let (status, kind, code) = self.status();
-        let body = json!({
-            "error": {
-                "message": self.to_string(),
-                "type": kind,
-                "param": self.param(),
-                "code": code,
-            }
-        });
+        let body = openai(self, kind, self.param(), code);
         let mut response = Response::new(Full::from(body.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::json;
 use thiserror::Error;
 
 use crate::{
+    error,
     fleet::worker::{Booking, Outcome},
     metrics::UpstreamFailure,
     router::Router,
@@ -71,14 +71,7 @@ impl Failure {
     /// The last event of a stream that failed, in OpenAI's error shape. `[DONE]` never follows it: a
     /// client can tell a broken answer from a complete one.
     pub fn to_event(&self) -> Bytes {
-        let error = json!({
-            "error": {
-                "message": self.to_string(),
-                "type": "server_error",
-                "param": null,
-                "code": self.code(),
-            }
-        });
+        let error = error::openai(self, "server_error", None, self.code());
         Bytes::from(format!("data: {error}\n\n"))
     }
 }

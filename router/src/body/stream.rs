@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, StatusCode, header, response::Parts};
+use http::{StatusCode, header, response::Parts};
 use memchr::memmem;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -30,7 +30,7 @@ use crate::{
     error::Error,
     fleet::worker::Phase,
     metrics::ReplayOutcome,
-    proxy::{self, Job, Reply},
+    proxy::{self, Job, Reply, headers::say_event_stream},
     router::Router,
 };
 
@@ -81,12 +81,8 @@ struct Resuming {
 
 /// Whether a response is a stream of events that can be read.
 pub fn is_event_stream(head: &Parts) -> bool {
-    let is_event_stream = |headers: &HeaderMap| {
-        let value = headers.get(header::CONTENT_TYPE)?.as_bytes();
-        Some(value.len() >= 17 && value[..17].eq_ignore_ascii_case(b"text/event-stream"))
-    };
     head.status == StatusCode::OK
-        && is_event_stream(&head.headers) == Some(true)
+        && say_event_stream(&head.headers) == Some(true)
         && !head.headers.contains_key(header::CONTENT_ENCODING)
 }
 

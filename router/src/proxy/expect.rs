@@ -1,10 +1,13 @@
 //! Whether the beginning of a 200 answer is what was asked for. A broken engine, or a proxy before
 //! it, may answer anything with 200; no client should have to find that out.
 
-use http::{HeaderMap, header};
+use http::HeaderMap;
 use serde::de::IgnoredAny;
 
-use crate::{key::RouteKey, proxy::endpoint::Endpoint};
+use crate::{
+    key::RouteKey,
+    proxy::{endpoint::Endpoint, headers::say_event_stream},
+};
 
 /// What the body of a good answer looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +37,7 @@ impl Expect {
         let text = first.trim_ascii_start();
         match self {
             Self::Anything => Ok(()),
-            Self::Events if !is_event_stream(headers) => Err("not an event stream"),
+            Self::Events if say_event_stream(headers) == Some(false) => Err("not an event stream"),
             Self::Events if first.is_empty() => Err("an event stream without an event"),
             // A field may be cut in the middle; a blank line is no mistake.
             Self::Events if FIELDS.iter().any(|field| agree(field, text)) => Ok(()),
@@ -64,17 +67,9 @@ fn agree(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).all(|(one, other)| one == other)
 }
 
-/// Says so, or says nothing.
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    let name = b"text/event-stream";
-    headers.get(header::CONTENT_TYPE).is_none_or(|value| {
-        value.as_bytes().get(..name.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(name))
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderValue, header};
 
     use super::*;
 

@@ -22,6 +22,13 @@ const INTERNAL: &str = "x-mla-";
 /// Those that clients may use.
 const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 
+/// Whether a body is a stream of events, by what its headers say; `None` if they say nothing.
+pub fn say_event_stream(headers: &HeaderMap) -> Option<bool> {
+    let name = b"text/event-stream";
+    let value = headers.get(header::CONTENT_TYPE)?.as_bytes();
+    Some(value.get(..name.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(name)))
+}
+
 /// A client's headers, made fit for a worker. The body is already read, so its framing goes too: the
 /// worker gets a content length that the router has counted itself, which leaves no room for two
 /// readings of one message.
