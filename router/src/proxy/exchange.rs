@@ -111,18 +111,21 @@ impl Exchange<'_> {
         let mut broken = None;
         if let Some(connection) = worker.pool.checkout() {
             self.metrics.connection(true);
+            let opened_at = connection.opened_at();
             match self.over(connection, worker).await {
                 // Most likely the worker closed it while the request was under way. That says
                 // nothing about its health; a new connection will.
-                Err(Trouble::Broken(error @ UpstreamError::Reset(_))) => broken = Some(error),
+                Err(Trouble::Broken(error @ UpstreamError::Reset(_))) => {
+                    broken = Some((opened_at, error));
+                }
                 outcome => return outcome,
             }
         }
         self.metrics.connection(false);
-        match worker.pool.connect().await {
+        match worker.pool.connect(broken.as_ref().map(|(opened_at, _)| *opened_at)).await {
             Ok(connection) => self.over(connection, worker).await,
             // It broke because the worker is gone.
-            Err(error) => Err(Trouble::Broken(broken.unwrap_or(error))),
+            Err(error) => Err(Trouble::Broken(broken.map_or(error, |(_, error)| error))),
         }
     }
 

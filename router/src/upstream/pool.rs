@@ -72,14 +72,14 @@ impl Pool {
         }
     }
 
-    /// A new connection for requests.
-    pub async fn connect(&self) -> Result<Connection, UpstreamError> {
+    /// A connection for a request that has got none from [`Pool::checkout`], or one that was opened
+    /// at `broken` and broke. A shared one that somebody else has opened meanwhile will do.
+    pub async fn connect(&self, broken: Option<Instant>) -> Result<Connection, UpstreamError> {
         if !self.dialer.shares() {
             return self.open().await;
         }
-        let asked = Instant::now();
         let _opening = self.opening.lock().await;
-        let newer = |shared: &&Connection| shared.opened_at() > asked;
+        let newer = |shared: &&Connection| broken.is_none_or(|broken| shared.opened_at() > broken);
         if let Some(share) = self.shared.lock().as_ref().filter(newer).and_then(Connection::share) {
             return Ok(share);
         }

@@ -57,6 +57,22 @@ async fn requests_at_one_time_share_one_connection() {
     assert_nothing_booked(&router).await;
 }
 
+/// Who looks for a connection while the first is being opened may be late in asking for one himself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_found_none_shares_what_was_opened_meanwhile() {
+    let worker = worker(|_| Reply::ok("{}")).await;
+    let router = router(http2(), &[&worker]).await;
+    let pool = Arc::clone(&router.router().registry.workers()[0].pool);
+    assert!(pool.checkout().is_none(), "health checks have a connection of their own");
+    let first = pool.connect(None).await.expect("the worker listens");
+    let late = pool.connect(None).await.expect("it is open");
+    assert_eq!(late.opened_at(), first.opened_at());
+    let anew = pool.connect(Some(first.opened_at())).await.expect("the worker listens");
+    assert_ne!(anew.opened_at(), first.opened_at(), "that one had broken");
+    let next = pool.connect(Some(first.opened_at())).await.expect("it is open");
+    assert_eq!(next.opened_at(), anew.opened_at());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_are_byte_identical_both_ways() {
     let worker = worker(|seen| Reply::ok(seen.body.clone())).await;
