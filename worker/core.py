@@ -7,9 +7,13 @@ what one of them reads must not be altered by planning the next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
 
 # A launched forward pass: the logits of a step on the device. Only its engine can read it.
 Launched = TypeVar("Launched")
@@ -23,35 +27,71 @@ class FinishReason(str, Enum):
     ABORT = "abort"  # the client left or asked for it
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the tokens of one request are drawn. Checked at the HTTP border, trusted here.
 
-    temperature 0 is greedy. top_k 0 and top_p 1 are off. `seed` fixes the random sequence of this
-    request alone: it does not depend on what else is in the batch.
+    What is drawn is a function of these and of the request's own tokens: it does not depend on what
+    else is in the batch. The defaults are off.
     """
 
     max_tokens: int
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0  # least probability, as a share of the most likely token's
     seed: int = 0
+    repetition_penalty: float = 1.0  # of tokens in prompt or output (CTRL, arXiv:1909.05858)
+    frequency_penalty: float = 0.0  # times the occurrences in the output
+    presence_penalty: float = 0.0  # of tokens that occur in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    min_tokens: int = 0  # until then, no token of `stop_token_ids` can be drawn
     stop_token_ids: frozenset[int] = frozenset()
-    logprobs: bool = False
+    logprobs: bool = False  # of the sampled tokens
+    top_logprobs: int = 0  # of so many most likely tokens beside each sampled or scored one
+    prompt_logprobs_from: int | None = None  # first prompt token whose logprob is wanted
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def penalized(self) -> bool:
+        """Logits depend on the tokens so far, all of them."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that takes a slot: its first chunk is in this step.
+
+    `output` is empty unless the request had begun before: it was retracted, or its stream broke on
+    another worker. Both sequences stay as they are until the step is settled.
+    """
+
+    slot: int
+    sampling: SamplingParams
+    prompt: Sequence[int]
+    output: Sequence[int] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A run of prompt tokens of one request: positions start .. start + len(tokens) - 1."""
+    """A run of known tokens of one request: positions start .. start + len(tokens) - 1.
+
+    If logprobs of prompt tokens are wanted, the row `score_start + i` of this chunk predicts
+    `score_tokens[i]`.
+    """
 
     slot: int
     start: int  # tokens of the request that the KV cache holds before this step
     tokens: tuple[int, ...]
-    is_last: bool  # the prompt ends here, so this step samples the first output token
+    is_last: bool  # all that is known ends here, so this step samples the next token
+    score_start: int = 0
+    score_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +106,7 @@ class StepPlan:
     decode_lengths: tuple[int, ...]  # tokens in the cache including the one this step adds
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
-    admitted: tuple[tuple[int, SamplingParams], ...]  # slots that begin a new request here
+    admitted: tuple[Admitted, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -79,11 +119,33 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some of a step's sampled rows may draw; the other rows may draw any."""
+
+    rows: tuple[int, ...]  # indices into `StepPlan.sampled_slots`, ascending
+    bits: np.ndarray  # [len(rows), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
+
+
+class Scores(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities (natural) of a run of tokens, and of the likeliest in their places."""
+
+    logprobs: list[float] = []
+    top_ids: list[list[int]] = []  # one list a token, most likely first; empty if none are wanted
+    top_logprobs: list[list[float]] = []
+
+
+# In `StepResult.tokens`: the row had no token to draw, because its logits were not numbers or its
+# mask allowed none.
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step sampled, aligned with `StepPlan.sampled_slots`."""
 
     tokens: list[int]
-    logprobs: list[float] | None  # of the sampled tokens, natural log; None if nobody asked
+    scores: list[Scores | None] | None = None  # of each row's token; None if nobody asked
+    prompt_scores: list[Scores | None] | None = None  # aligned with `StepPlan.chunks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,4 +186,4 @@ class StepEngine(Protocol[Launched]):
 
     def forward(self, plan: StepPlan) -> Launched: ...
 
-    def sample(self, launched: Launched) -> PendingStep: ...
+    def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep: ...

@@ -5,9 +5,11 @@ msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds on
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
+
+from mla_router.worker.core import SamplingParams, Scores
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -17,19 +19,27 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 # -- server to scheduler ------------------------------------------------------------------------
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the output must be a sentence of."""
+
+    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
+    source: str  # any JSON is the schema {}
+
+
 class Generate(Message, frozen=True):
-    """Compute up to `max_tokens` tokens after `token_ids`."""
+    """Compute what follows `prompt` and `output`, up to `max_tokens` tokens of output.
+
+    `output` is empty but for a request that goes on where another worker has stopped: its tokens
+    count as generated, and are not sent again.
+    """
 
     rid: str
-    token_ids: list[int]
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    stop_token_ids: list[int]
-    logprobs: bool
-    cache_salt: str  # requests share cached prefixes only within one salt
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = []
+    cache_salt: str = ""  # requests share cached prefixes only within one salt
+    priority: int = 0  # higher comes first, where priorities are enabled
+    grammar: Grammar | None = None
 
 
 class Abort(Message, frozen=True):
@@ -74,16 +84,18 @@ class Ready(Message, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request.
 
-    The first delta of a request tells `cached_tokens`. `finish_reason` is a `FinishReason` value,
-    "error" with the reason in `error`, or empty while more will come.
+    The first delta of a request tells `cached_tokens`, and its `prompt_scores` if they were asked
+    for. `finish_reason` is a `FinishReason` value; "error", or "refused" if the request itself is
+    at fault, with the reason in `error`; or empty while more will come.
     """
 
     rid: str
     token_ids: list[int]
-    logprobs: list[float] | None = None
+    scores: Scores | None = None  # of token_ids
     cached_tokens: int = 0
     finish_reason: str = ""
     error: str = ""
+    prompt_scores: Scores | None = None
 
 
 class Deltas(Message, frozen=True):

@@ -84,5 +84,5 @@ def test_logprobs_are_told_to_those_who_ask(model: DeepseekForCausalLM) -> None:
         0: [generate("a", [5, 6, 7], 5, logprobs=True), generate("b", [5, 6, 7], 5)]
     }
     deltas = serve(model, script).channel.deltas()
-    assert all(delta.logprobs and delta.logprobs[0] <= 0 for delta in deltas["a"])
-    assert all(delta.logprobs is None for delta in deltas["b"])
+    assert all(delta.scores and delta.scores.logprobs[0] <= 0 for delta in deltas["a"])
+    assert all(delta.scores is None for delta in deltas["b"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mla_router.worker.core import Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.slots import SlotState
 
@@ -17,7 +17,10 @@ PLAN = StepPlan(
         PrefillChunk(slot=2, start=0, tokens=(5, 6), is_last=False),
     ),
     page_writes=((0, 1, 11), (2, 0, 12), (3, 2, 13), (1, 1, 14), (0, 0, 15)),
-    admitted=((0, SamplingParams(9, 0.7, 5, 0.9, (1 << 63) - 1)), (2, SamplingParams(3))),
+    admitted=(
+        Admitted(0, SamplingParams(9, 0.7, 5, 0.9, seed=(1 << 63) - 1), [1]),
+        Admitted(2, SamplingParams(3), [1]),
+    ),
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mla_router.worker.core import Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
@@ -76,14 +76,17 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
             PrefillChunk(1, 0, tuple(range(5)), True),
         ),
         page_writes=((0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)),
-        admitted=((0, SamplingParams(50)), (1, sampling)),
+        admitted=(
+            Admitted(0, SamplingParams(50), range(7)),
+            Admitted(1, sampling, range(5)),
+        ),
     )
     mixed = StepPlan(
         decode_slots=(0, 1),
         decode_lengths=(8, 6),
         chunks=(PrefillChunk(2, 0, tuple(range(9)), True),),
         page_writes=((2, 0, 5), (2, 1, 6), (2, 2, 7)),
-        admitted=((2, SamplingParams(50)),),
+        admitted=(Admitted(2, SamplingParams(50), range(9)),),
     )
     on.sample(on.forward(prefill)).wait()  # lazy initialisation may wait, once
     on.sample(on.forward(mixed)).wait()

@@ -12,6 +12,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -70,7 +71,7 @@ def play(tmp_path: Path, scenario: Scenario) -> None:
 
 
 def generate(rid: str) -> Generate:
-    return Generate(rid, [1], 5, 0.0, 0, 1.0, 0, [], False, "")
+    return Generate(rid, [1], SamplingParams(5))
 
 
 def stats(query: int, generated: int = 0) -> Stats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult
+from mla_router.worker.core import Capacity, Scores, StepPlan, StepResult, TokenMasks
 
 VOCAB = 50
 
@@ -54,7 +54,8 @@ class FakeEngine:
         self.launched.append(step)
         return step
 
-    def sample(self, step: FakeStep) -> FakeStep:
+    def sample(self, step: FakeStep, masks: TokenMasks | None = None) -> FakeStep:
+        assert masks is None
         self.sampled += 1
         return step
 
@@ -67,9 +68,8 @@ class FakeEngine:
         for slot, index, page in plan.page_writes:
             assert 1 <= page <= self.capacity.num_pages
             self.page_table[slot][index] = page
-        for slot, sampling in plan.admitted:
-            assert isinstance(sampling, SamplingParams)
-            self.seeds[slot] = sampling.seed
+        for request in plan.admitted:
+            self.seeds[request.slot] = request.sampling.seed
         lengths = {}
         for slot, length in zip(plan.decode_slots, plan.decode_lengths, strict=True):
             self._write(slot, length - 1, self.last_token[slot])
@@ -83,7 +83,7 @@ class FakeEngine:
             history = [self.cache[self._location(slot, i)] for i in range(lengths[slot])]
             tokens.append(next_token(history, self.seeds[slot]))
             self.last_token[slot] = tokens[-1]
-        step.result = StepResult(tokens, [-float(token) for token in tokens])
+        step.result = StepResult(tokens, [Scores([-float(token)]) for token in tokens])
 
     def _location(self, slot: int, position: int) -> int:
         size = self.capacity.page_size

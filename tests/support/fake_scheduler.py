@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from mla_router.worker.child import die_with_parent
+from mla_router.worker.core import Scores
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -115,9 +116,9 @@ class FakeScheduler:
         if isinstance(message, Generate):
             salt = message.cache_salt
             script = msgspec.json.decode(salt, type=Script) if salt.startswith("{") else Script()
-            if script.only not in (None, len(message.token_ids)):
+            if script.only not in (None, len(message.prompt)):
                 script = Script(hold_after=1)
-            self.requests[message.rid] = Request(message, script)
+            self.requests[message.rid] = Request(message, script, said=len(message.output))
             self.silent = self.silent or script.silent
         elif isinstance(message, Abort):
             self.requests.pop(message.rid, None)
@@ -149,24 +150,26 @@ class FakeScheduler:
         if script.error and request.said >= (script.hold_after or 0):
             del self.requests[generate.rid]
             return Delta(generate.rid, [], finish_reason="error", error=script.error)
-        answer = script.say or generate.token_ids
+        answer = script.say or generate.prompt
         tokens: list[int] = []
         reason = ""
         while len(tokens) < script.burst and not reason:
             token = answer[request.said % len(answer)]
             tokens.append(token)
             request.said += 1
-            if token in generate.stop_token_ids:
+            if token in generate.sampling.stop_token_ids:
                 reason = "stop"
-            elif request.said == generate.max_tokens:
+            elif request.said == generate.sampling.max_tokens:
                 reason = "length"
             elif request.said in (script.hold_after, script.die_after):
                 break
         self.generated += len(tokens)
         if reason:
             del self.requests[generate.rid]
-        logprobs = [-token / 1024 for token in tokens] if generate.logprobs else None
-        return Delta(generate.rid, tokens, logprobs, script.cached, reason)
+        scores = None
+        if generate.sampling.logprobs:
+            scores = Scores([-token / 1024 for token in tokens])
+        return Delta(generate.rid, tokens, scores, script.cached, reason)
 
 
 def main() -> None:

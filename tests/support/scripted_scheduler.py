@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from mla_router.worker.core import Capacity, StepEngine
+from mla_router.worker.core import Capacity, SamplingParams, StepEngine
 from mla_router.worker.messages import (
     Delta,
     Deltas,
@@ -20,16 +20,10 @@ from support.fake_engine import VOCAB, FakeEngine
 
 
 def generate(rid: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> Generate:
-    values: dict[str, object] = {
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "seed": 0,
-        "stop_token_ids": [],
-        "logprobs": False,
-        "cache_salt": "",
-    }
-    return Generate(rid=rid, token_ids=prompt, max_tokens=max_tokens, **{**values, **fields})  # type: ignore[arg-type]
+    """A request as the server sends it; `fields` are those of `Generate` or `SamplingParams`."""
+    own = {name: fields.pop(name) for name in Generate.__struct_fields__ if name in fields}
+    sampling = SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    return Generate(rid, prompt, sampling, **own)  # type: ignore[arg-type]
 
 
 @dataclass

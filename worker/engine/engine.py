@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, SamplingParams, StepPlan
+from mla_router.worker.core import Capacity, SamplingParams, StepPlan, TokenMasks
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.sampling import logprobs_of, sample
@@ -59,8 +59,8 @@ class Engine:
     def forward(self, plan: StepPlan) -> Launched:
         inputs = self._packer.pack(plan)
         self.slots.apply(inputs)
-        for slot, sampling in plan.admitted:
-            self._sampling[slot] = sampling
+        for request in plan.admitted:
+            self._sampling[request.slot] = request.sampling
         decodes = len(plan.decode_slots)
         batch = ForwardBatch(
             tokens=self.slots.input_tokens(inputs),
@@ -78,7 +78,8 @@ class Engine:
         return Launched(plan, logits, inputs.token_slots[rows], inputs.positions[rows] + 1)
 
     @torch.inference_mode()
-    def sample(self, launched: Launched) -> Readback:
+    def sample(self, launched: Launched, masks: TokenMasks | None = None) -> Readback:
+        assert masks is None, "no request can ask for a grammar yet"
         wanted = [self._sampling[slot] for slot in launched.plan.sampled_slots]
         if all(sampling.greedy for sampling in wanted):
             tokens = launched.logits.argmax(dim=-1)

@@ -97,7 +97,8 @@ def _rows(plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 def _admitted(plan: StepPlan) -> np.ndarray:
     table = np.empty((5, len(plan.admitted)), dtype=np.int64)
-    for column, (slot, sampling) in enumerate(plan.admitted):
-        table[:3, column] = (slot, sampling.top_k, sampling.seed)
+    for column, request in enumerate(plan.admitted):
+        sampling = request.sampling
+        table[:3, column] = (request.slot, sampling.top_k, sampling.seed)
         table[3:, column] = np.array([sampling.temperature, sampling.top_p]).view(np.int64)
     return table

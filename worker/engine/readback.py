@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import StepResult
+from mla_router.worker.core import Scores, StepResult
 
 
 class Readback:
@@ -21,8 +21,10 @@ class Readback:
     def wait(self) -> StepResult:
         if self._copied is not None:
             self._copied.synchronize()
-        logprobs = None if self._logprobs is None else self._logprobs.tolist()
-        return StepResult(self._tokens.tolist(), logprobs)
+        scores: list[Scores | None] | None = None
+        if self._logprobs is not None:
+            scores = [Scores([logprob]) for logprob in self._logprobs.tolist()]
+        return StepResult(self._tokens.tolist(), scores)
 
 
 class ReadbackRing:

@@ -66,7 +66,7 @@ class Admission:
             self.prefilling = [r for r in self.prefilling if not r.is_prompt_settled]
 
     def _share(self, request: Request, budget: int, shares: list[tuple[Request, int]]) -> int:
-        tokens = min(budget, len(request.prompt) - request.launched_prompt)
+        tokens = min(budget, len(request.context) - request.launched_prompt)
         if tokens > 0:
             shares.append((request, tokens))
         return tokens
@@ -78,7 +78,7 @@ class Admission:
         for the first and then finds it (in-batch sharing, as SGLang does it).
         """
         at = cached_pages * self.memory.page_size
-        tokens = tuple(request.prompt[at : at + _SHARED_TOKENS])
+        tokens = tuple(request.context[at : at + _SHARED_TOKENS])
         if not self.memory.use_prefix_cache or len(tokens) < _SHARED_TOKENS:
             return request.rid
         return request.cache_salt, at, tokens

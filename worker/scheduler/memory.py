@@ -39,8 +39,8 @@ class Memory:
         """The longest cached prefix of the prompt: where it ends in the tree, and its pages."""
         if not self.use_prefix_cache:
             return self.cache.root(request.cache_salt), []
-        # The last prompt token is always computed: its logits give the first output token.
-        return self.cache.match(request.cache_salt, request.prompt[:-1])
+        # The last known token is always computed: its logits give the first output token.
+        return self.cache.match(request.cache_salt, request.context[:-1])
 
     def admit(self, request: Request, node: Node, pages: list[int]) -> bool:
         """Give the request a slot and its cached prefix, if all it may need is there."""
@@ -81,12 +81,12 @@ class Memory:
         If somebody else has put the same tokens there first, the request keeps its own copies:
         exchanging pages under a launched step is not worth the few that it would save.
         """
-        known = min(request.settled_length, len(request.prompt)) // self.page_size
+        known = min(request.settled_length, len(request.context)) // self.page_size
         if not self.use_prefix_cache or known <= request.tree_pages:
             return
         assert request.node is not None
         first = request.tree_pages
-        tokens = request.prompt[first * self.page_size : known * self.page_size]
+        tokens = request.context[first * self.page_size : known * self.page_size]
         if tuple(tokens[: self.page_size]) in request.node.children:
             return
         node, _ = self.cache.insert(request.node, tokens, request.pages[first:known])

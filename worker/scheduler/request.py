@@ -11,6 +11,7 @@ but slot and pages are given back only when no launched step names the request a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from mla_router.worker.core import FinishReason, PrefillChunk, SamplingParams
@@ -39,6 +40,7 @@ class Request:
 
     __slots__ = (
         "cache_salt",
+        "context",
         "finish_reason",
         "launched_outputs",
         "launched_prompt",
@@ -58,7 +60,13 @@ class Request:
     )
 
     def __init__(
-        self, rid: str, prompt: list[int], sampling: SamplingParams, cache_salt: str = ""
+        self,
+        rid: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        output: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -66,9 +74,10 @@ class Request:
         self.cache_salt = cache_salt
         self.state = State.WAITING
         self.finish_reason: FinishReason | None = None
-        self.output: list[int] = []
+        self.output = list(output)
+        self.context = prompt + self.output  # what is known before it runs
 
-        self.launched_prompt = 0  # prompt tokens whose KV is cached or being computed
+        self.launched_prompt = 0  # context tokens whose KV is cached or being computed
         self.launched_outputs = 0  # output tokens that launched steps sample
         self.settled_length = 0  # tokens whose KV is known to be in the pages
         self.steps_in_flight = 0
@@ -78,7 +87,7 @@ class Request:
         self.pages_promised = 0  # pages it may still ask for; admission keeps them available
         self.tree_pages = 0  # leading pages that belong to the prefix cache
         self.node: Node | None = None  # locked by this request: where its tree pages end
-        self.num_cached = 0  # prompt tokens that needed no computation
+        self.num_cached = 0  # context tokens that needed no computation
 
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
@@ -98,7 +107,7 @@ class Request:
     @property
     def is_prompt_settled(self) -> bool:
         """Nothing more will come of its prompt: all of it is computed, or it has ended."""
-        return self.settled_length >= len(self.prompt) or not self.is_live
+        return self.settled_length >= len(self.context) or not self.is_live
 
     @property
     def max_length(self) -> int:
@@ -111,16 +120,16 @@ class Request:
         return self.state is State.DECODE and self.launched_outputs < self.sampling.max_tokens
 
     def take_chunk(self, budget: int) -> PrefillChunk:
-        """The next run of the prompt, at most `budget` tokens; counts it as launched."""
+        """The next run of the context, at most `budget` tokens; counts it as launched."""
         start = self.launched_prompt
-        end = min(len(self.prompt), start + budget)
+        end = min(len(self.context), start + budget)
         assert start < end, f"{self!r} has nothing to prefill with {budget=}"
         self.launched_prompt = end
-        is_last = end == len(self.prompt)
+        is_last = end == len(self.context)
         if is_last:
             self.move_to(State.DECODE)
-            self.launched_outputs = 1
-        return PrefillChunk(self.slot, start, tuple(self.prompt[start:end]), is_last)
+            self.launched_outputs = len(self.context) - len(self.prompt) + 1
+        return PrefillChunk(self.slot, start, tuple(self.context[start:end]), is_last)
 
     def take_decode(self) -> int:
         """Count one decode step as launched; returns the cache length it brings."""

@@ -18,7 +18,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from mla_router.worker.core import FinishReason, PendingStep, SamplingParams, StepEngine, StepPlan
+from mla_router.worker.core import (
+    Admitted,
+    FinishReason,
+    PendingStep,
+    Scores,
+    StepEngine,
+    StepPlan,
+)
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -132,29 +139,26 @@ class Scheduler:
     def _add(self, message: Generate) -> None:
         """Accept a request. The server has checked it; what would break a step is checked again,
         because a step is shared by everybody."""
-        tokens = message.token_ids
+        sampling, tokens = message.sampling, message.prompt + message.output
         problem = ""
         if message.rid in self.requests:
             problem = "a request with this id is running"
-        elif not tokens or not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+        elif not message.prompt or not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             problem = f"token ids must be in 0 .. {self.vocab_size - 1}, and at least one"
-        elif message.max_tokens < 1 or not self.memory.can_ever_fit(
-            len(tokens), message.max_tokens
-        ):
-            problem = f"{len(tokens)} + {message.max_tokens} tokens can never fit"
+        elif len(message.output) >= sampling.max_tokens:
+            problem = f"there are {len(message.output)} of {sampling.max_tokens} tokens already"
+        elif not self.memory.can_ever_fit(len(message.prompt), sampling.max_tokens):
+            problem = f"{len(message.prompt)} + {sampling.max_tokens} tokens can never fit"
         if problem:
             self._deltas.append(Delta(message.rid, [], finish_reason="error", error=problem))
             return
-        sampling = SamplingParams(
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_k=message.top_k,
-            top_p=message.top_p,
-            seed=message.seed,
-            stop_token_ids=frozenset(message.stop_token_ids),
-            logprobs=message.logprobs,
+        request = Request(
+            message.rid,
+            message.prompt,
+            sampling,
+            output=message.output,
+            cache_salt=message.cache_salt,
         )
-        request = Request(message.rid, tokens, sampling, message.cache_salt)
         self.requests[request.rid] = request
         self.admission.waiting.append(request)
 
@@ -180,7 +184,7 @@ class Scheduler:
         shares, admitted = self.admission.next_prefills()
         for request in admitted:
             writes += [(request.slot, i, page) for i, page in enumerate(request.pages)]
-            self.num_prompt_tokens += len(request.prompt)
+            self.num_prompt_tokens += len(request.context)
             self.num_cached_tokens += request.num_cached
         chunks = []
         for request, tokens in shares:
@@ -193,7 +197,9 @@ class Scheduler:
             decode_lengths=tuple(lengths),
             chunks=tuple(chunks),
             page_writes=tuple(writes),
-            admitted=tuple((request.slot, request.sampling) for request in admitted),
+            admitted=tuple(
+                Admitted(r.slot, r.sampling, r.prompt, r.context[len(r.prompt) :]) for r in admitted
+            ),
         )
         prefills = [request for request, _ in shares]
         started = [request for request in prefills if request.state is State.DECODE]
@@ -225,10 +231,8 @@ class Scheduler:
                 request.finish(FinishReason.STOP)
             elif len(request.output) == request.sampling.max_tokens:
                 request.finish(FinishReason.LENGTH)
-            logprobs = None
-            if request.sampling.logprobs and result.logprobs is not None:
-                logprobs = [result.logprobs[i]]
-            self._tell(request, [token], logprobs)
+            scores = result.scores[i] if result.scores and request.sampling.logprobs else None
+            self._tell(request, [token], scores)
         for request in [*step.prefills, *decodes]:
             request.steps_in_flight -= 1
         self._give_back([*step.prefills, *decodes])
@@ -246,9 +250,9 @@ class Scheduler:
 
     # -- what goes out --------------------------------------------------------------------------
 
-    def _tell(self, request: Request, tokens: list[int], logprobs: list[float] | None) -> None:
+    def _tell(self, request: Request, tokens: list[int], scores: Scores | None) -> None:
         reason = request.finish_reason.value if request.finish_reason else ""
-        self._deltas.append(Delta(request.rid, tokens, logprobs, request.num_cached, reason))
+        self._deltas.append(Delta(request.rid, tokens, scores, request.num_cached, reason))
 
     def _send_deltas(self) -> None:
         if self._deltas:

@@ -166,7 +166,7 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
 def _logprobs(
     generation: Generation, tokens: list[int], logprobs: list[float]
 ) -> ChatLogprobs | None:
-    if not generation.sampling.logprobs:
+    if not generation.sampling.params.logprobs:
         return None
     return chat_logprobs(generation.service.tokenizer, tokens, logprobs)
 

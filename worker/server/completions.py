@@ -70,7 +70,7 @@ class _Part:
 
     def take(self, generation: Generation, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""
-        wanted = generation.sampling.logprobs
+        wanted = generation.sampling.params.logprobs
         scores = self.scorer.score(self.tokens, self.logprobs) if wanted else None
         choice = Choice(index, "".join(self.text), scores, self.finish_reason)
         self.text, self.tokens, self.logprobs, self.begun = [], [], [], True
@@ -127,7 +127,7 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
     parts = _parts(generation)
     for output in generation.resumed:
-        parts[output.index].skip(output, scored=generation.sampling.logprobs)
+        parts[output.index].skip(output, scored=generation.sampling.params.logprobs)
     marks = generation.marks()
 
     def chunk(

@@ -44,7 +44,7 @@ class _Answer:
     def add(self, output: Output) -> None:
         self.text += output.text
         self.output_ids += output.token_ids
-        self.logprobs += output.logprobs or []
+        self.logprobs += output.scores.logprobs if output.scores else []
         self.finish = output.finish
 
     def as_dict(self, generation: Generation, index: int, begun: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class _Answer:
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         }
-        if generation.sampling.logprobs:
+        if generation.sampling.params.logprobs:
             pairs = zip(self.logprobs, self.output_ids, strict=True)
             meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in pairs]
         if self.finish is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import FinishReason
+from mla_router.worker.core import FinishReason, Scores
 from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import InternalError, InvalidRequest, TooManyRequests
@@ -43,7 +43,7 @@ class Output:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[float] | None
+    scores: Scores | None
     finish: Finish | None
     shown: int  # of the tokens, how many are part of the text: a stop token at the end is not
 
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def shown_logprobs(self) -> list[float]:
-        return (self.logprobs or [])[: self.shown]
+        return self.scores.logprobs[: self.shown] if self.scores else []
 
 
 @dataclass(slots=True)
@@ -206,9 +206,6 @@ class Generation:
             )
         if self.replay is not None:
             self.replay.check(len(self.prompts), limits.vocab_size)
-        stop_ids = sampling.stop_token_ids
-        if not sampling.ignore_eos:
-            stop_ids = stop_ids | service.tokenizer.eos_ids
         requests = []
         for index, prompt in enumerate(self.prompts):
             rid = self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
@@ -225,27 +222,24 @@ class Generation:
             requests.append(
                 Generate(
                     rid=rid,
-                    token_ids=prompt,
-                    max_tokens=max_tokens,
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    top_p=sampling.top_p,
-                    seed=self.origin.seed_of(index),
-                    stop_token_ids=sorted(stop_ids),
-                    logprobs=sampling.logprobs,
+                    prompt=prompt,
+                    sampling=sampling.params_of(
+                        max_tokens=max_tokens,
+                        seed=self.origin.seed_of(index),
+                        eos_ids=service.tokenizer.eos_ids,
+                    ),
                     cache_salt=self.cache_salt or "",
                 )
             )
         return requests
 
     async def _resume(self, replay: Replay, requests: list[Generate]) -> None:
-        """Bring choices and requests to where the client has them: what it was given already is
-        computed again as a part of the prompt, and counted as output."""
+        """Bring choices and requests to where the client has them."""
         for choice, cached in zip(self._choices, self.origin.cached_tokens, strict=False):
             choice.cached_tokens = cached
         for index, said in enumerate(replay.choices):
             choice, request, ids = self._choices[index], requests[index], said.token_ids
-            stop_ids = frozenset(request.stop_token_ids)
+            stop_ids = request.sampling.stop_token_ids
             if len(ids) > choice.max_tokens:
                 raise invalid_ids(index, f"{len(ids)} are more than the request may have")
             if not stop_ids.isdisjoint(ids[:-1]):
@@ -255,9 +249,7 @@ class Generation:
             elif ids:
                 await self._feed(choice, index, ids, stop_ids)
             choice.completion_tokens = len(ids)
-            requests[index] = msgspec.structs.replace(
-                request, token_ids=request.token_ids + ids, max_tokens=choice.max_tokens - len(ids)
-            )
+            requests[index] = msgspec.structs.replace(request, output=ids)
 
     async def _feed(
         self, choice: _Choice, index: int, ids: list[int], stop_ids: frozenset[int]
@@ -297,7 +289,7 @@ class Generation:
         if choice.matcher.matched is not None:
             choice.finish = Finish(FinishReason.STOP.value, choice.matcher.matched)
             self.service.scheduler.abort(choice.rid)  # it knows nothing of stop strings
-        return Output(index, text, tokens, delta.logprobs, choice.finish, len(shown))
+        return Output(index, text, tokens, delta.scores, choice.finish, len(shown))
 
     def _note(self, choice: _Choice, delta: Delta, now: float) -> None:
         """Count what a delta from the scheduler has brought."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+import msgspec
+
+from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema import SamplingFields, refuse_unsupported
@@ -23,18 +26,21 @@ MIN_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one request is sampled; `max_tokens` None means as much as there is room for."""
+    """How one request is sampled. In `params`, the limit, the seed and the model's own stop tokens
+    are still missing: `params_of` fills them in for each prompt."""
 
-    max_tokens: int | None
+    params: SamplingParams
+    max_tokens: int | None  # None: as many as there is room for
     max_tokens_field: str  # how the client calls it, for error messages
-    temperature: float
-    top_p: float
-    top_k: int
     seed: int | None
     stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
     ignore_eos: bool
-    logprobs: bool
+
+    def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
+        stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
+        return msgspec.structs.replace(
+            self.params, max_tokens=max_tokens, seed=seed, stop_token_ids=stop_ids
+        )
 
 
 def check_sampling(
@@ -66,17 +72,21 @@ def check_sampling(
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise _invalid(seed_field, "must fit in 64 bits")
 
+    params = SamplingParams(
+        max_tokens=0,
+        temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
+        top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
+        top_p=top_p,
+        stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
+        logprobs=logprobs,
+    )
     return Sampling(
+        params=params,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
-        temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
-        top_p=top_p,
-        top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
         seed=None if seed is None else seed & (2**63 - 1),
         stop=_stop_strings(fields.stop, prefix + "stop"),
-        stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
         ignore_eos=bool(fields.ignore_eos),
-        logprobs=logprobs,
     )
 
 
