@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.sampling import Sampling, check_sampling, draw_seed, fit
-from mla_router.worker.server.schema import SamplingFields
+from mla_router.worker.server.schema.fields import SamplingFields
 
 VOCAB = 1000
 

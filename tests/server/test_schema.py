@@ -8,16 +8,11 @@ import msgspec
 import pytest
 
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.schema import (
-    NEUTRAL,
-    NULL_ONLY,
-    ChatRequest,
-    CompletionRequest,
-    GenerateRequest,
-    NativeSampling,
-    parse,
-    refuse_unsupported,
-)
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import NEUTRAL, NULL_ONLY, refuse_unsupported
 
 CHAT = msgspec.json.Decoder(ChatRequest)
 COMPLETION = msgspec.json.Decoder(CompletionRequest)

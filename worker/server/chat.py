@@ -15,7 +15,9 @@ from mla_router.worker.server.prompts import check_ids
 from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
-from mla_router.worker.server.schema import ChatMessage, ChatRequest, parse, refuse_unsupported
+from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.sse import event, stream
 from mla_router.worker.server.state import STATE
 from mla_router.worker.server.usage import Usage

@@ -17,12 +17,9 @@ from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
-from mla_router.worker.server.schema import (
-    GenerateRequest,
-    NativeSampling,
-    parse,
-    refuse_unsupported,
-)
+from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.sse import event, stream
 from mla_router.worker.server.state import STATE
 

@@ -12,7 +12,8 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from mla_router.worker.messages import Stats
 from mla_router.worker.server.responses import json_response
-from mla_router.worker.server.schema import AbortRequest, parse
+from mla_router.worker.server.schema.native import AbortRequest
+from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.state import STATE
 
 _abort_decoder = msgspec.json.Decoder(AbortRequest)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.schema import MAX_PROMPTS, PromptItems
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
+from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.state import Service
 
 

@@ -32,7 +32,7 @@ import msgspec
 from msgspec import Meta
 
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.schema import MAX_PROMPTS, Continuation, ContinuedChoice
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS, Continuation, ContinuedChoice
 
 HEADER = "x-mla-replay"
 VERSION = "1."

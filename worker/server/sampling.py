@@ -13,7 +13,8 @@ import msgspec
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.schema import SamplingFields, refuse_unsupported
+from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256

@@ -1,0 +1,55 @@
+"""What several endpoints spell alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.server.schema.continuation import Continuation
+
+PromptItems = list[str | int | list[int]]
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What all generating endpoints spell alike."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    # refused unless neutral
+    n: Any = None
+    min_p: Any = None
+    min_tokens: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    logit_bias: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class OpenAIFields(SamplingFields, kw_only=True):
+    """What OpenAI's two endpoints share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    cache_salt: str | None = None
+    continuation: Continuation | None = None
+    response_format: Any = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """A stream ends with a chunk of token counts only if the client asked for it."""
+        return self.stream_options is not None and self.stream_options.include_usage

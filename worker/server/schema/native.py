@@ -1,0 +1,47 @@
+"""The bodies of /generate and /abort_request, which are SGLang's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.server.schema.continuation import Continuation
+from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
+
+
+class NativeSampling(SamplingFields, kw_only=True):
+    max_new_tokens: int | None = None
+    sampling_seed: int | None = None
+    skip_special_tokens: Any = None
+    no_stop_trim: Any = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """SGLang's native request."""
+
+    text: str | list[str] | None = None
+    input_ids: PromptItems | None = None
+    sampling_params: NativeSampling | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    rid: str | None = None
+    cache_salt: str | None = None
+    continuation: Continuation | None = None
+    # refused unless neutral
+    logprob_start_len: Any = None
+    top_logprobs_num: Any = None
+    token_ids_logprob: Any = None
+    return_text_in_logprobs: Any = None
+    return_hidden_states: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+
+
+class AbortRequest(msgspec.Struct):
+    rid: str

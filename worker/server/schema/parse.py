@@ -1,0 +1,31 @@
+"""From the bytes of a body to its type, or to an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from mla_router.worker.server.errors import InvalidRequest
+
+# Where msgspec says that a value has the wrong type: "... - at `$.messages[0].role`".
+_LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
+    """Parse and type-check a request body."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        location = _LOCATION.search(str(error))
+        if location is None:
+            raise InvalidRequest(f"The body has the wrong type: {error}") from None
+        path = location["path"]
+        raise InvalidRequest(f"{path}: {str(error)[: location.start()]}", param=path) from None
+    except RecursionError:
+        raise InvalidRequest("The body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}") from None

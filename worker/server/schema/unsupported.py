@@ -1,0 +1,78 @@
+"""Fields that this version knows and cannot honour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.server.errors import InvalidRequest
+
+# Values, besides null, that leave a field's feature off.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "tool_calls": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "skip_special_tokens": (True,),
+    "no_stop_trim": (False,),
+    "logprob_start_len": (-1,),
+    "top_logprobs_num": (0,),
+    "return_text_in_logprobs": (False,),
+    "return_hidden_states": (False,),
+}
+
+# Fields that are off only when they are null or absent.
+NULL_ONLY = frozenset(
+    {
+        "regex",
+        "ebnf",
+        "json_schema",
+        "audio",
+        "chat_template",
+        "token_ids_logprob",
+        "input_embeds",
+        "image_data",
+        "audio_data",
+        "video_data",
+        "lora_path",
+        "session_params",
+        "custom_logit_processor",
+    }
+)
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # True == 1 in Python, but `"n": true` is a mistake and not a 1.
+    return value is None or any(
+        value == off and isinstance(value, bool) == isinstance(off, bool) for off in neutral
+    )
+
+
+def refuse_unsupported(request: msgspec.Struct, prefix: str = "") -> None:
+    """Raise for the first field that asks for something this version does not do."""
+    for field in request.__struct_fields__:
+        neutral = () if field in NULL_ONLY else NEUTRAL.get(field)
+        if neutral is not None and not _is_neutral(getattr(request, field), neutral):
+            raise InvalidRequest(
+                f"{prefix}{field}: not supported yet; leave it out",
+                param=prefix + field,
+                code="unsupported_parameter",
+            )
