@@ -191,9 +191,9 @@ def test_content_in_parts_and_the_developers_role(
     body = {"model": "mla-small", "messages": messages, "max_tokens": 1}
     answer = post_json(worker.url + "/v1/chat/completions", body)
     rid = answer["id"].removeprefix("chatcmpl-")
-    (generate,) = [fields for fields in worker.heard("Generate") if fields[0] == rid]
+    (generate,) = [generate for generate in worker.generates() if generate.rid == rid]
     rendered = "<|bos|><|system|>be nice<|user|>one\ntwo<|assistant|>"
-    assert generate[1] == backend.encode(rendered, add_special_tokens=False).ids
+    assert generate.prompt == backend.encode(rendered, add_special_tokens=False).ids
 
 
 def test_the_model_must_be_named_and_known(client: openai.OpenAI) -> None:

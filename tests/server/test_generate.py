@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 import tokenizers
 
+from mla_router.worker.core import SamplingParams
+from mla_router.worker.messages import Generate
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
 from support.processes import post_json
@@ -73,9 +75,22 @@ def test_the_parameters_reach_the_scheduler(worker: FakeWorker) -> None:
         cache_salt="tenant",
     )
     rid = answer["meta_info"]["id"]
-    (heard,) = [fields for fields in worker.heard("Generate") if fields[0] == rid]
-    # EOS is 1; it is united with the client's own stop tokens.
-    assert heard[1:] == [[5, 6, 7], 4, 0.5, 20, 0.9, 11, [1, 3, 9], True, "tenant"]
+    (heard,) = [generate for generate in worker.generates() if generate.rid == rid]
+    assert heard == Generate(
+        rid,
+        [5, 6, 7],
+        SamplingParams(
+            max_tokens=4,
+            temperature=0.5,
+            top_k=20,
+            top_p=0.9,
+            seed=11,
+            # EOS is 1; it is united with the client's own stop tokens.
+            stop_token_ids=frozenset({1, 3, 9}),
+            logprobs=True,
+        ),
+        cache_salt="tenant",
+    )
 
 
 def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:

@@ -92,9 +92,7 @@ def test_every_cut(
     usage = path != "/generate"
     for cut in range(1, len(uncut.events) - usage):
         given = uncut.after(cut)
-        had = len(given["choices"][0]["token_ids"]) if given["choices"] else 0
-        # What a model would say after that; nothing is asked of it if the answer has ended.
-        salt = script(say=say[had:] or [0])
+        salt = script(say=say)
         again = ask(worker, path, body | {"cache_salt": salt}, continuation=given)
         expected = [event.body for event in uncut.events[cut:-1]]
         ours = [event.body for event in again.events[:-1]]
@@ -126,8 +124,8 @@ def test_what_the_scheduler_is_asked(worker: FakeWorker) -> None:
     """The ids go on behind the prompts, with the seeds that the first worker has drawn."""
     body = COMPLETIONS | {"prompt": [[101, 102], [103, 104], [105]], "max_tokens": 8}
     first = ask(worker, "/v1/completions", body)
-    begun = worker.heard("Generate")[-3:]
-    seeds = [fields[6] for fields in begun]
+    begun = worker.generates()[-3:]
+    seeds = [generate.sampling.seed for generate in begun]
     assert len(set(seeds)) == 3, "prompts of a batch differ, or equal ones had equal answers"
     choices = [
         {"token_ids": [107, 108, 109], "finish_reason": None},
@@ -136,11 +134,12 @@ def test_what_the_scheduler_is_asked(worker: FakeWorker) -> None:
     given = {"response": first.headers["x-mla-replay"], "choices": choices}
     again = ask(worker, "/v1/completions", body, continuation=given)
     assert [event.body["choices"][0]["index"] for event in again.events[:-2]].count(1) == 0
-    asked = worker.heard("Generate")[-2:]
-    assert [fields[1] for fields in asked] == [[101, 102, 107, 108, 109], [105]]
-    assert [fields[2] for fields in asked] == [5, 8]
-    assert [fields[6] for fields in asked] == [seeds[0], seeds[2]]
-    assert not {fields[0] for fields in begun} & {fields[0] for fields in asked}, "own names inside"
+    asked = worker.generates()[-2:]
+    assert [generate.prompt for generate in asked] == [[101, 102], [105]]
+    assert [generate.output for generate in asked] == [[107, 108, 109], []]
+    assert [generate.sampling.max_tokens for generate in asked] == [8, 8]
+    assert [generate.sampling.seed for generate in asked] == [seeds[0], seeds[2]]
+    assert not {one.rid for one in begun} & {one.rid for one in asked}, "own names inside"
     usage = again.events[-2].body["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 8 + 2 + 8)
 
@@ -149,7 +148,7 @@ def test_a_chosen_seed_is_that_of_all_prompts(worker: FakeWorker) -> None:
     body = COMPLETIONS | {"prompt": [[1], [2]], "max_tokens": 1, "seed": 77}
     given = ask(worker, "/v1/completions", body).after(0)
     assert ask(worker, "/v1/completions", body, continuation=given).status == 200
-    assert [fields[6] for fields in worker.heard("Generate")[-4:]] == [77] * 4
+    assert [generate.sampling.seed for generate in worker.generates()[-4:]] == [77] * 4
 
 
 def test_cached_tokens(worker: FakeWorker) -> None:

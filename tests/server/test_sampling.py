@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.sampling import Sampling, check_sampling, draw_seed, fit
@@ -77,24 +78,25 @@ def test_what_passes_can_be_trusted(**fields: Any) -> None:
         sampling = check(**fields)
     except InvalidRequest:
         return
-    assert sampling.temperature == 0.0 or 1e-6 <= sampling.temperature <= 2.0
-    assert 0.0 < sampling.top_p <= 1.0
-    assert 0 <= sampling.top_k < VOCAB
+    params = sampling.params
+    assert params.temperature == 0.0 or 1e-6 <= params.temperature <= 2.0
+    assert 0.0 < params.top_p <= 1.0
+    assert 0 <= params.top_k < VOCAB
     assert sampling.seed is None or 0 <= sampling.seed < 2**63
     assert sampling.max_tokens is None or 1 <= sampling.max_tokens < 2**31
-    assert all(0 <= token < VOCAB for token in sampling.stop_token_ids)
+    assert all(0 <= token < VOCAB for token in params.stop_token_ids)
     assert all(sampling.stop)
 
 
 def test_defaults_are_openais() -> None:
     sampling = check(max_tokens=None)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.params == SamplingParams(max_tokens=0, temperature=1.0)
     assert (sampling.stop, sampling.max_tokens, sampling.seed) == ((), None, None)
 
 
 def test_switched_off_and_beyond_the_vocabulary() -> None:
-    assert check(top_k=-1).top_k == check(top_k=0).top_k == check(top_k=10**40).top_k == 0
-    assert check(temperature=1e-45).temperature == 0.0
+    assert {check(top_k=off).params.top_k for off in (-1, 0, 10**40)} == {0}
+    assert check(temperature=1e-45).params.temperature == 0.0
 
 
 def test_seeds() -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from mla_router.worker.messages import Generate
 from support import processes
 from support.processes import Flag, Running, wait_until
 
@@ -36,6 +39,12 @@ class FakeWorker:
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         messages = [json.loads(line) for line in lines]
         return [message[1:] for message in messages if message[0] == kind]
+
+    def generates(self) -> list[Generate]:
+        """The requests that the scheduler got, in order."""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        ours = [line for line in lines if line.startswith('["Generate"')]
+        return [msgspec.json.decode(line, type=Generate) for line in ours]
 
     def wait_heard(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
         wait_until(lambda: condition(self), 20.0, what)

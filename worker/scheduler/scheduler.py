@@ -145,10 +145,12 @@ class Scheduler:
             problem = "a request with this id is running"
         elif not message.prompt or not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
             problem = f"token ids must be in 0 .. {self.vocab_size - 1}, and at least one"
+        elif sampling.max_tokens < 1 or not self.memory.can_ever_fit(
+            len(message.prompt), sampling.max_tokens
+        ):
+            problem = f"{len(message.prompt)} + {sampling.max_tokens} tokens can never fit"
         elif len(message.output) >= sampling.max_tokens:
             problem = f"there are {len(message.output)} of {sampling.max_tokens} tokens already"
-        elif not self.memory.can_ever_fit(len(message.prompt), sampling.max_tokens):
-            problem = f"{len(message.prompt)} + {sampling.max_tokens} tokens can never fit"
         if problem:
             self._deltas.append(Delta(message.rid, [], finish_reason="error", error=problem))
             return
