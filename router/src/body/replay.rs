@@ -48,11 +48,7 @@ pub struct Replay {
     /// As the worker has answered; given back to the next one.
     answer: HeaderValue,
     transcript: Transcript,
-    /// The client has been given an event.
-    begun: bool,
     replays: u32,
-    /// Workers that broke since the last event.
-    broken: u32,
     /// The worker has not told all tokens, or too many.
     lost_track: bool,
     /// The counts are out, which come last.
@@ -64,15 +60,7 @@ impl Replay {
     pub fn take(headers: &mut HeaderMap) -> Option<Self> {
         let answer = headers.remove(HEADER).filter(is_good)?;
         let transcript = Transcript::default();
-        Some(Self {
-            answer,
-            transcript,
-            begun: false,
-            replays: 0,
-            broken: 0,
-            lost_track: false,
-            counted: false,
-        })
+        Some(Self { answer, transcript, replays: 0, lost_track: false, counted: false })
     }
 
     /// Another worker goes on. False if it does not know how to.
@@ -83,8 +71,6 @@ impl Replay {
 
     /// Notes the beginning of an event, and returns how many bytes of it are not for the client.
     pub fn note(&mut self, event: &[u8]) -> usize {
-        self.begun = true;
-        self.broken = 0;
         let (mut lines, length) = transcript::split(event);
         self.lost_track |= lines.any(|line| self.transcript.note(line).is_err());
         // OpenAI's mark of the chunk with the counts, which no text can contain unescaped.
@@ -99,8 +85,7 @@ impl Replay {
 
     /// Whether the stream could be continued, if it broke now.
     pub fn is_possible(&self) -> bool {
-        // A request that breaks two workers without an event in between would break a third one.
-        !self.lost_track && self.replays < MOST_REPLAYS && self.broken == 0
+        !self.lost_track && self.replays < MOST_REPLAYS
     }
 
     /// The body for the next worker, or `None` if it is better to give up.
@@ -109,8 +94,7 @@ impl Replay {
             return None;
         }
         self.replays += 1;
-        self.broken += 1;
-        if self.begun { self.continuation(body) } else { Some(body.clone()) }
+        self.continuation(body)
     }
 
     /// `body` with one more field, which tells what has been said already.
@@ -180,13 +164,6 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_seen_nothing_gets_a_fresh_start() {
-        let mut replay = replay("a").expect("a good answer");
-        let body = Bytes::from_static(b"{\"stream\":true}");
-        assert_eq!(replay.next_body(&body), Some(body));
-    }
-
-    #[test]
     fn it_ends_some_time() {
         let body = Bytes::from_static(b"{}");
         let mut progressing = replay("a").expect("a good answer");
@@ -196,9 +173,6 @@ mod tests {
         }
         assert_eq!(progressing.note(b"data: {}\n\n"), 0);
         assert_eq!(progressing.next_body(&body), None);
-        let mut deadly = replay("a").expect("a good answer");
-        assert!(deadly.next_body(&body).is_some());
-        assert_eq!(deadly.next_body(&body), None, "two workers, no token");
     }
 
     #[test]

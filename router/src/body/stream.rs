@@ -239,7 +239,7 @@ impl EventStream {
     fn fail(&mut self, failure: Failure) -> Option<Result<Bytes, Failure>> {
         let state = std::mem::replace(&mut self.state, State::Over);
         let whole = self.events.is_between();
-        if let State::Flowing(job, mut frames) = state {
+        if let State::Flowing(mut job, mut frames) = state {
             failure.blame(&job.router, &mut frames.booking);
             let replay = self.replay.as_mut().filter(|_| whole && failure.is_of_worker());
             if replay.as_ref().is_some_and(|replay| replay.is_complete()) {
@@ -251,6 +251,8 @@ impl EventStream {
             }
             if let Some(Some(body)) = body {
                 tracing::info!("continuing a stream of worker {}: {failure}", frames.worker().url);
+                // There were events since the last one: only this worker may have died of them.
+                job.deaths = u32::from(matches!(failure, Failure::Broken(_)));
                 // The counts of a continuation are no word on the next worker's cache.
                 self.usage.close();
                 self.events = Events::default();

@@ -1,4 +1,4 @@
-//! Workers are tried until one has sent the first frame of its answer.
+//! Workers are tried until one has sent the beginning of its answer.
 //!
 //! What is worth another try: a connection that breaks or a worker that is lost, at once; a failure,
 //! garbage or a first byte that is late, as long as the retry budget allows; a worker that is busy,
@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Job, Reply,
-    exchange::{Beginning, Exchange, Refusal, Trouble},
+    beginning::Beginning,
+    exchange::{Exchange, Refusal, Trouble},
     expect::Expect,
     select::{Selection, Wish},
 };

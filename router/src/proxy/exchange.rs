@@ -1,32 +1,25 @@
-//! One request with one worker, until the first frame of its answer is there and makes sense.
+//! One request with one worker, until the beginning of its answer is there and makes sense.
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response::Parts};
-use http_body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::body::Incoming;
 use thiserror::Error;
 
-use super::{Rest, expect::Expect, headers, request::WorkerRequest};
+use super::{
+    Rest,
+    beginning::{Beginning, Begun},
+    expect::Expect,
+    headers,
+    request::WorkerRequest,
+};
 use crate::{
     fleet::worker::{Outcome, Worker},
     metrics::{Metrics, UpstreamFailure},
     upstream::{Connection, UpstreamError},
 };
 
-/// Answers that are one JSON value are read to their end before the client sees anything of them, so
-/// that one which breaks off can be asked for again. Beyond this they pass through.
-const WHOLE: usize = 8 << 20;
-
 /// A worker's refusal is kept while others are asked. A longer one is not worth it.
 const REFUSAL: usize = 64 << 10;
-
-/// The beginning of a good answer.
-pub(super) struct Beginning {
-    pub(super) head: Parts,
-    pub(super) first: Bytes,
-    pub(super) rest: Option<Rest>,
-}
 
 /// A worker's answer that says no, kept for the client in case nobody says yes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,13 +143,10 @@ impl Exchange<'_> {
         let is_readable = !head.headers.contains_key(header::CONTENT_ENCODING);
         let expect =
             if head.status.is_success() && is_readable { self.expect } else { Expect::Anything };
-        let first = connection.next_data(&mut incoming).await?;
-        let mut ended = first.is_none() || incoming.is_end_stream();
-        let mut first = first.unwrap_or_default();
-        expect.begins(&head.headers, &first).map_err(Trouble::Garbage)?;
-        if matches!(expect, Expect::Json { .. }) && !ended {
-            (first, ended) = read_on(&mut connection, &mut incoming, first).await?;
-        }
+        let begun = Begun::read(&mut connection, &mut incoming).await?;
+        expect.begins(&head.headers, &begun.bytes).map_err(Trouble::Garbage)?;
+        let begun = begun.read_on(expect, &mut connection, &mut incoming).await?;
+        let Begun { bytes: first, ended } = begun;
         if !ended {
             return Ok(Beginning { head, first, rest: Some(Rest { incoming, connection }) });
         }
@@ -164,29 +154,6 @@ impl Exchange<'_> {
         expect.is_whole(&first).map_err(Trouble::Garbage)?;
         Ok(Beginning { head, first, rest: None })
     }
-}
-
-/// `first` and what comes after it, as much as is worth keeping; and whether that is all.
-async fn read_on(
-    connection: &mut Connection,
-    incoming: &mut Incoming,
-    first: Bytes,
-) -> Result<(Bytes, bool), UpstreamError> {
-    // Most often there is nothing but the end, and then nothing to copy.
-    let Some(second) = connection.next_data(incoming).await? else {
-        return Ok((first, true));
-    };
-    let announced = usize::try_from(incoming.size_hint().lower()).unwrap_or(WHOLE).min(WHOLE);
-    let mut whole = BytesMut::with_capacity(first.len() + second.len() + announced);
-    whole.extend_from_slice(&first);
-    whole.extend_from_slice(&second);
-    while whole.len() < WHOLE {
-        match connection.next_data(incoming).await? {
-            Some(data) => whole.extend_from_slice(&data),
-            None => return Ok((whole.freeze(), true)),
-        }
-    }
-    Ok((whole.freeze(), incoming.is_end_stream()))
 }
 
 impl Refusal {

@@ -4,6 +4,7 @@
 //! connection to the worker: nothing here has to notice.
 
 mod attempt;
+mod beginning;
 mod budget;
 pub mod correct;
 pub mod endpoint;

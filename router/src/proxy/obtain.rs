@@ -19,11 +19,12 @@ use crate::{error::Error, fleet::worker::Booking, upstream::Connection};
 /// A worker that has not said that it is busy by then has probably taken the request.
 const SILENT_CONSENT: Duration = Duration::from_millis(10);
 
-/// A worker's response of which the first frame has arrived. Its status is anything but 429, 500, 502
+/// A worker's response of which the beginning has arrived. Its status is anything but 429, 500, 502
 /// and 503, which are errors here.
 pub struct Reply {
     pub head: Parts,
-    /// The first frame of the body; empty only if there is none. All of it if there is no `rest`.
+    /// The beginning of the body: of a stream, at least the first event; of a JSON value, all of it
+    /// that is not too long; empty only if there is none. All of it if there is no `rest`.
     pub first: Bytes,
     pub rest: Option<Rest>,
     pub booking: Booking,

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::BodyExt;
-use mla_router::Config;
+use mla_router::{Config, config::PolicyName};
 use tokio::sync::mpsc;
 
 use crate::support::{
@@ -60,7 +60,7 @@ async fn events_are_the_same_however_they_are_cut() {
 async fn a_stream_that_breaks_ends_with_an_error_and_only_whole_events() {
     let stream = format!("{TOKEN}{TOKEN}{DONE}");
     let whole = |length: usize| (length / TOKEN.len()).min(2) * TOKEN.len();
-    for cut in 1..stream.len() {
+    for cut in TOKEN.len()..stream.len() {
         for then in [Then::Break, Then::End] {
             let got = through(frames(&stream[..stream.floor_char_boundary(cut)], 7), then).await;
             assert_eq!(error_at_the_end_of(&got), "stream_broken", "cut at {cut}, {then:?}");
@@ -69,6 +69,27 @@ async fn a_stream_that_breaks_ends_with_an_error_and_only_whole_events() {
         }
     }
     assert_eq!(through(frames(&stream, 7), Then::Break).await, stream, "all of it had come");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_breaks_in_its_first_event_is_asked_for_again() {
+    let stream = format!("{TOKEN}{DONE}");
+    for (cut, then) in (1..TOKEN.len()).flat_map(|cut| [(cut, Then::Break), (cut, Then::End)]) {
+        let begun = Bytes::copy_from_slice(&TOKEN.as_bytes()[..cut]);
+        let mut breaking =
+            FakeWorker::start(move |_| Reply::Stream(HeaderMap::new(), vec![begun.clone()], then))
+                .await;
+        let whole = frames(&stream, 7);
+        let good =
+            FakeWorker::start(move |_| Reply::Stream(HeaderMap::new(), whole.clone(), Then::End))
+                .await;
+        let config = Config { policy: PolicyName::RoundRobin, ..config() };
+        let router = router(config, &[&breaking, &good]).await;
+        let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, stream.as_bytes()));
+        assert_eq!(breaking.requests_so_far(), 1, "cut at {cut}, {then:?}");
+        assert_nothing_booked(&router).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,13 +144,19 @@ async fn a_long_event_arrives_whole_and_if_it_breaks_the_connection_does() {
     let event = format!("data: {}\n\n", "x".repeat(1 << 20));
     let stream = format!("{TOKEN}{event}{DONE}");
     assert!(through(frames(&stream, 10_000), Then::End).await == stream);
-    let worker = FakeWorker::start(move |_| {
-        Reply::Stream(HeaderMap::new(), frames(&stream[..1 << 19], 10_000), Then::Break)
-    })
-    .await;
-    let router = router(config(), &[&worker]).await;
-    let broken = Client::connect(router.local_addr()).await.call(post(PATH, BODY)).await;
-    assert!(broken.is_err(), "half an event was passed off as a whole answer");
+    // The first event, too, is only held back for as long as it is of a usual length.
+    for stream in [stream, format!("{event}{DONE}")] {
+        let begun = frames(&stream[..1 << 19], 10_000);
+        let mut breaking =
+            FakeWorker::start(move |_| Reply::Stream(HeaderMap::new(), begun.clone(), Then::Break))
+                .await;
+        let mut other = FakeWorker::plain().await;
+        let config = Config { policy: PolicyName::RoundRobin, ..config() };
+        let router = router(config, &[&breaking, &other]).await;
+        let broken = Client::connect(router.local_addr()).await.call(post(PATH, BODY)).await;
+        assert!(broken.is_err(), "half an event was passed off as a whole answer");
+        assert_eq!((breaking.requests_so_far(), other.requests_so_far()), (1, 0));
+    }
 }
 
 /// A worker with one stream, which the test feeds.

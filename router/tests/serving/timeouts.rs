@@ -97,20 +97,27 @@ async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
     assert_nothing_booked(&router).await;
 }
 
-/// A head without a frame is no beginning.
+/// A head without an event is no beginning.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_alone_does_not_stop_the_clock() {
-    let (silent, source) = mpsc::unbounded_channel();
-    let source = parking_lot::Mutex::new(Some(source));
-    let mut stuck =
-        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
-    let good = FakeWorker::start(|_| Reply::ok("data: 1\n\n")).await;
-    let router = router(hasty(), &[&stuck, &good]).await;
-    let answer = Client::connect(router.local_addr()).await.post("/v1/completions", STREAM).await;
-    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 1\n\n"[..]));
-    stuck.request().await;
-    assert!(matches!(stuck.event().await, Event::Aborted));
-    drop(silent);
+async fn neither_a_head_nor_half_an_event_stops_the_clock() {
+    for begun in ["", "data: 1\n"] {
+        let (silent, source) = mpsc::unbounded_channel();
+        if !begun.is_empty() {
+            silent.send(Bytes::from_static(begun.as_bytes())).expect("streaming");
+        }
+        let source = parking_lot::Mutex::new(Some(source));
+        let mut stuck =
+            FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request")))
+                .await;
+        let good = FakeWorker::start(|_| Reply::ok("data: 2\n\n")).await;
+        let router = router(hasty(), &[&stuck, &good]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        let answer = client.post("/v1/completions", STREAM).await;
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 2\n\n"[..]));
+        stuck.request().await;
+        assert!(matches!(stuck.event().await, Event::Aborted));
+        drop(silent);
+    }
 }
 
 /// With nobody else to ask, waiting is better than an error.
