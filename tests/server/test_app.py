@@ -63,7 +63,8 @@ def test_ids(worker: FakeWorker) -> None:
     [
         ("GET", "/", 404),
         ("GET", "/v1", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/embeddings", 400),
+        ("POST", "/v1/moderations", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/v1/models/gpt-4o", 404),

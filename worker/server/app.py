@@ -7,13 +7,10 @@ import hmac
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from mla_router.worker.server import info, openai_models
-from mla_router.worker.server.chat import chat_completions
-from mla_router.worker.server.completions import completions
+from mla_router.worker.server import openapi
 from mla_router.worker.server.errors import (
     ApiError,
     InternalError,
@@ -21,16 +18,14 @@ from mla_router.worker.server.errors import (
     UnsupportedMediaType,
     of_status,
 )
-from mla_router.worker.server.generate import generate
 from mla_router.worker.server.responses import error_response, json_response
+from mla_router.worker.server.routes import ROUTES, Handler
 from mla_router.worker.server.state import STATE, ServerState
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 # The only pages that need no key: what load balancers probe.
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset(route.path for route in ROUTES if not route.needs_key)
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REQUEST_ID = web.RequestKey("request_id", str)
 
@@ -42,20 +37,8 @@ def make_app(state: ServerState) -> web.Application:
     )
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", chat_completions),
-            web.post("/v1/completions", completions),
-            web.post("/generate", generate),
-            web.get("/v1/models", openai_models.models),
-            web.get("/v1/models/{model:.+}", openai_models.model),
-            web.get("/health", info.health),
-            web.get("/get_server_info", info.server_info),
-            web.get("/metrics", info.metrics),
-            web.post("/flush_cache", info.flush_cache),
-            web.post("/abort_request", info.abort_request),
-        ]
-    )
+    app.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
+    app.router.add_get("/openapi.json", openapi.openapi)
     return app
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.server.body import read_body
 from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
@@ -78,7 +79,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await request.read(), _decoder)
+    body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     refuse_unsupported(body)
     named = body.max_completion_tokens is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
+from mla_router.worker.server.body import read_body
 from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation, Output
@@ -81,7 +82,7 @@ class _Part:
 
 async def completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await request.read(), _decoder)
+    body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     refuse_unsupported(body)
     if body.logprobs not in (None, 0):

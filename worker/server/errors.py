@@ -57,6 +57,14 @@ class NotFound(InvalidRequest):
     status = 404
 
 
+class RequestTimeout(InvalidRequest):
+    status = 408
+
+
+class ContentTooLarge(InvalidRequest):
+    status = 413
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
 

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.core import FinishReason
+from mla_router.worker.server.body import read_body
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Finish, Generation, Output
 from mla_router.worker.server.prompts import read_prompts
@@ -63,7 +64,7 @@ class _Answer:
 
 async def generate(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
-    body = parse(await request.read(), _decoder)
+    body = parse(await read_body(request), _decoder)
     refuse_unsupported(body)
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("text: give either text or input_ids", param="text")

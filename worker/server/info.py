@@ -11,6 +11,8 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from mla_router.worker.messages import Stats
+from mla_router.worker.server.body import read_body
+from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.native import AbortRequest
 from mla_router.worker.server.schema.parse import parse
@@ -37,7 +39,7 @@ async def server_info(request: web.Request) -> web.Response:
             "model_path": str(config.folder),
             "served_model_name": config.model_name,
             "boot_id": state.boot_id,
-            "version": _version(),
+            "version": package_version(),
             "worker_id": config.name,
             "max_total_num_tokens": limits.max_total_num_tokens,
             "page_size": limits.page_size,
@@ -54,6 +56,27 @@ async def server_info(request: web.Request) -> web.Response:
     )
 
 
+async def model_info(request: web.Request) -> web.Response:
+    config = request.app[STATE].ready().config
+    folder = str(config.folder)
+    return json_response(
+        {
+            "model_path": folder,
+            "tokenizer_path": folder,
+            "served_model_name": config.model_name,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+        }
+    )
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    request.app[STATE].ready()
+    raise InvalidRequest(
+        "This model generates text; it has no embeddings", param="model", code="unsupported_model"
+    )
+
+
 async def metrics(request: web.Request) -> web.Response:
     body = request.app[STATE].metrics.render()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
@@ -66,7 +89,7 @@ async def flush_cache(request: web.Request) -> web.Response:
 
 async def abort_request(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    body = parse(await request.read(), _abort_decoder)
+    body = parse(await read_body(request), _abort_decoder)
     service = state.ready()
     # One by one and by exact name: nothing that a client sends can match another's request.
     aborted = [
@@ -83,7 +106,7 @@ def _fields(stats: Stats) -> dict[str, Any]:
     return fields
 
 
-def _version() -> str:
+def package_version() -> str:
     try:
         return version("mla-router")
     except PackageNotFoundError:  # run from a checkout that is not installed

@@ -51,9 +51,11 @@ class Tokenizer:
         self._byte_of = _byte_level_alphabet()
         self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
 
-    async def encode(self, text: str, *, context_length: int) -> list[int]:
+    async def encode(
+        self, text: str, *, context_length: int, add_special_tokens: bool = True
+    ) -> list[int]:
         """The token ids of a raw prompt, with the BOS token if the model wants one."""
-        return await self._encode(text, True, context_length)
+        return await self._encode(text, add_special_tokens, context_length)
 
     async def encode_chat(
         self, messages: list[dict[str, str]], *, context_length: int
@@ -82,6 +84,14 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._backend, self.hidden_ids)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of all of them, special tokens included."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def pieces_of(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary writes it; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token) or "" for token in token_ids]
 
     def text_of(self, token_id: int) -> str:
         """One token on its own; U+FFFD stands for a part of a character."""

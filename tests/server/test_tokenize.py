@@ -1,0 +1,85 @@
+"""/tokenize and /detokenize against the tokenizers library itself."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+from typing import Any
+
+import pytest
+import tokenizers
+
+from support.fake_worker import FakeWorker
+from support.processes import post_json
+
+TEXTS = [
+    "Hello, world",
+    "",
+    "  two  spaces\n",
+    "naïve 😀 漢字",
+    "<|eos|> is only text here",
+    "\x00",
+]
+
+
+def tokenize(worker: FakeWorker, **body: Any) -> Any:
+    return post_json(worker.url + "/tokenize", body)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_there_and_back(worker: FakeWorker, backend: tokenizers.Tokenizer, text: str) -> None:
+    answer = tokenize(worker, prompt=text, return_token_strs=True, model="mla-small")
+    expected = backend.encode(text)
+    assert answer == {
+        "count": len(expected.ids),
+        "max_model_len": 1024,
+        "tokens": expected.ids,
+        "token_strs": expected.tokens,
+    }
+    bare = tokenize(worker, prompt=text, add_special_tokens=False)
+    assert bare["tokens"] == backend.encode(text, add_special_tokens=False).ids
+    assert bare["token_strs"] is None
+
+    back = post_json(worker.url + "/detokenize", {"tokens": bare["tokens"]})
+    assert back == {"prompt": text}
+
+
+def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+    ids = backend.encode("cats").ids
+    text = post_json(worker.url + "/detokenize", {"tokens": ids})["prompt"]
+    assert text == backend.decode(ids, skip_special_tokens=False)
+    assert text.endswith("cats")
+    assert text != "cats"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": None}, 400, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x" * 100_000}, 400, None),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "model": "gpt-4o"}, 404, "model"),
+        ("/detokenize", {}, 400, None),
+        ("/detokenize", {"tokens": None}, 400, "tokens"),
+        ("/detokenize", {"tokens": "1"}, 400, "tokens"),
+        ("/detokenize", {"tokens": [1.5]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [4096]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [2**64]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [5] * 1025}, 400, "tokens"),
+        ("/detokenize", {"tokens": [5], "model": ""}, 400, "model"),
+    ],
+)
+def test_bad_requests(
+    worker: FakeWorker, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post_json(worker.url + path, body)
+    assert caught.value.code == status
+    assert json.load(caught.value)["error"]["param"] == param
+
+
+def test_nothing_is_left_of_no_tokens(worker: FakeWorker) -> None:
+    assert post_json(worker.url + "/detokenize", {"tokens": []}) == {"prompt": ""}

@@ -1,0 +1,99 @@
+"""Every path that a worker answers, once: the application and its OpenAPI document are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from mla_router.worker.server import (
+    chat,
+    completions,
+    generate,
+    info,
+    openai_models,
+    tokenize,
+)
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.native import AbortRequest, GenerateRequest
+from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: Any = None  # type of the request's body; None: it has none
+    answer: Any = dict[str, Any]  # type of the answer's body, if it is JSON
+    chunk: Any = None  # type of a streamed answer's events, if it can be streamed
+    needs_key: bool = True
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat.chat_completions,
+        "Answer a conversation.",
+        ChatRequest,
+        chat.Completion,
+        chat.Chunk,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        completions.completions,
+        "Continue prompts.",
+        CompletionRequest,
+        completions.Completion,
+        completions.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        info.embeddings,
+        "Refused: the models served here generate text only.",
+        dict[str, Any],
+    ),
+    Route(
+        "POST",
+        "/generate",
+        generate.generate,
+        "Continue prompts, in SGLang's native form.",
+        GenerateRequest,
+        dict[str, Any] | list[dict[str, Any]],
+        dict[str, Any],
+    ),
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize.tokenize,
+        "Text to token ids.",
+        TokenizeRequest,
+        tokenize.TokenizeResponse,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        tokenize.detokenize,
+        "Token ids to text.",
+        DetokenizeRequest,
+        tokenize.DetokenizeResponse,
+    ),
+    Route("GET", "/v1/models", openai_models.models, "The model that is served, as a list."),
+    Route("GET", "/v1/models/{model:.+}", openai_models.model, "The model that is served."),
+    Route("GET", "/health", info.health, "Whether it can serve.", needs_key=False),
+    Route("GET", "/health_generate", info.health, "The same as /health.", needs_key=False),
+    Route("GET", "/get_model_info", info.model_info, "What is served."),
+    Route("GET", "/get_server_info", info.server_info, "Settings, limits and load."),
+    Route("GET", "/metrics", info.metrics, "Metrics in Prometheus' text format.", answer=str),
+    Route("POST", "/flush_cache", info.flush_cache, "Forget all cached prefixes."),
+    Route("POST", "/abort_request", info.abort_request, "End a request.", AbortRequest),
+)
