@@ -180,6 +180,39 @@ def test_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
     assert streamed == whole.content
 
 
+def test_top_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
+    """The fake says that token t + k has the logprob -k/8 beside token t."""
+    ids = backend.encode("Hello 😀", add_special_tokens=False).ids
+    arguments: Any = {
+        "model": "mla-small",
+        "messages": HELLO,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "extra_body": say(backend, "Hello 😀"),
+    }
+    scores = client.chat.completions.create(**arguments).choices[0].logprobs
+    assert scores is not None
+    assert scores.content is not None
+    for token, entry in zip(ids, scores.content, strict=True):
+        assert [top.logprob for top in entry.top_logprobs] == [0, -1 / 8, -2 / 8]
+        assert [top.token for top in entry.top_logprobs] == [
+            backend.decode([token + rank], skip_special_tokens=False) for rank in range(3)
+        ]
+    chunks = client.chat.completions.create(**arguments, stream=True)
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    assert [entry for some in streamed for entry in some.content or []] == scores.content
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_logprobs": 21}, {"top_logprobs": -1}, {"logprobs": False}]
+)
+def test_top_logprobs_out_of_range(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    values: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} | fields
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="mla-small", messages=HELLO, **values)
+    assert caught.value.param == "top_logprobs"
+
+
 def test_content_in_parts_and_the_developers_role(
     worker: FakeWorker, backend: tokenizers.Tokenizer
 ) -> None:

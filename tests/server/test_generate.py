@@ -166,7 +166,7 @@ def test_batches(worker: FakeWorker) -> None:
         ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
-        ({"text": "a", "sampling_params": {"n": 2}}, "sampling_params.n"),
+        ({"text": "a", "sampling_params": {"n": 65}}, "sampling_params.n"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
     ],
 )

@@ -92,7 +92,9 @@ CHANGES: list[tuple[str, Any]] = [
     ("max_tokens", 1024),  # with the prompt, more than the context
     ("seed", 2**64),
     ("n", 0),
-    ("n", 2),
+    ("n", 65),
+    ("n", True),
+    ("n", "1"),
     ("n", 10**9),
     ("stop", [""]),
     ("stop", ["x"] * 17),

@@ -32,6 +32,8 @@ COMPLETION = msgspec.json.Decoder(CompletionRequest)
         (b'{"messages": [{"role": "user", "content": [{"text": "x"}]}]}', "messages[0].content[0]"),
         (b'{"stop": [1]}', "stop[0]"),
         (b'{"stream": 1}', "stream"),
+        (b'{"n": true}', "n"),
+        (b'{"top_logprobs": "5"}', "top_logprobs"),
         (b'{"stream_options": []}', "stream_options"),
         (b'{"stop_token_ids": [1.0]}', "stop_token_ids[0]"),
     ],
@@ -82,15 +84,11 @@ def test_prompts_of_all_four_kinds() -> None:
 
 
 UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
-    (ChatRequest, "n", 2),
-    (ChatRequest, "n", True),
-    (ChatRequest, "n", "1"),
     (ChatRequest, "min_p", 0.1),
     (ChatRequest, "presence_penalty", -0.5),
     (ChatRequest, "frequency_penalty", 1),
     (ChatRequest, "repetition_penalty", 1.1),
     (ChatRequest, "logit_bias", {"1": 5}),
-    (ChatRequest, "top_logprobs", 5),
     (ChatRequest, "tools", [{"type": "function"}]),
     (ChatRequest, "tool_choice", "required"),
     (ChatRequest, "response_format", {"type": "json_object"}),

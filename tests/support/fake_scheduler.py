@@ -168,7 +168,12 @@ class FakeScheduler:
             del self.requests[generate.rid]
         scores = None
         if generate.sampling.logprobs:
-            scores = Scores([-token / 1024 for token in tokens])
+            top = range(generate.sampling.top_logprobs)
+            scores = Scores(
+                [-token / 1024 for token in tokens],
+                [[(token + rank) % VOCAB_SIZE for rank in top] for token in tokens] if top else [],
+                [[-rank / 8 for rank in top] for _ in tokens] if top else [],
+            )
         return Delta(generate.rid, tokens, scores, script.cached, reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
@@ -19,11 +20,14 @@ from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.sse import event, stream
 from mla_router.worker.server.state import STATE
 from mla_router.worker.server.usage import Usage
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's
 
 # OpenAI's newer name for system; templates know only the older.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -89,6 +93,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         max_tokens_field="max_completion_tokens" if named else "max_tokens",
         seed=body.seed,
         logprobs=bool(body.logprobs),
+        top_logprobs=_top_logprobs(body),
         vocab_size=service.limits.vocab_size,
     )
     replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
@@ -104,23 +109,45 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         return await _whole(generation, model)
 
 
+@dataclass(slots=True)
+class _Part:
+    """What of one choice has not been sent yet."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: ScoredTokens = field(default_factory=ScoredTokens)
+    finish_reason: str | None = None
+    begun: bool = False  # the client knows of this choice
+
+    def add(self, output: Output) -> None:
+        self.text.append(output.text)
+        self.tokens.add(output)
+        self.finish_reason = output.finish.reason if output.finish else None
+
+    def scores(self, generation: Generation) -> ChatLogprobs | None:
+        """Those of the tokens so far; begin anew."""
+        tokens, self.tokens = self.tokens, ScoredTokens()
+        if not generation.sampling.params.logprobs:
+            return None
+        return chat_logprobs(generation.service.tokenizer, tokens)
+
+
 async def _whole(generation: Generation, model: str) -> web.Response:
-    text: list[str] = []
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    reason = ""
+    parts = [_Part() for _ in range(generation.size)]
     while outputs := await generation.next():
         for output in outputs:
-            text.append(output.text)
-            tokens += output.shown_ids
-            logprobs += output.shown_logprobs
-            reason = output.finish.reason if output.finish else ""
-    choice = Choice(
-        0, Message(content="".join(text)), _logprobs(generation, tokens, logprobs), reason
-    )
+            parts[output.index].add(output)
+    choices = [
+        Choice(
+            index,
+            Message(content="".join(part.text)),
+            part.scores(generation),
+            part.finish_reason or "",
+        )
+        for index, part in enumerate(parts)
+    ]
     completion = Completion(
         **envelope(generation, "chatcmpl", model),
-        choices=[choice],
+        choices=choices,
         usage=generation.usage,
     )
     return json_response(completion, headers=generation.headers)
@@ -129,8 +156,9 @@ async def _whole(generation: Generation, model: str) -> web.Response:
 async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
     shared = envelope(generation, "chatcmpl", model)
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
-    tokens: list[int] = []
-    logprobs: list[float] = []
+    parts = [_Part() for _ in range(generation.size)]
+    for index in generation.known:
+        parts[index].begun = True
     marks = generation.marks()
 
     def chunk(
@@ -140,24 +168,28 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
     ) -> bytes:
         return event(Chunk(**shared, choices=choices, usage=usage), marks)
 
-    def piece(delta: Piece, output: Output | None = None) -> bytes:
-        scores = _logprobs(generation, tokens, logprobs) if tokens else None
-        tokens.clear()
-        logprobs.clear()
-        reason = output.finish.reason if output and output.finish else None
-        return chunk([ChunkChoice(0, delta, scores, reason)], no_usage, marks.take(0, reason))
+    def piece(index: int, content: str | None = None, finish_reason: str | None = None) -> bytes:
+        part = parts[index]
+        delta = Piece("" if part.begun else "assistant", content)
+        part.begun = True
+        scores = part.scores(generation) if part.tokens.token_ids else None
+        choice = ChunkChoice(index, delta, scores, finish_reason)
+        return chunk([choice], no_usage, marks.take(index, finish_reason))
 
     outputs = await generation.next()
-    events = [] if generation.continues else [piece(Piece("assistant", ""))]
+    # The first event is there before it is known what the first token shows. A client that goes on
+    # has had it. The other choices begin with their first piece.
+    events = [] if generation.continues else [piece(0, "")]
+    parts[0].begun = True
     while outputs:
         for output in outputs:
-            tokens += output.shown_ids
-            logprobs += output.shown_logprobs
-            marks.add(0, output.token_ids)
+            part = parts[output.index]
+            part.tokens.add(output)
+            marks.add(output.index, output.token_ids)
             if output.text:
-                events.append(piece(Piece(content=output.text)))
+                events.append(piece(output.index, output.text))
             if output.finish:
-                events.append(piece(Piece(), output))
+                events.append(piece(output.index, finish_reason=output.finish.reason))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
             events.clear()
@@ -166,12 +198,15 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
         yield chunk([], generation.usage)
 
 
-def _logprobs(
-    generation: Generation, tokens: list[int], logprobs: list[float]
-) -> ChatLogprobs | None:
-    if not generation.sampling.params.logprobs:
-        return None
-    return chat_logprobs(generation.service.tokenizer, tokens, logprobs)
+def _top_logprobs(body: ChatRequest) -> int:
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs: must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs"
+        )
+    if top and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs: true", param="top_logprobs")
+    return top
 
 
 def _for_template(messages: list[ChatMessage] | None) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.sse import event, stream
 from mla_router.worker.server.state import STATE
 from mla_router.worker.server.usage import Usage
@@ -50,19 +51,17 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Part:
-    """What of one prompt's answer has not been sent yet."""
+    """What of one choice has not been sent yet."""
 
     scorer: CompletionScorer
     text: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: ScoredTokens = field(default_factory=ScoredTokens)
     finish_reason: str | None = None
     begun: bool = False
 
     def add(self, output: Output) -> None:
         self.text.append(output.text)
-        self.tokens += output.shown_ids
-        self.logprobs += output.shown_logprobs
+        self.tokens.add(output)
         self.finish_reason = output.finish.reason if output.finish else None
 
     def skip(self, output: Output, *, scored: bool) -> None:
@@ -74,9 +73,9 @@ class _Part:
     def take(self, generation: Generation, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""
         wanted = generation.sampling.params.logprobs
-        scores = self.scorer.score(self.tokens, self.logprobs) if wanted else None
+        scores = self.scorer.score(self.tokens) if wanted else None
         choice = Choice(index, "".join(self.text), scores, self.finish_reason)
-        self.text, self.tokens, self.logprobs, self.begun = [], [], [], True
+        self.text, self.tokens, self.begun = [], ScoredTokens(), True
         return choice
 
 
@@ -157,4 +156,4 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
 
 def _parts(generation: Generation) -> list[_Part]:
     tokenizer = generation.service.tokenizer
-    return [_Part(CompletionScorer(tokenizer)) for _ in generation.prompts]
+    return [_Part(CompletionScorer(tokenizer)) for _ in range(generation.size)]

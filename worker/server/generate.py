@@ -32,7 +32,7 @@ MAX_RID_LENGTH = 256
 
 @dataclass(slots=True)
 class _Answer:
-    """One prompt's answer so far."""
+    """One choice so far."""
 
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
@@ -95,6 +95,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         text: Any = body.text
         prompts = await read_prompts(service, text, "text")
         single = isinstance(body.text, str)
+    single = single and sampling.n == 1
     begun = time.monotonic()
     generation = Generation(
         service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, body.rid, replay
@@ -104,7 +105,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             return await stream(
                 request, _events(generation, single, begun), lambda: generation.headers
             )
-        answers = [_Answer() for _ in prompts]
+        answers = [_Answer() for _ in range(generation.size)]
         while outputs := await generation.next():
             for output in outputs:
                 answers[output.index].add(output)
@@ -113,7 +114,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _events(generation: Generation, single: bool, begun: float) -> AsyncIterator[bytes]:
-    answers = [_Answer() for _ in generation.prompts]
+    answers = [_Answer() for _ in range(generation.size)]
     for output in generation.resumed:
         answers[output.index].add(output)
     marks = generation.marks()
@@ -121,7 +122,7 @@ async def _events(generation: Generation, single: bool, begun: float) -> AsyncIt
         for output in outputs:
             answers[output.index].add(output)
             marks.add(output.index, output.token_ids)
-        # One event a prompt, however many of its tokens have come.
+        # One event a choice, however many of its tokens have come.
         events = []
         for index in dict.fromkeys(output.index for output in outputs):
             body = answers[index].as_dict(generation, index, begun)

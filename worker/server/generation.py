@@ -1,5 +1,7 @@
 """The running of one HTTP request's prompts, from token ids to text.
 
+Each prompt has `n` answers, its choices: they lie beside each other, those of the first prompt first.
+
 Every generating endpoint goes through here, so limits, stop strings, seeds, aborts and metrics are
 the same for all; the endpoints only give the output its shape.
 """
@@ -22,6 +24,7 @@ from mla_router.worker.server.errors import InternalError, InvalidRequest, TooMa
 from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
 from mla_router.worker.server.sampling import Sampling, draw_seed, fit
 from mla_router.worker.server.scheduler_client import Mailbox
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
 from mla_router.worker.server.stop_strings import StopMatcher
 from mla_router.worker.server.usage import Usage
@@ -38,7 +41,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is new of one prompt's answer."""
+    """What is new of one choice."""
 
     index: int
     text: str
@@ -51,14 +54,10 @@ class Output:
     def shown_ids(self) -> list[int]:
         return self.token_ids[: self.shown]
 
-    @property
-    def shown_logprobs(self) -> list[float]:
-        return self.scores.logprobs[: self.shown] if self.scores else []
-
 
 @dataclass(slots=True)
 class _Choice:
-    """One prompt and how far its answer has got."""
+    """One answer and how far it has got."""
 
     rid: str
     prompt_tokens: int
@@ -131,17 +130,23 @@ class Generation:
                     service.metrics.aborted.inc()
 
     @property
+    def size(self) -> int:
+        """How many choices there are."""
+        return len(self.prompts) * self.sampling.n
+
+    @property
     def usage(self) -> Usage:
+        """A prompt counts once, however many answers it has."""
         return Usage.of(
-            sum(choice.prompt_tokens for choice in self._choices),
+            sum(choice.prompt_tokens for choice in self._firsts),
             sum(choice.completion_tokens for choice in self._choices),
-            sum(choice.cached_tokens or 0 for choice in self._choices),
+            sum(choice.cached_tokens or 0 for choice in self._firsts),
         )
 
     def rid_of(self, index: int) -> str:
-        """What the client knows a prompt by."""
+        """What the client knows a choice by."""
         name = self.name or self.origin.id.hex()
-        return name if len(self.prompts) == 1 else f"{name}-{index}"
+        return name if self.size == 1 else f"{name}-{index}"
 
     def usage_of(self, index: int) -> Usage:
         choice = self._choices[index]
@@ -151,9 +156,9 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """What the router learns from, sent with the first byte. The cached tokens of a batch are
         left out until all its prompts have begun."""
-        headers = {"x-mla-prompt-tokens": str(sum(c.prompt_tokens for c in self._choices))}
-        cached = [c.cached_here for c in self._choices if c.cached_here is not None]
-        if len(cached) == len(self._choices):
+        headers = {"x-mla-prompt-tokens": str(sum(c.prompt_tokens for c in self._firsts))}
+        cached = [c.cached_here for c in self._firsts if c.cached_here is not None]
+        if len(cached) == len(self.prompts):
             headers["x-mla-cached-tokens"] = str(sum(cached))
         if self.replay is not None:
             cached_tokens = [choice.cached_tokens for choice in self._choices]
@@ -165,6 +170,14 @@ class Generation:
     def continues(self) -> bool:
         """The client has had the beginning of this stream already."""
         return self.replay is not None and self.replay.origin is not None
+
+    @property
+    def known(self) -> list[int]:
+        """The choices of which the client has had something before."""
+        said = [] if self.replay is None else self.replay.choices
+        return [
+            index for index, choice in enumerate(said) if choice.token_ids or choice.finish_reason
+        ]
 
     def marks(self) -> Marks:
         return Marks(wanted=self.replay is not None)
@@ -183,6 +196,11 @@ class Generation:
         return outputs
 
     @property
+    def _firsts(self) -> list[_Choice]:
+        """The first choice of each prompt: it computes the prompt, the others find it cached."""
+        return self._choices[:: self.sampling.n]
+
+    @property
     def _names(self) -> list[str]:
         own = self.origin.id.hex()
         return [own] if self.name is None else [own, self.name]
@@ -197,18 +215,25 @@ class Generation:
             raise InvalidRequest(
                 f"cache_salt: at most {MAX_SALT_LENGTH} characters", param="cache_salt"
             )
+        if self.size > MAX_PROMPTS:
+            raise InvalidRequest(
+                f"n: {sampling.n} answers to each of {len(self.prompts)} prompts are more than "
+                f"{MAX_PROMPTS}",
+                param="n",
+            )
         room = config.max_queued_requests + limits.max_running_requests
-        if service.scheduler.open_requests + len(self.prompts) > room:
+        if service.scheduler.open_requests + self.size > room:
             raise TooManyRequests(
                 f"{service.scheduler.open_requests} requests are running or waiting; try later",
                 code="queue_full",
                 retry_after=1,
             )
         if self.replay is not None:
-            self.replay.check(len(self.prompts), limits.vocab_size)
+            self.replay.check(self.size, limits.vocab_size)
         requests = []
-        for index, prompt in enumerate(self.prompts):
-            rid = self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
+        for index in range(self.size):
+            prompt = self.prompts[index // sampling.n]
+            rid = self.id if self.size == 1 else f"{self.id}-{index}"
             max_tokens = fit(sampling, len(prompt), limits, self.default_max_tokens)
             self._choices.append(
                 _Choice(
@@ -225,7 +250,7 @@ class Generation:
                     prompt=prompt,
                     sampling=sampling.params_of(
                         max_tokens=max_tokens,
-                        seed=self.origin.seed_of(index),
+                        seed=self.origin.seed_of(index, sampling.n),
                         eos_ids=service.tokenizer.eos_ids,
                     ),
                     cache_salt=self.cache_salt or "",

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.tokenizer import Tokenizer
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int] | None
-    top_logprobs: list[TokenLogprob]
+    top_logprobs: list[TopLogprob]  # most likely first
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -28,13 +35,18 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: None = None
 
 
-def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[float]
-) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens) -> ChatLogprobs:
+    def entry(token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(tokenizer.text_of(token), logprob, tokenizer.bytes_of(token))
+
     content = []
-    for token, logprob in zip(token_ids, logprobs, strict=True):
-        text = tokenizer.text_of(token)
-        content.append(TokenLogprob(text, logprob, tokenizer.bytes_of(token), []))
+    for at, (token, logprob) in enumerate(zip(tokens.token_ids, tokens.logprobs, strict=True)):
+        top = []
+        if tokens.top_ids:
+            top = list(map(entry, tokens.top_ids[at], tokens.top_logprobs[at]))
+        content.append(
+            TokenLogprob(tokenizer.text_of(token), logprob, tokenizer.bytes_of(token), top)
+        )
     return ChatLogprobs(content)
 
 
@@ -50,11 +62,11 @@ class CompletionScorer:
         """These come first, and were scored elsewhere."""
         self._offset += len(self._detokenizer.push(token_ids))
 
-    def score(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> CompletionLogprobs:
+    def score(self, tokens: ScoredTokens) -> CompletionLogprobs:
         """Of the next tokens. Those that share a character begin where that character does."""
         offsets = []
-        for token in token_ids:
+        for token in tokens.token_ids:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push([token]))
-        tokens = [self._tokenizer.text_of(token) for token in token_ids]
-        return CompletionLogprobs(tokens, list(logprobs), offsets)
+        texts = [self._tokenizer.text_of(token) for token in tokens.token_ids]
+        return CompletionLogprobs(texts, tokens.logprobs, offsets)

@@ -47,12 +47,14 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     created: Annotated[int, Meta(ge=0, lt=1 << 40)]
     fingerprint: Annotated[str, Meta(pattern="^fp_[0-9a-f]{10}$")]
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    seed_step: Annotated[int, Meta(ge=0, le=1)]  # from one prompt's seed to the next one's
-    # Of each prompt; None if it had not begun when the header was sent.
+    seed_step: Annotated[int, Meta(ge=0, le=1)]  # from one prompt's seed to the next's
+    # Of each answer; None if it had not begun when the header was sent.
     cached_tokens: Annotated[list[Count | None], Meta(max_length=MAX_PROMPTS)] = []
 
-    def seed_of(self, index: int) -> int:
-        return (self.seed + index * self.seed_step) & ((1 << 63) - 1)
+    def seed_of(self, choice: int, n: int) -> int:
+        """`n` is the number of answers to each prompt, which lie beside each other."""
+        prompt, answer = divmod(choice, n)
+        return (self.seed + prompt * n * self.seed_step + answer) & ((1 << 63) - 1)
 
     def encode(self) -> str:
         """Visible ASCII that needs no escapes in JSON; at most 512 bytes, for 64 prompts, too."""
@@ -76,12 +78,12 @@ class Replay:
     origin: Origin | None = None
     choices: Sequence[ContinuedChoice] = ()
 
-    def check(self, prompts: int, vocab_size: int) -> None:
+    def check(self, choices: int, vocab_size: int) -> None:
         """Refuse what no worker can have listed. A wrong id would fail in a step, for everybody."""
-        if len(self.choices) > prompts:
-            raise _invalid("choices", f"{len(self.choices)} for {prompts} prompts")
-        if self.origin is not None and len(self.origin.cached_tokens) != prompts:
-            raise _invalid("response", f"of another request: this one has {prompts} prompts")
+        if len(self.choices) > choices:
+            raise _invalid("choices", f"{len(self.choices)} for {choices}")
+        if self.origin is not None and len(self.origin.cached_tokens) != choices:
+            raise _invalid("response", f"of another request: this one has {choices} choices")
         for index, choice in enumerate(self.choices):
             if max(choice.token_ids, default=0) >= vocab_size:
                 raise invalid_ids(index, f"must be between 0 and {vocab_size - 1}")

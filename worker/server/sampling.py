@@ -13,6 +13,7 @@ import msgspec
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
@@ -36,6 +37,7 @@ class Sampling:
     seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
+    n: int = 1  # answers to each prompt
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
@@ -52,6 +54,7 @@ def check_sampling(
     seed: int | None,
     seed_field: str = "seed",
     logprobs: bool,
+    top_logprobs: int = 0,
     vocab_size: int,
     prefix: str = "",
 ) -> Sampling:
@@ -72,6 +75,9 @@ def check_sampling(
         raise _invalid(max_tokens_field, f"must be between 1 and {MAX_INT}")
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise _invalid(seed_field, "must fit in 64 bits")
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_PROMPTS:
+        raise _invalid(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
 
     params = SamplingParams(
         max_tokens=0,
@@ -80,6 +86,7 @@ def check_sampling(
         top_p=top_p,
         stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
         logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )
     return Sampling(
         params=params,
@@ -88,6 +95,7 @@ def check_sampling(
         seed=None if seed is None else seed & (2**63 - 1),
         stop=_stop_strings(fields.stop, prefix + "stop"),
         ignore_eos=bool(fields.ignore_eos),
+        n=n,
     )
 
 
@@ -120,7 +128,7 @@ def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | No
 
 def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
     """The seed of a request's first prompt, and the step to the next prompt's. A seed that somebody
-    has chosen is that of all prompts."""
+    has chosen is that of all prompts; the n answers to one prompt count on from there."""
     if given is not None:
         return given, 0
     return (configured, 0) if configured else (secrets.randbits(63), 1)

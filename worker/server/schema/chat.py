@@ -26,8 +26,8 @@ class ChatRequest(OpenAIFields, kw_only=True):
     messages: list[ChatMessage] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = None
     # refused unless neutral
-    top_logprobs: Any = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_PROMPTS = 64  # in one HTTP request
+MAX_PROMPTS = 64  # in one HTTP request, and answers to them
 MAX_CONTINUED_TOKENS = 1 << 20
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]

@@ -20,8 +20,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
     # refused unless neutral
-    n: Any = None
     min_p: Any = None
     min_tokens: Any = None
     presence_penalty: Any = None
