@@ -41,9 +41,9 @@ def _command() -> str:
     words = [str(script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name)]
     arguments = iter(sys.argv[1:])
     for word in arguments:
-        if word == "--out":
+        if word in ("--out", "--output-file"):
             next(arguments, None)
-        elif not word.startswith("--out="):
+        elif not word.startswith(("--out=", "--output-file=")):
             words.append(word)
     return shlex.join(["python", *words])
 

@@ -1,0 +1,156 @@
+"""Latency and throughput of a running server, with the options and the report of SGLang's benchmark.
+
+    python bench/serving/bench_serving.py --base-url http://127.0.0.1:30000 \\
+        --random-input-len 512 --random-output-len 64 --random-range-ratio 1 --max-concurrency 8
+
+Any OpenAI-compatible server, or SGLang's `/generate` with `--backend sglang`. A key goes into the
+environment, as OPENAI_API_KEY. Ends with 1 if a request failed; each is in the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import math
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loadgen import arguments, metrics, report, sharegpt, traffic, workload
+from loadgen.apis import BACKENDS, RequestOptions
+from loadgen.client import Client, Outcome, open_session
+from loadgen.server import Server, ServerError
+from loadgen.tokens import TokenizerError, Vocabulary
+from loadgen.workload import Conversation, Lengths, Turn, WorkloadError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+WARMUP_OUTPUT_TOKENS = 32
+
+
+def conversations_of(
+    args: argparse.Namespace, vocabulary: Vocabulary, rng: random.Random
+) -> list[Conversation]:
+    if args.dataset_name == "sharegpt":
+        pairs = sharegpt.read(args.dataset_path)
+        return sharegpt.conversations(
+            vocabulary, rng, pairs, args.num_prompts, args.sharegpt_output_len
+        )
+    if args.dataset_name == "generated-shared-prefix":
+        return workload.shared_prefix(
+            vocabulary,
+            rng,
+            groups=args.gsp_num_groups,
+            prompts_per_group=args.gsp_prompts_per_group,
+            system_tokens=args.gsp_system_prompt_len,
+            question_tokens=args.gsp_question_len,
+            output_tokens=args.gsp_output_len,
+        )
+    if args.dataset_name == "multi-turn":
+        return workload.multi_turn(
+            vocabulary,
+            rng,
+            args.num_prompts,
+            rounds=args.multi_turn_rounds,
+            system_tokens=args.multi_turn_system_prompt_len,
+            input_tokens=args.multi_turn_input_len,
+            output_tokens=args.multi_turn_output_len,
+        )
+    lengths = Lengths(args.random_input_len, args.random_output_len, args.random_range_ratio)
+    texts = None
+    if args.dataset_path is not None:
+        questions = [question for question, _ in sharegpt.read(args.dataset_path)]
+        texts = [ids for text in questions if (ids := vocabulary.encode(text).ids)]
+    return workload.random_prompts(vocabulary, rng, args.num_prompts, lengths, texts)
+
+
+async def warm_up(
+    send: Callable[[list[Conversation]], Any],
+    vocabulary: Vocabulary,
+    first: Turn,
+    count: int,
+) -> None:
+    """Prompts of their own, lest the measured ones are cached."""
+    rng = random.Random()
+    tokens = min(first.output_tokens, WARMUP_OUTPUT_TOKENS)
+    turns = [Turn(vocabulary.draw(rng, len(first.prompt.ids)), tokens) for _ in range(count)]
+    for outcome in await send([(turn,) for turn in turns]):
+        if not outcome.ok:
+            raise ServerError(f"The warm-up failed: {outcome.error}")
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    key = os.environ.get("OPENAI_API_KEY")
+    async with open_session(key, args.request_timeout) as http:
+        server = Server(http, args.base_url)
+        options = RequestOptions(
+            model=args.model or await server.model(),
+            stream=not args.disable_stream,
+            ignore_eos=not args.disable_ignore_eos,
+            token_ids=args.tokenize_prompt,
+            extra=args.extra_request_body,
+        )
+        vocabulary = Vocabulary(args.tokenizer or Path(await server.tokenizer()))
+        rng = random.Random(args.seed)
+        conversations = conversations_of(args, vocabulary, rng)
+        api = BACKENDS[args.backend]
+        client = Client(http, args.base_url, api)
+
+        async def send(
+            what: list[Conversation],
+            rate: float = math.inf,
+            on_outcome: Callable[[Outcome], None] = lambda _: None,
+        ) -> list[Outcome]:
+            due = traffic.arrivals(rng, len(what), rate)
+            return await traffic.run(
+                client, api, options, what, due, args.max_concurrency, on_outcome
+            )
+
+        await warm_up(send, vocabulary, conversations[0][0], args.warmup_requests)
+        if args.flush_cache:
+            await server.flush_cache()
+        if args.profile:
+            await server.start_profile()
+        gc.collect()
+        gc.freeze()  # a collection would look through all prompts, while answers wait
+        with tqdm(total=sum(map(len, conversations)), disable=args.disable_tqdm) as bar:
+            cpu, start = time.process_time(), time.perf_counter()
+            outcomes = await send(conversations, args.request_rate, lambda _: bar.update())
+            duration, cpu = time.perf_counter() - start, time.process_time() - cpu
+        if args.profile:
+            await server.stop_profile()
+    return {
+        "backend": args.backend,
+        "dataset_name": args.dataset_name,
+        "request_rate": "inf" if math.isinf(args.request_rate) else args.request_rate,
+        "max_concurrency": args.max_concurrency,
+        **metrics.summarise(outcomes, duration, vocabulary.count),
+        "client_cpu_share": cpu / duration,
+        "turns": metrics.by_turn(outcomes),
+    }
+
+
+def main() -> None:
+    args = arguments.parse(__doc__.partition("\n")[0])
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each open request
+    try:
+        result = asyncio.run(measure(args))
+    except (ServerError, TokenizerError, WorkloadError) as error:
+        sys.exit(f"bench_serving: {error}")
+    print(report.table(result))
+    record("bench_serving", result, args.output_file)
+    sys.exit(1 if result["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

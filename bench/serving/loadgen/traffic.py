@@ -1,0 +1,63 @@
+"""When what is sent: arrivals of a Poisson process, and a limit on how much runs at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from loadgen.apis import Api, RequestOptions
+from loadgen.client import Client, Outcome
+from loadgen.workload import Conversation
+
+
+def arrivals(rng: random.Random, count: int, rate: float) -> Iterator[float]:
+    """Seconds from the start at which conversations begin; all at 0 if the rate is infinite."""
+    if math.isinf(rate):
+        return itertools.repeat(0.0, count)
+    gaps = (rng.expovariate(rate) for _ in range(count - 1))
+    return itertools.accumulate(gaps, initial=0.0)
+
+
+async def run(
+    client: Client,
+    api: Api,
+    options: RequestOptions,
+    conversations: Sequence[Conversation],
+    due: Iterator[float],
+    max_concurrency: int | None,
+    on_outcome: Callable[[Outcome], None],
+) -> list[Outcome]:
+    """Hold all conversations, each from its time on; one outcome for every turn of every one."""
+    places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    outcomes: list[Outcome] = []
+
+    async def hold(conversation: Conversation) -> None:
+        history: list[tuple[str, str]] = []
+        failed = ""
+        async with places:
+            for number, turn in enumerate(conversation):
+                outcome = Outcome(number, len(turn.prompt.ids), turn.output_tokens)
+                if failed:
+                    outcome.error = f"not sent, as an earlier turn failed ({failed})"
+                else:
+                    body = api.body(options, history, turn.prompt, turn.output_tokens)
+                    await client.send(body, outcome)
+                    failed = outcome.error
+                if number + 1 < len(conversation):
+                    history.append((turn.prompt.text, outcome.answer.text))
+                outcomes.append(outcome)
+                on_outcome(outcome)
+
+    tasks = []
+    for conversation, at in zip(conversations, due, strict=True):
+        if (wait := start + at - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(hold(conversation)))
+    await asyncio.gather(*tasks)
+    return outcomes

@@ -1,0 +1,152 @@
+"""The benchmark client against the mock engine, whose times are told and whose counts are its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench_serving
+from loadgen import arguments
+from loadgen.server import ServerError
+from support.mock_engine import MockEngine, mock_engine
+from support.processes import ROOT
+
+SMALL_MODEL = ROOT / "worker/model/small"
+REQUESTS = 12
+
+
+@pytest.fixture
+def engine() -> Iterator[MockEngine]:
+    with mock_engine() as engine:
+        yield engine
+
+
+def words(engine: MockEngine, *more: str) -> list[str]:
+    """A short run, which the mock's sums can be compared with: nothing else is sent."""
+    common = [f"--base-url={engine.url}", f"--tokenizer={SMALL_MODEL}", f"--num-prompts={REQUESTS}"]
+    common += ["--warmup-requests=0", "--random-input-len=64", "--random-output-len=8"]
+    return [*common, "--disable-tqdm", *more]
+
+
+def measure(engine: MockEngine, *more: str) -> dict[str, Any]:
+    return asyncio.run(bench_serving.measure(arguments.parse("", words(engine, *more))))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("backend", ["sglang-oai", "sglang-oai-chat", "sglang"])
+def test_counts_are_the_engines(engine: MockEngine, backend: str, stream: bool) -> None:
+    flags = [] if stream else ["--disable-stream"]
+    shared = ["--dataset-name=generated-shared-prefix", "--gsp-num-groups=2"]
+    shared += ["--gsp-prompts-per-group=8", "--gsp-system-prompt-len=64", "--gsp-question-len=16"]
+    # One after the other: what is cached for a request does not depend on who comes first.
+    flags += [*shared, "--gsp-output-len=5", "--max-concurrency=1"]
+    result = measure(engine, f"--backend={backend}", *flags)
+    stats = engine.stats()
+    assert (result["completed"], result["failed"]) == (16, 0) == (stats["requests"], 0)
+    assert result["total_input_tokens"] == stats["prompt_tokens"]
+    assert result["total_output_tokens"] == stats["completion_tokens"] == 16 * 5
+    assert result["cached_tokens"] == stats["cached_tokens"] > 0
+    assert result["cached_share"] == stats["cached_tokens"] / stats["prompt_tokens"]
+    assert result["other_length_than_asked"] == 0
+    assert ("mean_ttft_ms" in result) == stream
+
+
+def test_lengths_are_drawn_between_their_bounds(engine: MockEngine) -> None:
+    result = measure(engine, "--tokenize-prompt", "--random-range-ratio=1")
+    assert result["total_input_tokens"] == REQUESTS * 64  # ids: the engine counts what we drew
+    assert result["total_output_tokens"] == REQUESTS * 8
+
+
+def test_times_are_those_that_the_engine_was_told() -> None:
+    """Generously: what a busy machine adds to half of the requests must stay below the time itself."""
+    step_ms, output, requests = 50.0, 9, 5
+    with mock_engine(prefill_rate=1000, decode_base_ms=step_ms) as engine:
+        lengths = ["--random-input-len=400", f"--random-output-len={output}"]
+        flags = [*lengths, "--random-range-ratio=1", f"--num-prompts={requests}"]
+        result = measure(engine, "--tokenize-prompt", "--max-concurrency=1", *flags)
+    prefill_ms = 400.0
+    assert prefill_ms <= result["median_ttft_ms"] < 2 * prefill_ms
+    assert 0.9 * step_ms <= result["median_tpot_ms"] < 2 * step_ms
+    assert 0.9 * step_ms <= result["mean_itl_ms"] < 2 * step_ms
+    whole = result["mean_ttft_ms"] + (output - 1) * result["mean_tpot_ms"]
+    assert result["mean_e2e_latency_ms"] == pytest.approx(whole)
+    assert requests * result["mean_e2e_latency_ms"] <= result["duration"] * 1e3
+    assert result["concurrency"] == pytest.approx(
+        requests * result["mean_e2e_latency_ms"] / 1e3 / result["duration"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"kind": "status", "status": 503}, "HTTP 503: told to refuse"),
+        ({"kind": "break", "after_tokens": 2}, "ClientPayloadError"),
+        ({"kind": "no_done"}, "without [DONE]"),
+        ({"kind": "engine_died", "after_tokens": 2}, "The engine has died"),
+        ({"kind": "garbage", "form": "truncated"}, "BadAnswer"),
+        ({"kind": "garbage", "form": "html"}, "BadAnswer"),
+        ({"kind": "hang"}, "no answer in time"),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_what_fails_is_reported(engine: MockEngine, fault: dict[str, Any], said: str) -> None:
+    engine.fault(**fault, count=3)
+    timeout = 2.0 if fault["kind"] == "hang" else 60.0
+    result = measure(engine, f"--request-timeout={timeout}", "--random-range-ratio=1")
+    assert (result["completed"], result["failed"]) == (REQUESTS - 3, 3)
+    ((error, count),) = result["errors"].items()
+    assert said in error
+    assert count == 3
+    assert result["total_output_tokens"] == (REQUESTS - 3) * 8
+
+
+def test_a_turn_that_cannot_be_sent_is_reported(engine: MockEngine) -> None:
+    engine.fault(kind="status", status=500, count=1)
+    conversations = ["--dataset-name=multi-turn", "--num-prompts=2", "--multi-turn-rounds=3"]
+    result = measure(engine, *conversations, "--max-concurrency=1")
+    assert (result["completed"], result["failed"]) == (3, 3)
+    assert [row["completed"] for row in result["turns"]] == [1, 1, 1]
+    assert sum("not sent" in error for error in result["errors"]) == 1
+
+
+def test_conversations_find_their_beginning_cached(engine: MockEngine) -> None:
+    """The mock has the answer cached as the tokens it made: it is found if the client sends it back."""
+    conversations = ["--dataset-name=multi-turn", "--num-prompts=3", "--multi-turn-rounds=4"]
+    result = measure(engine, *conversations, "--max-concurrency=1")
+    stats = engine.stats()
+    assert result["completed"] == 12 == stats["requests"]
+    assert result["total_input_tokens"] == stats["prompt_tokens"]
+    shares = [row["cached_share"] for row in result["turns"]]
+    assert result["turns"][0]["completed"] == 3
+    assert min(shares[1:]) > 0.5
+
+
+def test_the_command_ends_with_a_json_line(engine: MockEngine, tmp_path: Path) -> None:
+    engine.fault(kind="status", status=500, count=1)
+    out = tmp_path / "results.jsonl"
+    script = ROOT / "bench/serving/bench_serving.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *words(engine, f"--output-file={out}")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr  # a request has failed
+    assert "1 x failed: HTTP 500: told to refuse" in done.stdout
+    assert f"Successful requests:                     {REQUESTS - 1}\n" in done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result == json.loads(out.read_text())
+    assert (result["bench"], result["completed"]) == ("bench_serving", REQUESTS - 1)
+    assert "--output-file" not in result["command"]
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    with pytest.raises(ServerError, match="/v1/models"):
+        measure(MockEngine("http://127.0.0.1:9"))
