@@ -127,7 +127,7 @@ class Generation:
             for choice in self._choices:
                 if choice.finish is None:
                     service.scheduler.abort(choice.rid)
-                    service.metrics.aborted.inc()
+                    self._count_end(choice, FinishReason.ABORT.value)
 
     @property
     def size(self) -> int:
@@ -299,6 +299,7 @@ class Generation:
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
         if delta.finish_reason == "error":
             choice.finish = Finish("error")  # the scheduler has ended it: nothing to abort
+            self._count_end(choice, "error")
             raise InternalError(delta.error or "The scheduler could not run this request")
         tokens = delta.token_ids
         choice.completion_tokens += len(tokens)
@@ -331,4 +332,8 @@ class Generation:
             choice.last_token_at = now
         if choice.finish is not None:
             self._unfinished -= 1
-            metrics.e2e_latency.observe(now - self._begun)
+            self._count_end(choice, choice.finish.reason)
+
+    def _count_end(self, choice: _Choice, reason: str) -> None:
+        seconds = time.monotonic() - self._begun
+        self.service.metrics.ended(reason, seconds, choice.prompt_tokens, choice.completion_tokens)

@@ -88,7 +88,7 @@ class ServerState:
         scheduler = self.service.scheduler
         stats = scheduler.last_stats
         assert stats is not None
-        return Reading(self.service.limits, stats, scheduler.throughput, scheduler.open_requests)
+        return Reading(self.service.limits, stats, scheduler.throughput)
 
 
 STATE = web.AppKey("state", ServerState)
