@@ -14,11 +14,11 @@ PLAN = StepPlan(
     decode_lengths=(10, 5),
     chunks=(
         PrefillChunk(slot=0, start=4, tokens=(7, 8, 9), is_last=True),
-        PrefillChunk(slot=2, start=0, tokens=(5, 6), is_last=False),
+        PrefillChunk(2, 0, (5, 6), is_last=False, score_start=1, score_tokens=(8,)),
     ),
     page_writes=((0, 1, 11), (2, 0, 12), (3, 2, 13), (1, 1, 14), (0, 0, 15)),
     admitted=(
-        Admitted(0, SamplingParams(9, 0.7, 5, 0.9, seed=(1 << 63) - 1), [1]),
+        Admitted(0, SamplingParams(9), [1]),
         Admitted(2, SamplingParams(3), [1]),
     ),
 )
@@ -29,11 +29,12 @@ def test_every_token_knows_its_slot_and_position() -> None:
     assert inputs.token_slots.tolist() == [3, 1, 0, 0, 0, 2, 2]
     assert inputs.positions.tolist() == [9, 4, 4, 5, 6, 0, 1]
     assert inputs.prompt_tokens.tolist() == [7, 8, 9, 5, 6]
-    assert inputs.sampled_rows.tolist() == [0, 1, 4]
-    assert inputs.token_slots[inputs.sampled_rows].tolist() == list(PLAN.sampled_slots)
+    assert inputs.output_rows.tolist() == [0, 1, 4, 6]
+    assert inputs.token_slots[inputs.output_rows[:3]].tolist() == list(PLAN.sampled_slots)
+    assert inputs.score_tokens.tolist() == [8]
 
 
-def test_slots_take_pages_settings_and_tokens() -> None:
+def test_slots_take_pages_and_tokens() -> None:
     state = SlotState(Capacity(num_pages=20, page_size=4, num_slots=5, context_length=16), CPU)
     state.last_token[3], state.last_token[1] = 33, 31
     inputs = InputPacker(CPU).pack(PLAN)
@@ -42,10 +43,6 @@ def test_slots_take_pages_settings_and_tokens() -> None:
     # slot 3 at position 9 is in its page 2, slot 1 at 4 in page 1, slot 0 at 4.. in page 1
     want = [13 * 4 + 1, 14 * 4, 11 * 4, 11 * 4 + 1, 11 * 4 + 2, 12 * 4, 12 * 4 + 1]
     assert state.cache_locations(inputs, 4).tolist() == want
-    assert state.seed[0].item() == (1 << 63) - 1
-    assert state.top_k.tolist() == [5, 0, 0, 0, 0]
-    assert torch.allclose(state.temperature, torch.tensor([0.7, 0, 0, 0, 0]))
-    assert torch.allclose(state.top_p, torch.tensor([0.9, 1, 1, 1, 1]))
 
 
 def test_a_step_of_decode_rows_alone_packs() -> None:
@@ -53,4 +50,3 @@ def test_a_step_of_decode_rows_alone_packs() -> None:
     assert inputs.positions.tolist() == [6]
     assert inputs.prompt_tokens.tolist() == []
     assert inputs.page_writes.shape == (3, 0)
-    assert inputs.admitted.shape == (5, 0)

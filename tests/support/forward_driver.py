@@ -69,6 +69,6 @@ class ForwardDriver:
             chunks=tuple(
                 ChunkExtent(slot, self.lengths[slot] - len(run), len(run)) for slot, run in chunks
             ),
-            sampled_rows=torch.arange(len(tokens), device=at),
+            output_rows=torch.arange(len(tokens), device=at),
         )
-        return self.model(batch, self.cache).log_softmax(dim=-1)
+        return self.model.logits(self.model(batch, self.cache)).log_softmax(dim=-1)

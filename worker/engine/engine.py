@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Capacity, SamplingParams, StepPlan, TokenMasks
+from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.readback import Readback, ReadbackRing
-from mla_router.worker.engine.sampling import logprobs_of, sample
+from mla_router.worker.engine.sampling.sampler import Sampler
+from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
@@ -24,9 +25,10 @@ class Launched:
     """A launched forward pass: logits of the rows that sample, and where those rows belong."""
 
     plan: StepPlan
-    logits: Tensor  # [R, V] float32
+    logits: Tensor  # [R, V] float32; sampling writes over them
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64, of the tokens about to be sampled
+    prompt_scores: RowScores | None
 
 
 class Engine:
@@ -51,16 +53,15 @@ class Engine:
             device=device,
         )
         self.slots = SlotState(capacity, device)
+        self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
         self._packer = InputPacker(device)
-        self._readback = ReadbackRing(capacity.num_slots, device)
-        self._sampling = [SamplingParams(max_tokens=1)] * capacity.num_slots  # the host's copy
+        self._readback = ReadbackRing(device)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
         inputs = self._packer.pack(plan)
         self.slots.apply(inputs)
-        for request in plan.admitted:
-            self._sampling[request.slot] = request.sampling
+        self.sampler.admit(plan.admitted)
         decodes = len(plan.decode_slots)
         batch = ForwardBatch(
             tokens=self.slots.input_tokens(inputs),
@@ -71,31 +72,35 @@ class Engine:
             decode_lengths=inputs.decode_lengths.to(torch.int32),
             max_decode_length=max(plan.decode_lengths, default=0),
             chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
-            sampled_rows=inputs.sampled_rows,
+            output_rows=inputs.output_rows,
         )
-        logits = self.model(batch, self.cache)
-        rows = inputs.sampled_rows
-        return Launched(plan, logits, inputs.token_slots[rows], inputs.positions[rows] + 1)
+        hidden = self.model(batch, self.cache)
+        num_scored = len(inputs.score_tokens)
+        num_sampled = len(inputs.output_rows) - num_scored
+        rows = inputs.output_rows[:num_sampled]
+        prompt_scores = None
+        if num_scored:
+            runs = [
+                Run(i, len(chunk.score_tokens), self.sampler.wants.num_top(chunk.slot))
+                for i, chunk in enumerate(plan.chunks)
+                if chunk.score_tokens
+            ]
+            prompt_scores = score_hidden(
+                hidden[num_sampled:], self.model.logits, inputs.score_tokens, runs
+            )
+        return Launched(
+            plan,
+            self.model.logits(hidden[:num_sampled]),
+            inputs.token_slots[rows],
+            inputs.positions[rows] + 1,
+            prompt_scores,
+        )
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> Readback:
-        assert masks is None, "no request can ask for a grammar yet"
-        wanted = [self._sampling[slot] for slot in launched.plan.sampled_slots]
-        if all(sampling.greedy for sampling in wanted):
-            tokens = launched.logits.argmax(dim=-1)
-        else:
-            slots, state = launched.slots, self.slots
-            tokens = sample(
-                launched.logits,
-                state.temperature[slots],
-                state.top_k[slots],
-                state.top_p[slots],
-                state.seed[slots],
-                launched.positions,
-                filtered=any(s.top_k > 0 or s.top_p < 1 for s in wanted),
-            )
-        self.slots.last_token[launched.slots] = tokens
-        logprobs = None
-        if any(sampling.logprobs for sampling in wanted):
-            logprobs = logprobs_of(launched.logits, tokens)
-        return self._readback.start(tokens, logprobs)
+        sampled = self.sampler.sample(
+            launched.logits, launched.slots, launched.positions, launched.plan, masks
+        )
+        # A row without a token gets 0 for one: its request ends, but the next step has begun with it.
+        self.slots.last_token[launched.slots] = sampled.tokens.clamp_min(0)
+        return self._readback.start(launched.plan, sampled, launched.prompt_scores)

@@ -1,80 +1,58 @@
-"""One step's inputs as one copy to the device.
-
-Everything that a step needs from the host is a few integers a token, packed into one buffer and
-copied once. Two pinned host buffers take turns: a step is packed only after the tokens of the step
-two before it were waited for, so the buffer it overwrites has certainly been read.
-"""
+"""One step's inputs as one copy to the device: a few integers for every token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.upload import Upload
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Views into the device buffer, all int64. T tokens, R sampled rows, W page table writes, A
-    requests admitted in this step."""
+    """On the device, all int64. T tokens, R sampled rows, S scored rows, W page table writes."""
 
     token_slots: Tensor  # [T]
     positions: Tensor  # [T]
     prompt_tokens: Tensor  # [T - D], the tokens of the chunks; decode tokens are on the device
     decode_lengths: Tensor  # [D]
-    sampled_rows: Tensor  # [R]
+    output_rows: Tensor  # [R + S], rows of T: those that sample, then those that are scored
+    score_tokens: Tensor  # [S], whose logprobs are wanted of the scored rows
     page_writes: Tensor  # [3, W]: slot, index, page
-    admitted: Tensor  # [5, A]: slot, top_k, seed, and the bits of temperature and top_p as float64
 
 
 class InputPacker:
-    """Turns plans into `StepInputs` on `device`. Buffers grow to the largest step seen."""
+    """Turns plans into `StepInputs` on `device`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host = [self._new_host(0), self._new_host(0)]
-        self._on_device = torch.empty(0, dtype=torch.int64, device=device)
-        self._turn = 0
+        self._upload = Upload(device)
 
     def pack(self, plan: StepPlan) -> StepInputs:
-        token_slots, positions, prompt_tokens, sampled_rows = _rows(plan)
-        parts = (
-            token_slots,
-            positions,
-            prompt_tokens,
-            np.asarray(plan.decode_lengths, dtype=np.int64),
-            sampled_rows,
-            np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T.ravel(),
-            _admitted(plan).ravel(),
-        )
-        slots, places, tokens, lengths, sampled, writes, admitted = torch.split(
-            self._copy(np.concatenate(parts)), [part.size for part in parts]
-        )
+        slots, positions, prompt_tokens, output_rows = _rows(plan)
+        score_tokens = list(chain.from_iterable(chunk.score_tokens for chunk in plan.chunks))
         return StepInputs(
-            slots, places, tokens, lengths, sampled, writes.view(3, -1), admitted.view(5, -1)
+            *self._upload(
+                [
+                    slots,
+                    positions,
+                    prompt_tokens,
+                    np.asarray(plan.decode_lengths, dtype=np.int64),
+                    output_rows,
+                    np.asarray(score_tokens, dtype=np.int64),
+                    np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T,
+                ]
+            )
         )
-
-    def _copy(self, packed: np.ndarray) -> Tensor:
-        if self._device.type == "cpu":
-            return torch.from_numpy(packed)
-        self._turn ^= 1
-        if packed.size > self._host[self._turn].numel():
-            self._host[self._turn] = self._new_host(2 * packed.size)
-        if packed.size > self._on_device.numel():
-            self._on_device = torch.empty(2 * packed.size, dtype=torch.int64, device=self._device)
-        host = self._host[self._turn][: packed.size]
-        host.numpy()[:] = packed
-        return self._on_device[: packed.size].copy_(host, non_blocking=True)
-
-    def _new_host(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
 
 
 def _rows(plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Slot and position of every token, the prompt tokens, and the rows that sample."""
+    """Slot and position of every token, the prompt tokens, and the rows of which the model's output
+    is wanted: those that sample, then those that are scored."""
     decodes = len(plan.decode_slots)
     slots = np.empty(plan.num_tokens, dtype=np.int64)
     positions = np.empty(plan.num_tokens, dtype=np.int64)
@@ -83,22 +61,17 @@ def _rows(plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
     positions[:decodes] = plan.decode_lengths
     positions[:decodes] -= 1
     sampled = list(range(decodes))
+    scored: list[int] = []
     at = decodes
     for chunk in plan.chunks:
         end = at + len(chunk.tokens)
         slots[at:end] = chunk.slot
         positions[at:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
         tokens[at - decodes : end - decodes] = chunk.tokens
+        first = at + chunk.score_start
+        assert first + len(chunk.score_tokens) <= end, f"{chunk=} scores rows it does not have"
+        scored += range(first, first + len(chunk.score_tokens))
         at = end
         if chunk.is_last:
             sampled.append(at - 1)
-    return slots, positions, tokens, np.asarray(sampled, dtype=np.int64)
-
-
-def _admitted(plan: StepPlan) -> np.ndarray:
-    table = np.empty((5, len(plan.admitted)), dtype=np.int64)
-    for column, request in enumerate(plan.admitted):
-        sampling = request.sampling
-        table[:3, column] = (request.slot, sampling.top_k, sampling.seed)
-        table[3:, column] = np.array([sampling.temperature, sampling.top_p]).view(np.int64)
-    return table
+    return slots, positions, tokens, np.asarray(sampled + scored, dtype=np.int64)

@@ -1,51 +1,96 @@
-"""The way of a step's tokens to the host: one asynchronous copy, waited for a step later."""
+"""The way of a step's results to the host: one asynchronous copy, waited for a step later."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mla_router.worker.core import Scores, StepResult
+from mla_router.worker.core import Scores, StepPlan, StepResult
+from mla_router.worker.engine.sampling.sampler import Sampled
+from mla_router.worker.engine.sampling.scores import RowScores
 
 
 class Readback:
-    """A step's sampled tokens on their way to the host. Implements `PendingStep`."""
+    """A step's tokens and scores on their way to the host. Implements `PendingStep`."""
 
     def __init__(
-        self, tokens: Tensor, logprobs: Tensor | None, copied: torch.cuda.Event | None
+        self,
+        plan: StepPlan,
+        tokens: Tensor,
+        scores: RowScores | None,
+        prompt_scores: RowScores | None,
+        copied: torch.cuda.Event | None,
     ) -> None:
+        self._plan = plan
         self._tokens = tokens
-        self._logprobs = logprobs
+        self._scores = scores
+        self._prompt_scores = prompt_scores
         self._copied = copied
 
     def wait(self) -> StepResult:
         if self._copied is not None:
             self._copied.synchronize()
         scores: list[Scores | None] | None = None
-        if self._logprobs is not None:
-            scores = [Scores([logprob]) for logprob in self._logprobs.tolist()]
-        return StepResult(self._tokens.tolist(), scores)
+        if self._scores is not None:
+            scores = self._scores.by_owner(len(self._tokens))
+        prompt_scores: list[Scores | None] | None = None
+        if self._prompt_scores is not None:
+            prompt_scores = self._prompt_scores.by_owner(len(self._plan.chunks))
+        return StepResult(self._tokens.tolist(), scores, prompt_scores)
 
 
 class ReadbackRing:
-    """Two pinned buffers in turn: a step's result is read before the step after next samples."""
+    """Two pinned buffers in turn: a step's result is read before the step after next samples. They
+    grow to the largest result seen."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
+        self._host = [torch.empty(0, dtype=torch.int32)] * 2
         self._turn = 0
-        if self._on_cuda:
-            self._tokens = torch.empty(2, num_slots, dtype=torch.int64, pin_memory=True)
-            self._logprobs = torch.empty(2, num_slots, dtype=torch.float32, pin_memory=True)
 
-    def start(self, tokens: Tensor, logprobs: Tensor | None) -> Readback:
+    def start(self, plan: StepPlan, sampled: Sampled, prompt_scores: RowScores | None) -> Readback:
         if not self._on_cuda:
-            return Readback(tokens, logprobs, None)
-        self._turn ^= 1
-        count = tokens.shape[0]
-        host_tokens = self._tokens[self._turn, :count].copy_(tokens, non_blocking=True)
-        host_logprobs = None
-        if logprobs is not None:
-            host_logprobs = self._logprobs[self._turn, :count].copy_(logprobs, non_blocking=True)
+            return Readback(plan, sampled.tokens, sampled.scores, prompt_scores, None)
+        parts = [sampled.tokens, *_tensors(sampled.scores), *_tensors(prompt_scores)]
+        tokens, *rest = self._copy(parts)
+        scores, rest = _with(sampled.scores, rest)
+        prompt_scores, rest = _with(prompt_scores, rest)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return Readback(host_tokens, host_logprobs, copied)
+        return Readback(plan, tokens, scores, prompt_scores, copied)
+
+    def _copy(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """`parts`, of int64 that fits in 32 bits or float32, on the host once the stream is there."""
+        words = [
+            (part.view(torch.int32) if part.is_floating_point() else part.int()).flatten()
+            for part in parts
+        ]
+        packed = torch.cat(words) if len(words) > 1 else words[0]
+        self._turn ^= 1
+        if len(packed) > len(self._host[self._turn]):
+            self._host[self._turn] = torch.empty(
+                2 * len(packed), dtype=torch.int32, pin_memory=True
+            )
+        host = self._host[self._turn][: len(packed)].copy_(packed, non_blocking=True)
+        return [
+            (some.view(torch.float32) if part.is_floating_point() else some).view(part.shape)
+            for some, part in zip(
+                torch.split(host, [part.numel() for part in parts]), parts, strict=True
+            )
+        ]
+
+
+def _tensors(scores: RowScores | None) -> list[Tensor]:
+    return [] if scores is None else [scores.logprobs, scores.top_ids, scores.top_logprobs]
+
+
+def _with(scores: RowScores | None, on_host: list[Tensor]) -> tuple[RowScores | None, list[Tensor]]:
+    """`scores` with the first of the tensors `on_host`, and the others."""
+    if scores is None:
+        return None, on_host
+    logprobs, top_ids, top_logprobs, *rest = on_host
+    moved = replace(scores, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
+    return moved, rest

@@ -1,4 +1,4 @@
-"""What the device remembers of every request between steps, indexed by its slot.
+"""What a forward pass remembers of every request between steps, indexed by its slot.
 
 The token that a step samples stays here, and the next step reads it from here: this is what lets
 the host launch step N+1 before it knows what step N sampled.
@@ -20,22 +20,12 @@ class SlotState:
         slots, pages = capacity.num_slots, capacity.pages_per_request
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
-        self.temperature = torch.zeros(slots, dtype=torch.float32, device=device)
-        self.top_p = torch.ones(slots, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def apply(self, inputs: StepInputs) -> None:
-        """Write what the step changes: new pages, and the settings of new requests."""
+        """Write the pages that the step adds."""
         if inputs.page_writes.shape[1]:
             slot, index, page = inputs.page_writes.unbind()
             self.page_table[slot, index] = page.to(torch.int32)
-        if inputs.admitted.shape[1]:
-            slot, top_k, seed, temperature, top_p = inputs.admitted.unbind()
-            self.top_k[slot] = top_k
-            self.seed[slot] = seed
-            self.temperature[slot] = temperature.view(torch.float64).float()
-            self.top_p[slot] = top_p.view(torch.float64).float()
 
     def input_tokens(self, inputs: StepInputs) -> Tensor:
         """[T] int64: the last token of every decode row, then the tokens of the chunks."""

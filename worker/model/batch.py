@@ -31,7 +31,7 @@ class ForwardBatch:
     decode_lengths: Tensor  # [D] int32, tokens in the cache including the new one
     max_decode_length: int  # the largest of decode_lengths, known on the host; 0 if D == 0
     chunks: tuple[ChunkExtent, ...]  # the rows after the decode rows, in order
-    sampled_rows: Tensor  # [R] int64, rows of T whose logits are wanted
+    output_rows: Tensor  # [R] int64, rows of T whose hidden states are wanted
 
     @property
     def num_decodes(self) -> int:

@@ -42,11 +42,16 @@ class DeepseekForCausalLM(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Logits [R, vocab_size] float32 of `batch.sampled_rows`.
+        """Final hidden states [R, hidden_size] of `batch.output_rows`, for `logits`.
 
         cache [num_layers, pages, page_size, cache_width] gets the batch's new rows.
         """
-        hidden = self.model(batch, cache)
+        hidden: Tensor = self.model(batch, cache)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
+        once."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return functional.linear(hidden, head.weight).float()
 
@@ -64,7 +69,7 @@ class DeepseekModel(nn.Module):
         rotations = self.rotations[batch.positions]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             hidden = layer(hidden, rotations, batch, layer_cache)
-        out: Tensor = self.norm(hidden[batch.sampled_rows])
+        out: Tensor = self.norm(hidden[batch.output_rows])
         return out
 
 

@@ -1,0 +1,75 @@
+"""Logprobs against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.core import SamplingParams
+from mla_router.worker.engine.sampling.scores import SLICE_ROWS, Run, score_hidden
+from support.sampler_driver import SamplerDriver
+
+V = 300
+
+
+def test_every_row_gets_as_many_as_it_asked_for() -> None:
+    """Of the model's own distribution, whatever penalties and temperature do to the draw."""
+    driver = SamplerDriver(8, V)
+    asked = [None, 0, 1, 5, None, 20, 0, 3]
+    for slot, top in enumerate(asked):
+        sampling = SamplingParams(
+            9,
+            temperature=0.7 * (slot % 2),
+            logit_bias=((3, 100.0),) if slot % 3 else (),
+            repetition_penalty=1.5,
+            logprobs=top is not None,
+            top_logprobs=top or 0,
+        )
+        driver.admit(slot, sampling, [slot, slot + 1])
+    logits = {slot: 10 * torch.randn(V) for slot in range(8)}
+    result = driver.step(logits)
+    assert result.scores is not None
+    for slot, top in enumerate(asked):
+        scores = result.scores[slot]
+        if top is None:
+            assert scores is None
+            continue
+        want = logits[slot].double().log_softmax(-1)
+        assert scores is not None
+        assert scores.logprobs == pytest.approx([want[result.tokens[slot]].item()], abs=1e-5)
+        if top == 0:
+            assert scores.top_ids == scores.top_logprobs == []
+        else:
+            best = want.topk(top)
+            assert scores.top_ids == [best.indices.tolist()]
+            assert scores.top_logprobs[0] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_no_scores_if_nobody_asks() -> None:
+    driver = SamplerDriver(2, V)
+    driver.admit(0, SamplingParams(9), [1])
+    assert driver.step({0: torch.randn(V)}).scores is None
+
+
+def test_hidden_states_are_scored_in_slices() -> None:
+    head, rows = torch.randn(16, V), 2 * SLICE_ROWS + 3
+    hidden, tokens = torch.randn(rows, 16), torch.randint(V, (rows,))
+    largest = 0
+
+    def logits_of(some: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, len(some))
+        return some @ head
+
+    runs = [Run(2, SLICE_ROWS + 1, 4), Run(0, SLICE_ROWS + 2, 0)]
+    scores = score_hidden(hidden, logits_of, tokens, runs).by_owner(4)
+    assert largest == SLICE_ROWS
+    want = (hidden.double() @ head.double()).log_softmax(-1)
+    chosen = want.gather(1, tokens[:, None]).flatten()
+    first, second = scores[2], scores[0]
+    assert scores[1] is None and scores[3] is None
+    assert first is not None and second is not None
+    got = torch.tensor(first.logprobs + second.logprobs, dtype=torch.float64)
+    torch.testing.assert_close(got, chosen, atol=1e-4, rtol=0)
+    assert first.top_ids == want[: SLICE_ROWS + 1].topk(4).indices.tolist()
+    assert second.top_ids == []

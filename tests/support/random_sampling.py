@@ -1,0 +1,36 @@
+"""Sampling settings as clients may mix them in one batch."""
+
+from __future__ import annotations
+
+import random
+
+from mla_router.worker.core import SamplingParams
+
+
+def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -> SamplingParams:
+    """Each feature on for about a third of the requests, independently of the others."""
+
+    def some(value: object, off: object) -> object:
+        return value if rng.random() < 0.35 else off
+
+    def token() -> int:
+        return rng.randrange(vocab_size)
+
+    scored = rng.random() < 0.35
+    bias = [(t, rng.choice([-100.0, -1.5, 2.5, 100.0])) for t in {token() for _ in range(5)}]
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
+        top_k=some(rng.choice([1, 5, 50]), 0),  # type: ignore[arg-type]
+        top_p=some(rng.choice([0.1, 0.5, 0.9]), 1.0),  # type: ignore[arg-type]
+        min_p=some(rng.choice([0.02, 0.2, 1.0]), 0.0),  # type: ignore[arg-type]
+        seed=rng.randrange(1 << 62),
+        repetition_penalty=some(rng.choice([0.5, 1.3, 2.0]), 1.0),  # type: ignore[arg-type]
+        frequency_penalty=some(rng.choice([-2.0, 0.4, 2.0]), 0.0),  # type: ignore[arg-type]
+        presence_penalty=some(rng.choice([-2.0, 0.7, 2.0]), 0.0),  # type: ignore[arg-type]
+        logit_bias=some(tuple(bias), ()),  # type: ignore[arg-type]
+        min_tokens=some(rng.randint(1, max_tokens), 0),  # type: ignore[arg-type]
+        stop_token_ids=frozenset(token() for _ in range(rng.choice([0, 1, 20]))),
+        logprobs=scored,
+        top_logprobs=rng.choice([0, 3, 20]) if scored else 0,
+    )

@@ -1,0 +1,59 @@
+"""Drives a `Sampler` as the engine does, with logits that the test makes up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Admitted, SamplingParams, StepPlan, StepResult, TokenMasks
+from mla_router.worker.engine.readback import ReadbackRing
+from mla_router.worker.engine.sampling.sampler import Sampler
+
+
+class SamplerDriver:
+    def __init__(self, num_slots: int, vocab_size: int, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.sampler = Sampler(num_slots, vocab_size, self.device)
+        self.readback = ReadbackRing(self.device)
+        self.contexts: dict[int, list[int]] = {}  # prompt and output of every slot
+        self._admitted: list[Admitted] = []
+
+    def admit(
+        self,
+        slot: int,
+        sampling: SamplingParams,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+    ) -> None:
+        """From the next step on."""
+        self._admitted.append(Admitted(slot, sampling, prompt, output))
+        self.contexts[slot] = [*prompt, *output]
+
+    def step(self, logits: Mapping[int, Tensor], masks: TokenMasks | None = None) -> StepResult:
+        """Sample once for every slot in `logits`."""
+        return self.step_and_look(logits, masks)[0]
+
+    @torch.inference_mode()
+    def step_and_look(
+        self, logits: Mapping[int, Tensor], masks: TokenMasks | None = None
+    ) -> tuple[StepResult, Tensor]:
+        """The same, and [R, V] what penalties, biases and masks have made of the logits."""
+        slots = tuple(logits)
+        lengths = tuple(len(self.contexts[slot]) for slot in slots)
+        plan = StepPlan(slots, lengths, (), (), tuple(self._admitted))
+        self._admitted = []
+        self.sampler.admit(plan.admitted)
+        rows = torch.stack([*logits.values()]).to(self.device)
+        sampled = self.sampler.sample(
+            rows,
+            torch.tensor(slots, device=self.device),
+            torch.tensor(lengths, device=self.device),
+            plan,
+            masks,
+        )
+        result = self.readback.start(plan, sampled, None).wait()
+        for slot, token in zip(slots, result.tokens, strict=True):
+            self.contexts[slot].append(token)
+        return result, rows.cpu()

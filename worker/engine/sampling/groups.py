@@ -1,0 +1,93 @@
+"""Which rows of a step want what: found on the host, so that nothing is computed for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+import numpy as np
+
+from mla_router.worker.core import Admitted, SamplingParams, StepPlan
+
+_FOR_EVER = 1 << 62
+
+
+class Wants(IntFlag):
+    DRAWN = 1  # not greedy
+    TOP = 2  # top_k or top_p, which need a sort
+    MIN_P = 4
+    PENALIZED = 8
+    SCORED = 16
+
+
+def wants(sampling: SamplingParams) -> Wants:
+    found = Wants(0)
+    if not sampling.greedy:
+        found |= Wants.DRAWN
+        if sampling.top_k > 0 or sampling.top_p < 1:
+            found |= Wants.TOP
+        if sampling.min_p > 0:
+            found |= Wants.MIN_P
+    if sampling.penalized:
+        found |= Wants.PENALIZED
+    if sampling.logprobs:
+        found |= Wants.SCORED
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of a step, indices into `StepPlan.sampled_slots`, ascending, int64."""
+
+    num_greedy: int
+    penalized: np.ndarray
+    biased: np.ndarray
+    plain: np.ndarray  # drawn from the whole vocabulary
+    filtered: np.ndarray  # drawn under top_k or top_p
+    scored: np.ndarray
+    min_p: bool  # some row has it
+    num_top: np.ndarray  # top_logprobs of the scored rows
+
+
+class SlotWants:
+    """What each slot's request wants, on the host."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._wants = np.zeros(num_slots, dtype=np.int64)
+        self._biased_until = np.zeros(num_slots, dtype=np.int64)  # position
+        self._num_top = np.zeros(num_slots, dtype=np.int64)
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        for request in requests:
+            slot, sampling = request.slot, request.sampling
+            self._wants[slot] = wants(sampling)
+            self._num_top[slot] = sampling.top_logprobs
+            self._biased_until[slot] = (
+                _FOR_EVER if sampling.logit_bias else len(request.prompt) + sampling.min_tokens
+            )
+
+    def num_top(self, slot: int) -> int:
+        return int(self._num_top[slot])
+
+    def groups(self, plan: StepPlan) -> Groups:
+        slots = np.array(plan.sampled_slots, dtype=np.int64)
+        ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
+        positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
+        found = self._wants[slots]
+
+        def rows(mask: int, value: int) -> np.ndarray:
+            return np.flatnonzero((found & mask) == value)
+
+        drawn, top = Wants.DRAWN, Wants.TOP
+        scored = rows(Wants.SCORED, Wants.SCORED)
+        return Groups(
+            num_greedy=len(rows(drawn, 0)),
+            penalized=rows(Wants.PENALIZED, Wants.PENALIZED),
+            biased=np.flatnonzero(positions < self._biased_until[slots]),
+            plain=rows(drawn | top, drawn),
+            filtered=rows(drawn | top, drawn | top),
+            scored=scored,
+            min_p=bool((found & Wants.MIN_P).any()),
+            num_top=self._num_top[slots[scored]],
+        )

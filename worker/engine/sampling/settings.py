@@ -1,0 +1,64 @@
+"""The numbers of every request's `SamplingParams` on the device, indexed by its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Admitted
+from mla_router.worker.engine.upload import Upload
+
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+)
+_INTS = ("top_k", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """Of the rows of a batch; all [R], float32 but for the last two, int64."""
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    frequency_penalty: Tensor
+    presence_penalty: Tensor
+    top_k: Tensor
+    seed: Tensor
+
+
+class SlotSettings:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._floats = torch.zeros(len(_FLOATS), num_slots, dtype=torch.float32, device=device)
+        self._ints = torch.zeros(len(_INTS), num_slots, dtype=torch.int64, device=device)
+        self._upload = Upload(device)
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        floats, ints = attrgetter(*_FLOATS), attrgetter(*_INTS)
+        slots, new_floats, new_ints = self._upload(
+            [
+                np.array([r.slot for r in requests], dtype=np.int64),
+                np.array([floats(r.sampling) for r in requests], dtype=np.float32).T,
+                np.array([ints(r.sampling) for r in requests], dtype=np.int64).T,
+            ]
+        )
+        self._floats.index_copy_(1, slots, new_floats)
+        self._ints.index_copy_(1, slots, new_ints)
+
+    def of(self, slots: Tensor) -> RowSettings:
+        """Those of `slots` [R] int64."""
+        return RowSettings(
+            *self._floats.index_select(1, slots).unbind(),
+            *self._ints.index_select(1, slots).unbind(),
+        )

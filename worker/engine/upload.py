@@ -1,0 +1,59 @@
+"""Host arrays to the device, several as one copy.
+
+Two pinned host buffers take turns. Nothing waits for the copy: a step is packed only after the
+tokens of the step two before it were waited for, so the buffer that is written over has certainly
+been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 8  # of every array in the buffer: that of the widest dtype
+_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+class Upload:
+    """One use of it a step. Buffers grow to the largest step seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host = [self._new_host(0), self._new_host(0)]
+        self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
+        self._turn = 0
+
+    def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
+        """`arrays` of int64, int32 or float32 as tensors on the device, of the same shapes. Good
+        until the next call, for work that is launched before it."""
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        if self._device.type == "cpu":
+            return [torch.from_numpy(array) for array in arrays]
+        ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
+        starts = [0, *ends[:-1]]
+        size = ends[-1]
+        self._turn ^= 1
+        if size > self._host[self._turn].numel():
+            self._host[self._turn] = self._new_host(2 * size)
+        if size > self._on_device.numel():
+            self._on_device = torch.empty(2 * size, dtype=torch.uint8, device=self._device)
+        host = self._host[self._turn][:size]
+        packed = host.numpy()
+        for array, start in zip(arrays, starts, strict=True):
+            packed[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        copied = self._on_device[:size].copy_(host, non_blocking=True)
+        return [
+            copied[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+            for array, start in zip(arrays, starts, strict=True)
+        ]
+
+    def _new_host(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
