@@ -25,6 +25,7 @@ class FinishReason(str, Enum):
     STOP = "stop"  # an EOS or stop token, or a stop string
     LENGTH = "length"  # max_tokens reached
     ABORT = "abort"  # the client left or asked for it
+    ERROR = "error"  # it could not be computed
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -187,3 +188,7 @@ class StepEngine(Protocol[Launched]):
     def forward(self, plan: StepPlan) -> Launched: ...
 
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep: ...
+
+    def is_usable_after(self, error: Exception) -> bool:
+        """Whether other steps may work after `error` came out of one."""
+        ...

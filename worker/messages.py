@@ -85,8 +85,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request.
 
     The first delta of a request tells `cached_tokens`, and its `prompt_scores` if they were asked
-    for. `finish_reason` is a `FinishReason` value; "error", or "refused" if the request itself is
-    at fault, with the reason in `error`; or empty while more will come.
+    for. `finish_reason` is a `FinishReason` value, or "refused" if the request itself is at fault,
+    or empty while more will come. `error` says why it is "error" or "refused".
     """
 
     rid: str

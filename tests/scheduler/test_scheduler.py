@@ -8,27 +8,8 @@ from hypothesis import strategies as st
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToScheduler
-from support.fake_engine import VOCAB, next_token
-from support.scripted_scheduler import Run, generate, run
-
-
-def continuation(prompt: list[int], count: int, seed: int = 0, stops: tuple[int, ...] = ()):
-    """What an endless cache and no scheduler would give."""
-    history = list(prompt)
-    for _ in range(count):
-        history.append(next_token(history, seed))
-        if history[-1] in stops:
-            break
-    return history[len(prompt) :]
-
-
-def assert_nothing_is_held(outcome: Run) -> None:
-    stats = outcome.scheduler.stats()
-    assert (stats.running, stats.waiting) == (0, 0)
-    assert stats.free_slots == stats.total_slots
-    assert stats.free_pages + stats.cached_pages == stats.total_pages
-    outcome.scheduler.memory.flush_cache()
-    assert outcome.scheduler.stats().free_pages == stats.total_pages
+from support.fake_engine import VOCAB, continuation
+from support.scripted_scheduler import assert_nothing_is_held, generate, run
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -44,7 +25,7 @@ def test_a_request_gets_its_tokens(overlap: bool, chunk_size: int) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_finish_by_length_costs_no_step_too_many(overlap: bool) -> None:
     outcome = run({0: [generate("a", [1, 2, 3], 6)]}, overlap=overlap)
-    assert outcome.scheduler.num_steps == 6
+    assert outcome.scheduler.stats().steps == 6
 
 
 @pytest.mark.parametrize(("overlap", "steps"), [(True, 1), (False, 0)])
@@ -55,7 +36,7 @@ def test_a_stop_token_costs_one_step_too_many_under_overlap(overlap: bool, steps
     outcome = run({0: [generate("a", prompt, 20, stop_token_ids=[stop])]}, overlap=overlap)
     assert outcome.channel.tokens("a") == expected[: expected.index(stop) + 1]
     assert outcome.channel.reason("a") == "stop"
-    assert outcome.scheduler.num_steps == expected.index(stop) + 1 + steps
+    assert outcome.scheduler.stats().steps == expected.index(stop) + 1 + steps
     assert_nothing_is_held(outcome)
 
 
@@ -67,7 +48,7 @@ def test_prefill_chunks_run_beside_decode_rows() -> None:
     outcome = run(script, chunk_size=8)
     assert outcome.channel.tokens("a") == continuation([1, 2, 3], 30)
     assert outcome.channel.tokens("b") == continuation(list(range(40)), 3)
-    assert outcome.scheduler.num_steps == 30  # the five chunks of b took no step of their own
+    assert outcome.scheduler.stats().steps == 30  # the five chunks of b took no step of their own
 
 
 def test_a_warm_prefix_is_not_computed_again() -> None:
@@ -149,7 +130,7 @@ def test_more_requests_than_memory_are_served_in_turn() -> None:
         (generate("bad", []), "token ids"),
         (generate("bad", [VOCAB]), "token ids"),
         (generate("bad", [-1]), "token ids"),
-        (generate("bad", [1], 0), "can never fit"),
+        (generate("bad", [1], 0), "0 of 0 tokens"),
         (generate("bad", [1] * 100, 100), "can never fit"),
     ],
 )

@@ -7,9 +7,17 @@ step is computed only when its result is waited for, or when the next one is lau
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from mla_router.worker.core import Capacity, Scores, StepPlan, StepResult, TokenMasks
+from mla_router.worker.core import (
+    Capacity,
+    PrefillChunk,
+    Scores,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+)
 
 VOCAB = 50
 
@@ -20,6 +28,23 @@ def next_token(history: list[int], seed: int) -> int:
     for token in history:
         state = (state * 1103515245 + token + 12345) % (1 << 31)
     return (state >> 8) % VOCAB
+
+
+def continuation(
+    prompt: list[int], count: int, seed: int = 0, stops: Collection[int] = ()
+) -> list[int]:
+    """What an endless cache and no scheduler would give: at most `count` tokens after `prompt`."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history, seed))
+        if history[-1] in stops:
+            break
+    return history[len(prompt) :]
+
+
+def logprob(history: list[int], token: int) -> float:
+    """What the model gives `token` after `history`."""
+    return -1.0 - next_token([*history, token], 1)
 
 
 @dataclass
@@ -59,6 +84,9 @@ class FakeEngine:
         self.sampled += 1
         return step
 
+    def is_usable_after(self, error: Exception) -> bool:
+        raise AssertionError("this engine does not fail") from error
+
     def run_until(self, last: FakeStep) -> None:
         while last.result is None:
             self._run(self.launched.pop(0))
@@ -83,7 +111,16 @@ class FakeEngine:
             history = [self.cache[self._location(slot, i)] for i in range(lengths[slot])]
             tokens.append(next_token(history, self.seeds[slot]))
             self.last_token[slot] = tokens[-1]
-        step.result = StepResult(tokens, [Scores([-float(token)]) for token in tokens])
+        scores: list[Scores | None] = [Scores([-float(token)]) for token in tokens]
+        step.result = StepResult(tokens, scores, [self._prompt_scores(c) for c in plan.chunks])
+
+    def _prompt_scores(self, chunk: PrefillChunk) -> Scores | None:
+        if not chunk.score_tokens:
+            return None
+        ends = range(chunk.start + chunk.score_start + 1, chunk.start + len(chunk.tokens) + 1)
+        histories = [[self.cache[self._location(chunk.slot, i)] for i in range(e)] for e in ends]
+        pairs = zip(histories, chunk.score_tokens, strict=False)
+        return Scores([logprob(history, token) for history, token in pairs])
 
     def _location(self, slot: int, position: int) -> int:
         size = self.capacity.page_size

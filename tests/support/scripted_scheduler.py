@@ -101,3 +101,13 @@ def run(
     scheduler.postprocess = checked  # type: ignore[method-assign]
     (scheduler.overlap_loop if overlap else scheduler.normal_loop)()
     return Run(scheduler, channel)
+
+
+def assert_nothing_is_held(outcome: Run) -> None:
+    """Every page and slot is free, or would be without what is only cached."""
+    stats = outcome.scheduler.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.free_slots == stats.total_slots
+    assert stats.free_pages + stats.cached_pages == stats.total_pages
+    outcome.scheduler.memory.flush_cache()
+    assert outcome.scheduler.stats().free_pages == stats.total_pages

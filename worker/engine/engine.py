@@ -104,3 +104,7 @@ class Engine:
         # A row without a token gets 0 for one: its request ends, but the next step has begun with it.
         self.slots.last_token[launched.slots] = sampled.tokens.clamp_min(0)
         return self._readback.start(launched.plan, sampled, launched.prompt_scores)
+
+    def is_usable_after(self, error: Exception) -> bool:
+        # A failed kernel leaves the CUDA context unusable; memory that ran out does not.
+        return not isinstance(error, torch.AcceleratorError)

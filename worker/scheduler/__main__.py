@@ -20,7 +20,7 @@ from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.channel import ZmqChannel
-from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except EngineFailed:
+        logging.getLogger(__name__).critical("the scheduler gives up", exc_info=True)
+        return 1
     return 0
 
 
@@ -71,8 +74,10 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
             attention_backend=config.attention_backend,
         )
     )
-    (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
-    channel.close()
+    try:
+        (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
+    finally:
+        channel.close()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Admission:
         for the first and then finds it (in-batch sharing, as SGLang does it).
         """
         at = cached_pages * self.memory.page_size
-        tokens = tuple(request.context[at : at + _SHARED_TOKENS])
+        tokens = tuple(request.context[at : min(at + _SHARED_TOKENS, request.max_cached)])
         if not self.memory.use_prefix_cache or len(tokens) < _SHARED_TOKENS:
             return request.rid
         return request.cache_salt, at, tokens

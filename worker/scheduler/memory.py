@@ -6,7 +6,7 @@ running request never fails for memory. Pages are still taken one at a time, whe
 
 from __future__ import annotations
 
-from mla_router.worker.core import Capacity
+from mla_router.worker.core import Capacity, FinishReason
 from mla_router.worker.scheduler.page_allocator import PageAllocator
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 from mla_router.worker.scheduler.request import Request, State
@@ -39,8 +39,7 @@ class Memory:
         """The longest cached prefix of the prompt: where it ends in the tree, and its pages."""
         if not self.use_prefix_cache:
             return self.cache.root(request.cache_salt), []
-        # The last known token is always computed: its logits give the first output token.
-        return self.cache.match(request.cache_salt, request.context[:-1])
+        return self.cache.match(request.cache_salt, request.context[: request.max_cached])
 
     def admit(self, request: Request, node: Node, pages: list[int]) -> bool:
         """Give the request a slot and its cached prefix, if all it may need is there."""
@@ -95,14 +94,16 @@ class Memory:
         request.node, request.tree_pages = node, known
 
     def release(self, request: Request) -> None:
-        """Take back slot and pages; what was computed stays in the prefix cache."""
-        assert request.steps_in_flight == 0, f"{request!r} is in {request.steps_in_flight} steps"
-        request.move_to(State.RELEASED)
+        """Take back slot and pages. What was computed stays in the prefix cache, unless the request
+        went wrong: what it computed may be the reason.
+
+        A launched step may still name the request, and write: not into pages that the cache keeps,
+        which are full of settled tokens, and into the others before their next owner's step.
+        """
+        assert request.node is not None, f"{request!r} holds nothing"
         self.num_releases += 1
-        if request.node is None:
-            return  # it was never admitted
         kept = request.tree_pages
-        if self.use_prefix_cache:
+        if self.use_prefix_cache and request.finish_reason is not FinishReason.ERROR:
             tokens = request.prompt + request.output[:-1]
             known = min(request.settled_length, len(tokens)) // self.page_size
             first = request.tree_pages

@@ -2,11 +2,12 @@
 
     WAITING --admit--> PREFILL --last chunk launched--> DECODE
         \\                 |                              |
-         `----------------+------- finish ---------------+--> FINISHED --released--> RELEASED
+         `----------------+------- finish ---------------+--> FINISHED
 
-A finish (EOS, length, abort) is legal in every live state. It takes effect at once for the client,
-but slot and pages are given back only when no launched step names the request any more
-(`steps_in_flight`): the overlap loop has always launched one step ahead.
+A finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
+overlap loop has launched up to two steps that still name the request, and their tokens for it are
+dropped. Its slot and pages are free at once, too, because the device does one thing after the other:
+whoever gets them next is launched later (`worker/engine/slots.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from mla_router.worker.core import FinishReason, PrefillChunk, SamplingParams
+from mla_router.worker.core import FinishReason, PrefillChunk, SamplingParams, Scores
+from mla_router.worker.messages import Grammar
 from mla_router.worker.scheduler.radix_cache import Node
 
 
@@ -23,15 +25,13 @@ class State(Enum):
     PREFILL = auto()
     DECODE = auto()
     FINISHED = auto()
-    RELEASED = auto()
 
 
 _NEXT = {
     State.WAITING: {State.PREFILL, State.FINISHED},
     State.PREFILL: {State.DECODE, State.FINISHED},
     State.DECODE: {State.FINISHED},
-    State.FINISHED: {State.RELEASED},
-    State.RELEASED: set[State](),
+    State.FINISHED: set[State](),
 }
 
 
@@ -42,6 +42,7 @@ class Request:
         "cache_salt",
         "context",
         "finish_reason",
+        "grammar",
         "launched_outputs",
         "launched_prompt",
         "node",
@@ -50,12 +51,13 @@ class Request:
         "pages",
         "pages_promised",
         "prompt",
+        "prompt_scores",
         "rid",
         "sampling",
+        "scored",
         "settled_length",
         "slot",
         "state",
-        "steps_in_flight",
         "tree_pages",
     )
 
@@ -67,11 +69,13 @@ class Request:
         *,
         output: Sequence[int] = (),
         cache_salt: str = "",
+        grammar: Grammar | None = None,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
         self.sampling = sampling
         self.cache_salt = cache_salt
+        self.grammar = grammar
         self.state = State.WAITING
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
@@ -80,7 +84,11 @@ class Request:
         self.launched_prompt = 0  # context tokens whose KV is cached or being computed
         self.launched_outputs = 0  # output tokens that launched steps sample
         self.settled_length = 0  # tokens whose KV is known to be in the pages
-        self.steps_in_flight = 0
+
+        wanted = sampling.prompt_logprobs_from
+        self.prompt_scores = None if wanted is None else Scores()  # of prompt[wanted:], so far
+        # Prompt tokens up to here have their logprob or need none. The first never has one.
+        self.scored = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
 
         self.slot = -1
         self.pages: list[int] = []
@@ -115,6 +123,13 @@ class Request:
         return len(self.prompt) + self.sampling.max_tokens - 1
 
     @property
+    def max_cached(self) -> int:
+        """Leading context tokens that may come from the prefix cache. The others are computed for
+        what they predict: the first output token, and prompt tokens whose logprob is wanted."""
+        first_row = self.scored - 1 if self.scored < len(self.prompt) else len(self.context) - 1
+        return min(first_row, len(self.context) - 1)
+
+    @property
     def wants_decode(self) -> bool:
         """A finish by length is known before its token is: no step is launched past it."""
         return self.state is State.DECODE and self.launched_outputs < self.sampling.max_tokens
@@ -129,10 +144,29 @@ class Request:
         if is_last:
             self.move_to(State.DECODE)
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
-        return PrefillChunk(self.slot, start, tuple(self.context[start:end]), is_last)
+        first = max(start + 1, self.scored)  # a row predicts the token after its own
+        score_tokens = tuple(self.prompt[first : end + 1])
+        return PrefillChunk(
+            self.slot,
+            start,
+            tuple(self.context[start:end]),
+            is_last,
+            score_start=first - 1 - start if score_tokens else 0,
+            score_tokens=score_tokens,
+        )
 
     def take_decode(self) -> int:
         """Count one decode step as launched; returns the cache length it brings."""
         length = len(self.prompt) + self.launched_outputs
         self.launched_outputs += 1
         return length
+
+    def add_prompt_scores(self, chunk: PrefillChunk, scores: Scores | None) -> None:
+        """Take in what a settled chunk says about the prompt."""
+        if not chunk.score_tokens:
+            return
+        assert scores is not None and self.prompt_scores is not None, f"{self!r} {chunk!r}"
+        self.prompt_scores.logprobs.extend(scores.logprobs)
+        self.prompt_scores.top_ids.extend(scores.top_ids)
+        self.prompt_scores.top_logprobs.extend(scores.top_logprobs)
+        self.scored += len(chunk.score_tokens)

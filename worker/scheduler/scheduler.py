@@ -1,6 +1,6 @@
 """The step loop: one thread that keeps the device busy.
 
-A step has three phases on the host, and the overlap loop lays them so that all of its own work
+A step has four phases on the host, and the overlap loop lays them so that all of its own work
 happens while the device computes (the order is DeepInfer's):
 
     forward(N)          launch; input tokens of running requests are already on the device
@@ -8,28 +8,20 @@ happens while the device computes (the order is DeepInfer's):
     sample(N)           launch; by now everything up to step N-1 is known
     schedule(N+1)       plain integers
 
-`normal_loop` is the same four phases without overlap, and gives the same tokens. The price of
-overlap is that a request that ends by a stop token is in one more step, whose token is dropped.
+A step whose rows may draw any token does not need to know step N-1, and is sampled as soon as it is
+launched. `normal_loop` is the same four phases without overlap, and gives the same tokens. The price
+of overlap is that a request that ends by a stop token is in one more step, whose token is dropped.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from mla_router.worker.core import (
-    Admitted,
-    FinishReason,
-    PendingStep,
-    Scores,
-    StepEngine,
-    StepPlan,
-)
+from mla_router.worker.core import NO_TOKEN, FinishReason, Scores, StepEngine, StepResult
 from mla_router.worker.messages import (
     Abort,
-    Delta,
-    Deltas,
     FlushCache,
     Generate,
     GetStats,
@@ -40,24 +32,20 @@ from mla_router.worker.messages import (
 from mla_router.worker.scheduler.admission import Admission
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.memory import Memory
-from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.scheduler.outbox import Outbox
+from mla_router.worker.scheduler.planner import Planner
+from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.step import Step
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+# So many steps that fail one after the other are no accident of one batch.
+MAX_FAILURES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """A plan and the requests it names: those that compute prompt tokens, and those that sample."""
-
-    plan: StepPlan
-    prefills: list[Request]
-    sampled: list[Request]  # aligned with plan.sampled_slots
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    step: ScheduledStep
-    pending: PendingStep
+class EngineFailed(Exception):
+    """The device cannot be used any more by this process; another one may be able to."""
 
 
 class Scheduler:
@@ -74,46 +62,42 @@ class Scheduler:
     ) -> None:
         self.engine = engine
         self.channel = channel
+        self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
         self.memory = Memory(engine.capacity, use_prefix_cache=use_prefix_cache)
         self.admission = Admission(self.memory, chunk_size)
-        self.requests: dict[str, Request] = {}  # live or not yet released
-        self.decoding: list[Request] = []
+        self.planner = Planner(self.memory, self.admission)
+        self.requests: dict[str, Request] = {}  # those that have not ended
         self.stopping = False
-        self.num_steps = 0
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
         self.num_generated_tokens = 0
-        self._deltas: list[Delta] = []
+        self._failures = 0  # steps, since the last that worked
         self._next_heartbeat = 0.0
 
     # -- the two loops --------------------------------------------------------------------------
 
     def overlap_loop(self) -> None:
-        last: InFlight | None = None
+        """Returns when told to stop. Raises EngineFailed."""
+        last: Step | None = None
         while not self.stopping:
             self.receive(in_flight=last is not None)
-            step = self.schedule()
-            launched = self.engine.forward(step.plan) if step else None
+            step = self.forward(self.planner.next_step())
             if last is not None:
                 self.postprocess(last)
-            last = None
-            if step is not None and launched is not None:
-                last = InFlight(step, self.engine.sample(launched))
+            last = self.sample(step)
 
     def normal_loop(self) -> None:
+        """Returns when told to stop. Raises EngineFailed."""
         while not self.stopping:
             self.receive(in_flight=False)
-            step = self.schedule()
+            step = self.sample(self.forward(self.planner.next_step()))
             if step is not None:
-                launched = self.engine.forward(step.plan)
-                self.postprocess(InFlight(step, self.engine.sample(launched)))
+                self.postprocess(step)
 
     # -- what comes in --------------------------------------------------------------------------
 
     def receive(self, *, in_flight: bool) -> None:
         """Take in what has arrived. With nothing to do, sleep until something does."""
-        self._send_deltas()
+        self.outbox.flush()
         idle = not in_flight and not self.requests
         if (now := time.monotonic()) >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
@@ -127,7 +111,7 @@ class Scheduler:
                 self._add(message)
             case Abort(rid):
                 if request := self.requests.get(rid):
-                    self._abort(request)
+                    self._end(request, FinishReason.ABORT)
             case GetStats(query):
                 self.channel.send(self.stats(query))
             case FlushCache(query):
@@ -152,7 +136,7 @@ class Scheduler:
         elif len(message.output) >= sampling.max_tokens:
             problem = f"there are {len(message.output)} of {sampling.max_tokens} tokens already"
         if problem:
-            self._deltas.append(Delta(message.rid, [], finish_reason="error", error=problem))
+            self.outbox.reject(message.rid, problem)
             return
         request = Request(
             message.rid,
@@ -160,120 +144,127 @@ class Scheduler:
             sampling,
             output=message.output,
             cache_salt=message.cache_salt,
+            grammar=message.grammar,
         )
         self.requests[request.rid] = request
         self.admission.waiting.append(request)
 
-    def _abort(self, request: Request) -> None:
-        if not request.is_live:
-            return
-        if request.state is State.WAITING:
-            self.admission.waiting.remove(request)
-        request.finish(FinishReason.ABORT)
-        self._tell(request, [], None)
-        self._give_back([request])
+    # -- forward(N), sample(N) ------------------------------------------------------------------
 
-    # -- schedule(N+1) --------------------------------------------------------------------------
-
-    def schedule(self) -> ScheduledStep | None:
-        """Plan the next step from integers the host has: no result of a launched step is needed."""
-        decodes = [request for request in self.decoding if request.wants_decode]
-        writes: list[tuple[int, int, int]] = []
-        lengths = []
-        for request in decodes:
-            lengths.append(request.take_decode())
-            writes += self.memory.grow(request, lengths[-1])
-        shares, admitted = self.admission.next_prefills()
-        for request in admitted:
-            writes += [(request.slot, i, page) for i, page in enumerate(request.pages)]
-            self.num_prompt_tokens += len(request.context)
-            self.num_cached_tokens += request.num_cached
-        chunks = []
-        for request, tokens in shares:
-            chunks.append(request.take_chunk(tokens))
-            writes += self.memory.grow(request, request.launched_prompt)
-        if not decodes and not chunks:
+    def forward(self, step: Step | None) -> Step | None:
+        """Launch the forward pass; returns the step if it is under way now."""
+        if step is None:
             return None
-        plan = StepPlan(
-            decode_slots=tuple(request.slot for request in decodes),
-            decode_lengths=tuple(lengths),
-            chunks=tuple(chunks),
-            page_writes=tuple(writes),
-            admitted=tuple(
-                Admitted(r.slot, r.sampling, r.prompt, r.context[len(r.prompt) :]) for r in admitted
-            ),
-        )
-        prefills = [request for request, _ in shares]
-        started = [request for request in prefills if request.state is State.DECODE]
-        self.decoding += started
-        for request in [*prefills, *decodes]:
-            request.steps_in_flight += 1
-        self.num_steps += 1
-        return ScheduledStep(plan, prefills, decodes + started)
+        try:
+            step.launched = self.engine.forward(step.plan)
+            if not step.needs_masks:
+                step.pending = self.engine.sample(step.launched)
+        except Exception as error:  # noqa: BLE001 (whatever it is, other steps may not have it)
+            self._fail(step, error)
+            return None
+        return step
+
+    def sample(self, step: Step | None) -> Step | None:
+        """Launch the sampling, unless `forward` could do it; returns the step if it is under way."""
+        if step is None or step.pending is not None:
+            return step
+        try:
+            step.pending = self.engine.sample(step.launched)
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(step, error)
+            return None
+        return step
 
     # -- postprocess(N-1) -----------------------------------------------------------------------
 
-    def postprocess(self, last: InFlight) -> None:
+    def postprocess(self, step: Step) -> None:
         """Settle a launched step: append its tokens, find who ended, give back what is unused."""
-        step, result = last.step, last.pending.wait()
-        for request, chunk in zip(step.prefills, step.plan.chunks, strict=True):
-            request.settled_length = chunk.start + len(chunk.tokens)
-            if request.is_live:
-                self.memory.share(request)
-        decodes = step.sampled[: len(step.plan.decode_slots)]  # they come first
-        for request, length in zip(decodes, step.plan.decode_lengths, strict=True):
-            request.settled_length = length
+        assert step.pending is not None
+        try:
+            result = step.pending.wait()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._fail(step, error)
+            return
+        self._failures = 0
+        self._settle(step, result)
         for i, request in enumerate(step.sampled):
             if not request.is_live:
                 continue  # it ended while this step was under way
             token = result.tokens[i]
+            if token == NO_TOKEN:
+                self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
+                continue
             request.output.append(token)
             self.num_generated_tokens += 1
-            if token in request.sampling.stop_token_ids:
-                request.finish(FinishReason.STOP)
-            elif len(request.output) == request.sampling.max_tokens:
-                request.finish(FinishReason.LENGTH)
             scores = result.scores[i] if result.scores and request.sampling.logprobs else None
-            self._tell(request, [token], scores)
-        for request in [*step.prefills, *decodes]:
-            request.steps_in_flight -= 1
-        self._give_back([*step.prefills, *decodes])
-
-    def _give_back(self, touched: list[Request]) -> None:
-        """Release those of `touched` that have ended and that no launched step names."""
+            if token in request.sampling.stop_token_ids:
+                self._end(request, FinishReason.STOP, tokens=[token], scores=scores)
+            elif len(request.output) == request.sampling.max_tokens:
+                self._end(request, FinishReason.LENGTH, tokens=[token], scores=scores)
+            else:
+                self.outbox.tell(request, [token], scores)
+        for request in step.prefills:
+            if request.is_live:
+                self.memory.share(request)
         self.admission.settle()
-        ended = [request for request in touched if not request.is_live]
-        if ended:
-            self.decoding = [request for request in self.decoding if request.is_live]
-        for request in ended:
-            if request.steps_in_flight == 0:
-                self.memory.release(request)
-                del self.requests[request.rid]
 
-    # -- what goes out --------------------------------------------------------------------------
+    def _settle(self, step: Step, result: StepResult) -> None:
+        """Count what the step has computed, for those that have not ended meanwhile."""
+        for i, (request, chunk) in enumerate(zip(step.prefills, step.plan.chunks, strict=True)):
+            request.settled_length = chunk.start + len(chunk.tokens)
+            request.add_prompt_scores(
+                chunk, result.prompt_scores[i] if result.prompt_scores else None
+            )
+        for request, length in zip(step.decodes, step.plan.decode_lengths, strict=True):
+            request.settled_length = length
 
-    def _tell(self, request: Request, tokens: list[int], scores: Scores | None) -> None:
-        reason = request.finish_reason.value if request.finish_reason else ""
-        self._deltas.append(Delta(request.rid, tokens, scores, request.num_cached, reason))
+    # -- how requests end -----------------------------------------------------------------------
 
-    def _send_deltas(self) -> None:
-        if self._deltas:
-            self.channel.send(Deltas(self._deltas))
-            self._deltas = []
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str = "",
+        *,
+        tokens: list[int] | None = None,
+        scores: Scores | None = None,
+    ) -> None:
+        """Tell the server, and give back what the request holds."""
+        request.finish(reason)
+        self.outbox.tell(request, tokens or [], scores, error)
+        self.planner.remove(request)
+        del self.requests[request.rid]
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """End the requests of a step that failed, and only those: a waiting one may fare better.
+
+        Raises EngineFailed if there is no hope for the steps to come. What is open then ends with
+        this process, so that the router can take it to another worker.
+        """
+        self._failures += 1
+        logger.error("step %d failed", self.planner.num_steps, exc_info=error)
+        if not self.engine.is_usable_after(error):
+            raise EngineFailed("the device is lost") from error
+        if self._failures == MAX_FAILURES:
+            raise EngineFailed(f"{MAX_FAILURES} steps in a row have failed") from error
+        for request in [*step.prefills, *step.decodes]:
+            if request.is_live:
+                self._end(request, FinishReason.ERROR, "the step that computed this request failed")
+
+    # -- what it says of itself -----------------------------------------------------------------
 
     def stats(self, query: int = 0) -> Stats:
-        waiting = len(self.admission.waiting)
         return Stats(
             query=query,
-            running=len(self.requests) - waiting,
-            waiting=waiting,
+            running=len(self.planner.running),
+            waiting=len(self.admission.waiting),
             total_pages=self.memory.capacity.num_pages,
             free_pages=self.memory.allocator.num_free,
             cached_pages=self.memory.cache.num_evictable,
             total_slots=self.memory.capacity.num_slots,
             free_slots=len(self.memory.free_slots),
-            steps=self.num_steps,
-            prompt_tokens=self.num_prompt_tokens,
-            cached_tokens=self.num_cached_tokens,
+            steps=self.planner.num_steps,
+            prompt_tokens=self.planner.num_prompt_tokens,
+            cached_tokens=self.planner.num_cached_tokens,
             generated_tokens=self.num_generated_tokens,
         )

@@ -1,0 +1,44 @@
+"""Logprobs of prompt tokens: each wanted one once, whatever is cached and however it is chunked."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.messages import ToScheduler
+from support.fake_engine import continuation, logprob
+from support.scripted_scheduler import assert_nothing_is_held, generate, run
+
+PROMPT = [i * 7 % 50 for i in range(30)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+@pytest.mark.parametrize("first", [0, 1, 2, 8, 9, 28, 29, 30, 99])
+def test_the_first_delta_has_those_that_were_asked_for(
+    first: int, chunk_size: int, overlap: bool
+) -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("warm", PROMPT)],
+        99: [generate("a", PROMPT, prompt_logprobs_from=first), generate("b", PROMPT)],
+    }
+    outcome = run(script, chunk_size=chunk_size, overlap=overlap)
+    told, *others = outcome.channel.deltas()["a"]
+    # The first token of a prompt follows nothing.
+    want = [logprob(PROMPT[:i], PROMPT[i]) for i in range(max(1, first), len(PROMPT))]
+    assert told.prompt_scores is not None
+    assert told.prompt_scores.logprobs == want
+    assert all(delta.prompt_scores is None for delta in others)
+    assert all(delta.prompt_scores is None for delta in outcome.channel.deltas()["b"])
+    # Only rows that score nothing are taken from the cache, in whole pages of 4.
+    assert told.cached_tokens == max(0, min(first, len(PROMPT)) - 1) // 4 * 4
+    assert outcome.channel.tokens("a") == continuation(PROMPT, 4)
+    assert_nothing_is_held(outcome)
+
+
+def test_a_prompt_whose_scores_are_wanted_does_not_wait_for_a_prefix_that_it_cannot_use() -> None:
+    prompt = [i % 50 for i in range(64)]
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", prompt), generate("b", prompt, prompt_logprobs_from=0)]
+    }
+    outcome = run(script, chunk_size=256)
+    assert outcome.scheduler.stats().steps == 4
