@@ -30,7 +30,8 @@ def client(worker: FakeWorker) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def streaming(worker: FakeWorker) -> Iterator[openai.OpenAI]:
-    """The client's own type for a chunk has no null finish_reason, though OpenAI sends it."""
+    """The client's own types have no null finish_reason, nor a null logprob of a prompt's first
+    token, though OpenAI sends both."""
     with connect(worker, strict=False) as client:
         yield client
 
@@ -129,10 +130,129 @@ def test_logprobs(
     assert offsets == choice.logprobs.text_offset
 
 
-def test_more_logprobs_are_refused(client: openai.OpenAI) -> None:
+def texts_of(backend: tokenizers.Tokenizer, ids: list[int]) -> list[str]:
+    return [backend.decode([token], skip_special_tokens=False) for token in ids]
+
+
+def likeliest(backend: tokenizers.Tokenizer, token: int, count: int) -> dict[str, float]:
+    """What the fake says of a place: the tokens that follow in the vocabulary."""
+    near: dict[str, float] = {}
+    for rank, text in enumerate(texts_of(backend, [token + rank for rank in range(count)])):
+        near.setdefault(text, -rank / 8)
+    return near
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_likely_tokens(client: openai.OpenAI, backend: tokenizers.Tokenizer, count: int) -> None:
+    ids = backend.encode("Hello, cats 😀", add_special_tokens=False).ids
+    (choice,) = client.completions.create(
+        model="mla-small", prompt=ids, max_tokens=len(ids), logprobs=count
+    ).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.top_logprobs == [likeliest(backend, token, count) for token in ids]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_echo_with_logprobs(
+    streaming: openai.OpenAI, backend: tokenizers.Tokenizer, max_tokens: int, stream: bool
+) -> None:
+    """As lm-eval asks for the likelihood of a text that it knows."""
+    ids = backend.encode("Hello, cats 😀").ids
+    create: Any = streaming.completions.create
+    answer = create(
+        model="mla-small",
+        prompt=[ids, ids[:1]],
+        max_tokens=max_tokens,
+        echo=True,
+        logprobs=2,
+        stream=stream,
+        extra_body={"cache_salt": script(say=ids[1:])},
+    )
+    # A stream's chunks, in order, add up to the whole.
+    chunks = [choice for part in answer for choice in part.choices] if stream else answer.choices
+    for index, prompt in enumerate((ids, ids[:1])):
+        parts = [choice for choice in chunks if choice.index == index]
+        shown = prompt + ids[1 : 1 + max_tokens]
+        assert "".join(part.text for part in parts) == backend.decode(shown)
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+        lists: dict[str, list[Any]] = defaultdict(list)
+        for part in parts:
+            for name, values in part.logprobs.to_dict().items():
+                lists[name] += values
+        assert lists["tokens"] == texts_of(backend, shown)
+        assert lists["token_logprobs"] == [None, *(-token / 1024 for token in shown[1:])]
+        assert lists["top_logprobs"] == [
+            None,
+            *(likeliest(backend, token, 2) for token in shown[1:]),
+        ]
+        before = [backend.decode(shown[:at]).rstrip("\ufffd") for at in range(len(shown))]
+        assert lists["text_offset"] == [len(text) for text in before]
+    if not stream:
+        assert answer.usage.prompt_tokens == len(ids) + 1
+        assert answer.usage.completion_tokens == 2 * max_tokens
+
+
+def test_echo_of_a_long_prompt(
+    client: openai.OpenAI, streaming: openai.OpenAI, backend: tokenizers.Tokenizer
+) -> None:
+    text = "All cats are grey at night. " * 100
+    arguments: Any = {"model": "mla-small", "prompt": text, "max_tokens": 0, "echo": True}
+    (choice,) = client.completions.create(**arguments).choices
+    assert choice.text == text
+    assert choice.logprobs is None
+    (choice,) = streaming.completions.create(**arguments, logprobs=0).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == texts_of(backend, backend.encode(text).ids)
+
+
+def test_the_best_of_several(
+    worker: FakeWorker, client: openai.OpenAI, backend: tokenizers.Tokenizer
+) -> None:
+    """Most likely per token first; to the fake, tokens with small ids are likely."""
+    answer = client.completions.create(
+        model="mla-small",
+        prompt=[[70, 71], [80, 81]],
+        max_tokens=2,
+        n=2,
+        best_of=5,
+        seed=100,
+        extra_body={"cache_salt": script(by_seed=[[90, 95], [91], [20, 30], [92], [10, 39]])},
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    best = [backend.decode([10, 39]), backend.decode([20, 30])]
+    assert [choice.text for choice in answer.choices] == best * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 5 * 2
+    assert answer.usage.prompt_tokens == 4
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert worker.generates()[-1].sampling.logprobs
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("logprobs", {"logprobs": 6}),
+        ("logprobs", {"logprobs": -1}),
+        ("logprobs", {"logprobs": True}),
+        ("best_of", {"best_of": 0}),
+        ("best_of", {"best_of": 1, "n": 2}),
+        ("best_of", {"best_of": 65}),
+        ("best_of", {"best_of": 33, "prompt": ["a", "b"]}),
+        ("best_of", {"best_of": 2, "stream": True}),
+        ("n", {"n": 0}),
+        ("n", {"n": 33, "prompt": ["a", "b"]}),
+        ("suffix", {"suffix": "the end"}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("max_tokens", {"max_tokens": -1, "echo": True}),
+        ("echo", {"echo": "yes"}),
+    ],
+)
+def test_bad_requests(client: openai.OpenAI, field: str, fields: dict[str, Any]) -> None:
+    body = {"prompt": "Hello", **fields}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="mla-small", prompt="Hello", logprobs=5)
-    assert caught.value.param == "logprobs"
+        client.post("/completions", body={"model": "mla-small", **body}, cast_to=object)
+    assert caught.value.param == field
 
 
 def test_one_failing_prompt_ends_the_batch(worker: FakeWorker, client: openai.OpenAI) -> None:

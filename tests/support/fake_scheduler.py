@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.core import Scores
+from mla_router.worker.core import SamplingParams, Scores
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -43,6 +43,7 @@ HEARTBEAT_MS = 100
 
 class Script(msgspec.Struct):
     say: list[int] | None = None  # the answer's tokens, repeated as needed; none: the prompt's
+    by_seed: list[list[int]] | None = None  # the answer's tokens: of all these, the seed's
     cached: int = 0
     burst: int = 1  # tokens a step
     hold_after: int | None = None  # say nothing more after so many tokens
@@ -150,7 +151,10 @@ class FakeScheduler:
         if script.error and request.said >= (script.hold_after or 0):
             del self.requests[generate.rid]
             return Delta(generate.rid, [], finish_reason="error", error=script.error)
+        begins = request.said == len(generate.output)
         answer = script.say or generate.prompt
+        if script.by_seed:
+            answer = script.by_seed[generate.sampling.seed % len(script.by_seed)]
         tokens: list[int] = []
         reason = ""
         while len(tokens) < script.burst and not reason:
@@ -166,15 +170,24 @@ class FakeScheduler:
         self.generated += len(tokens)
         if reason:
             del self.requests[generate.rid]
-        scores = None
-        if generate.sampling.logprobs:
-            top = range(generate.sampling.top_logprobs)
-            scores = Scores(
-                [-token / 1024 for token in tokens],
-                [[(token + rank) % VOCAB_SIZE for rank in top] for token in tokens] if top else [],
-                [[-rank / 8 for rank in top] for _ in tokens] if top else [],
-            )
-        return Delta(generate.rid, tokens, scores, script.cached, reason)
+        sampling = generate.sampling
+        scores = scores_of(tokens, sampling) if sampling.logprobs else None
+        prompt_scores = None
+        if begins and sampling.prompt_logprobs_from is not None:
+            prompt_scores = scores_of(generate.prompt[sampling.prompt_logprobs_from :], sampling)
+        return Delta(
+            generate.rid, tokens, scores, script.cached, reason, prompt_scores=prompt_scores
+        )
+
+
+def scores_of(tokens: list[int], sampling: SamplingParams) -> Scores:
+    """A token's logprob tells which it is; those that follow it in the vocabulary come next."""
+    top = range(sampling.top_logprobs)
+    return Scores(
+        [-token / 1024 for token in tokens],
+        [[(token + rank) % VOCAB_SIZE for rank in top] for token in tokens] if top else [],
+        [[-rank / 8 for rank in top] for _ in tokens] if top else [],
+    )
 
 
 def main() -> None:

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
+from mla_router.worker.server.completion_choice import Choice, Part, Wanted
 from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.generation import Generation, Output
-from mla_router.worker.server.logprobs import CompletionLogprobs, CompletionScorer
+from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
-from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.sse import event, stream
-from mla_router.worker.server.state import STATE
+from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.usage import Usage
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-
-
-class Choice(msgspec.Struct, frozen=True):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
+MAX_LOGPROBS = 5  # OpenAI's
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,87 +44,92 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
 
 
-@dataclass(slots=True)
-class _Part:
-    """What of one choice has not been sent yet."""
-
-    scorer: CompletionScorer
-    text: list[str] = field(default_factory=list)
-    tokens: ScoredTokens = field(default_factory=ScoredTokens)
-    finish_reason: str | None = None
-    begun: bool = False
-
-    def add(self, output: Output) -> None:
-        self.text.append(output.text)
-        self.tokens.add(output)
-        self.finish_reason = output.finish.reason if output.finish else None
-
-    def skip(self, output: Output, *, scored: bool) -> None:
-        """Go on behind what the client has been given."""
-        if scored:
-            self.scorer.skip(output.shown_ids)
-        self.begun = True
-
-    def take(self, generation: Generation, index: int) -> Choice:
-        """Everything so far as a choice; begin anew."""
-        wanted = generation.sampling.params.logprobs
-        scores = self.scorer.score(self.tokens) if wanted else None
-        choice = Choice(index, "".join(self.text), scores, self.finish_reason)
-        self.text, self.tokens, self.begun = [], ScoredTokens(), True
-        return choice
-
-
 async def completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     refuse_unsupported(body)
-    if body.logprobs not in (None, 0):
-        raise InvalidRequest(
-            "logprobs: only 0 (the sampled tokens alone) is supported yet",
-            param="logprobs",
-            code="unsupported_parameter",
-        )
+    wanted, computed = _wanted(body)
+    scored = wanted.logprobs is not None
     sampling = check_sampling(
         body,
-        max_tokens=body.max_tokens,
+        max_tokens=1 if wanted.no_answer else body.max_tokens,
         max_tokens_field="max_tokens",
         seed=body.seed,
-        logprobs=body.logprobs is not None,
+        logprobs=scored or computed > wanted.n,
+        top_logprobs=wanted.logprobs or 0,
+        prompt_logprobs_from=1 if wanted.echo and scored else None,
         vocab_size=service.limits.vocab_size,
     )
+    sampling = dataclasses.replace(sampling, n=computed)
     replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
     prompts = await read_prompts(service, body.prompt, "prompt")
+    if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
+        raise _invalid("best_of", f"for all prompts together at most {MAX_PROMPTS}")
+    parts = await _parts(service, prompts, wanted, computed)
     generation = Generation(
         service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, replay=replay
     )
     async with generation.running():
         if body.stream:
-            events = _events(generation, model, body.wants_usage)
+            events = _events(generation, parts, wanted, model, body.wants_usage)
             return await stream(request, events, lambda: generation.headers)
-        return await _whole(generation, model)
+        return await _whole(generation, parts, wanted, model)
 
 
-async def _whole(generation: Generation, model: str) -> web.Response:
-    parts = _parts(generation)
+def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
+    """What is to be shown, and how many answers to each prompt are to be computed for it."""
+    n = 1 if body.n is None else body.n
+    computed = n if body.best_of is None else body.best_of
+    if body.best_of is not None and not n <= computed <= MAX_PROMPTS:
+        raise _invalid("best_of", f"must be between n, which is {n}, and {MAX_PROMPTS}")
+    if computed > n and body.stream:
+        raise _invalid("best_of", "the best are known only at the end: not with stream")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
+        raise _invalid("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+    echo = bool(body.echo)
+    return Wanted(n, body.logprobs, echo, no_answer=echo and body.max_tokens == 0), computed
+
+
+async def _parts(
+    service: Service, prompts: Sequence[list[int]], wanted: Wanted, computed: int
+) -> list[Part]:
+    parts = []
+    for prompt in prompts:
+        shown = ""
+        if wanted.echo:
+            shown = await asyncio.to_thread(service.tokenizer.decode_shown, prompt)
+        parts += [Part(service.tokenizer, wanted, prompt, shown) for _ in range(computed)]
+    return parts
+
+
+async def _whole(
+    generation: Generation, parts: list[Part], wanted: Wanted, model: str
+) -> web.Response:
     while outputs := await generation.next():
         for output in outputs:
             parts[output.index].add(output)
-    choices = [part.take(generation, index) for index, part in enumerate(parts)]
+    shown: list[Part] = []
+    for start in range(0, len(parts), generation.sampling.n):
+        answers = parts[start : start + generation.sampling.n]
+        if len(answers) > wanted.n:
+            answers = sorted(answers, key=lambda part: -part.mean_logprob)[: wanted.n]
+        shown += answers
     completion = Completion(
         **envelope(generation, "cmpl", model),
-        choices=choices,
-        usage=generation.usage,
+        choices=[await part.take(index) for index, part in enumerate(shown)],
+        usage=_usage(generation, wanted),
     )
     return json_response(completion, headers=generation.headers)
 
 
-async def _events(generation: Generation, model: str, usage: bool) -> AsyncIterator[bytes]:
+async def _events(
+    generation: Generation, parts: list[Part], wanted: Wanted, model: str, usage: bool
+) -> AsyncIterator[bytes]:
     shared = envelope(generation, "cmpl", model)
     no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
-    parts = _parts(generation)
     for output in generation.resumed:
-        parts[output.index].skip(output, scored=generation.sampling.params.logprobs)
+        parts[output.index].skip(output)
     marks = generation.marks()
 
     def chunk(
@@ -145,15 +145,21 @@ async def _events(generation: Generation, model: str, usage: bool) -> AsyncItera
             marks.add(output.index, output.token_ids)
             # The first token goes out even if it shows nothing yet: the headers go with it.
             if output.text or output.finish or not part.begun:
-                choice = part.take(generation, output.index)
+                choice = await part.take(output.index)
                 mark = marks.take(output.index, choice.finish_reason)
                 events.append(chunk([choice], no_usage, mark))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
     if usage:
-        yield chunk([], generation.usage)
+        yield chunk([], _usage(generation, wanted))
 
 
-def _parts(generation: Generation) -> list[_Part]:
-    tokenizer = generation.service.tokenizer
-    return [_Part(CompletionScorer(tokenizer)) for _ in range(generation.size)]
+def _usage(generation: Generation, wanted: Wanted) -> Usage:
+    usage = generation.usage
+    if not wanted.no_answer:
+        return usage
+    return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}", param=field)

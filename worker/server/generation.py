@@ -49,6 +49,7 @@ class Output:
     scores: Scores | None
     finish: Finish | None
     shown: int  # of the tokens, how many are part of the text: a stop token at the end is not
+    prompt_scores: Scores | None = None  # with the first output, if they are wanted
 
     @property
     def shown_ids(self) -> list[int]:
@@ -315,7 +316,9 @@ class Generation:
         if choice.matcher.matched is not None:
             choice.finish = Finish(FinishReason.STOP.value, choice.matcher.matched)
             self.service.scheduler.abort(choice.rid)  # it knows nothing of stop strings
-        return Output(index, text, tokens, delta.scores, choice.finish, len(shown))
+        return Output(
+            index, text, tokens, delta.scores, choice.finish, len(shown), delta.prompt_scores
+        )
 
     def _note(self, choice: _Choice, delta: Delta, now: float) -> None:
         """Count what a delta from the scheduler has brought."""

@@ -55,6 +55,7 @@ def check_sampling(
     seed_field: str = "seed",
     logprobs: bool,
     top_logprobs: int = 0,
+    prompt_logprobs_from: int | None = None,
     vocab_size: int,
     prefix: str = "",
 ) -> Sampling:
@@ -87,6 +88,7 @@ def check_sampling(
         stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
+        prompt_logprobs_from=prompt_logprobs_from,
     )
     return Sampling(
         params=params,

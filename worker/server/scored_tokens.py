@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mla_router.worker.core import Scores
 from mla_router.worker.server.generation import Output
 
 
@@ -18,8 +20,13 @@ class ScoredTokens:
 
     def add(self, output: Output) -> None:
         """Take the tokens that are part of the text: a stop token is not."""
-        self.token_ids += output.shown_ids
-        if output.scores is not None:
-            self.logprobs += output.scores.logprobs[: output.shown]
-            self.top_ids += output.scores.top_ids[: output.shown]
-            self.top_logprobs += output.scores.top_logprobs[: output.shown]
+        self.extend(output.shown_ids, output.scores)
+
+    def extend(self, token_ids: Sequence[int], scores: Scores | None) -> None:
+        """Take `token_ids`; there may be scores of more tokens than these."""
+        self.token_ids += token_ids
+        if scores is not None:
+            size = len(token_ids)
+            self.logprobs += scores.logprobs[:size]
+            self.top_ids += scores.top_ids[:size]
+            self.top_logprobs += scores.top_logprobs[:size]

@@ -89,6 +89,11 @@ class Tokenizer:
         """The text of all of them, special tokens included."""
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
+    def decode_shown(self, token_ids: list[int]) -> str:
+        """Their text as an answer would show it: without special tokens."""
+        detokenizer = self.detokenizer()
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
     def pieces_of(self, token_ids: list[int]) -> list[str]:
         """Each token as the vocabulary writes it; empty for ids that it does not have."""
         return [self._backend.id_to_token(token) or "" for token in token_ids]

@@ -10,7 +10,7 @@ from mla_router.worker.server.schema.fields import OpenAIFields, PromptItems
 class CompletionRequest(OpenAIFields, kw_only=True):
     prompt: str | PromptItems | None = None
     logprobs: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
     # refused unless neutral
-    best_of: Any = None
-    echo: Any = None
     suffix: Any = None

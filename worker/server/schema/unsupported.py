@@ -10,8 +10,6 @@ from mla_router.worker.server.errors import InvalidRequest
 
 # Values, besides null, that leave a field's feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "min_p": (0,),
     "min_tokens": (0,),
