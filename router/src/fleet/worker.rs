@@ -162,7 +162,11 @@ impl Worker {
             Outcome::Busy if on_trial => return self.breaker.leave_trial(),
             Outcome::Busy => return,
             Outcome::Failed => false,
-            Outcome::Late(limit) => self.silent_for() + GRAIN >= limit,
+            Outcome::Late(limit) => {
+                // A check finds out whether it is frozen, and then all others that wait may go, too.
+                self.rotation.doubt();
+                self.silent_for() + GRAIN >= limit
+            }
         };
         if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {
             self.counters.breaker.increment(BreakerState::Open);

@@ -10,10 +10,10 @@ use mla_router::{
     config::PolicyName,
     fleet::worker::{BreakerState, Phase},
 };
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 use crate::support::{
-    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs,
+    Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs, soon,
 };
 
 /// The clock stands still while anything moves and jumps to the next timer when nothing does.
@@ -173,5 +173,39 @@ async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
     frozen.freeze();
     assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
     assert!(matches!(frozen.event().await, Event::Aborted));
+    assert_nothing_booked(&router).await;
+}
+
+/// One that has waited too long is reason enough to look, and what is found is for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
+    let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
+    let good = FakeWorker::start(|seen| {
+        Reply::ok(if seen.body == STREAM.as_bytes() { "data: 1\n\n" } else { "{}" })
+    })
+    .await;
+    let config = Config { health_check_timeout_secs: secs(0.1), ..hasty() };
+    let router = router(config, &[&frozen, &good]).await;
+    let address = router.local_addr();
+    let mut waiting = JoinSet::new();
+    let mut ask = |body| {
+        waiting.spawn(
+            async move { Client::connect(address).await.post("/v1/completions", body).await },
+        );
+    };
+    // In turn: every second one goes to the frozen worker. Whole answers have no deadline.
+    for _ in 0..6 {
+        ask(r#"{"prompt":"x"}"#);
+    }
+    for _ in 0..3 {
+        frozen.request().await;
+    }
+    frozen.freeze();
+    for _ in 0..2 {
+        ask(STREAM);
+    }
+    while let Some(answer) = soon(waiting.join_next()).await {
+        assert_eq!(answer.expect("no panic").status, StatusCode::OK);
+    }
     assert_nothing_booked(&router).await;
 }
