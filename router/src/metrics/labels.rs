@@ -13,7 +13,7 @@ labels! {
         Lost => "lost",
         /// 429 or 503 from the worker.
         Busy => "busy",
-        /// 500 or 502 from the worker.
+        /// 500, 502 or 504 from the worker.
         Status => "status",
         /// A 200 that makes no sense.
         Garbage => "garbage",

@@ -130,7 +130,7 @@ impl Exchange<'_> {
         let request = self.request.to(worker, self.body.clone());
         let (head, mut incoming) = connection.send(request).await?.into_parts();
         let busy = matches!(head.status.as_u16(), 429 | 503);
-        if busy || matches!(head.status.as_u16(), 500 | 502) {
+        if busy || matches!(head.status.as_u16(), 500 | 502 | 504) {
             let body = match connection.read(&mut incoming, REFUSAL).await {
                 Err(UpstreamError::TooLarge(_)) => Bytes::new(),
                 read => read?,

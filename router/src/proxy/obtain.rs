@@ -19,8 +19,8 @@ use crate::{error::Error, fleet::worker::Booking, upstream::Connection};
 /// A worker that has not said that it is busy by then has probably taken the request.
 const SILENT_CONSENT: Duration = Duration::from_millis(10);
 
-/// A worker's response of which the beginning has arrived. Its status is anything but 429, 500, 502
-/// and 503, which are errors here.
+/// A worker's response of which the beginning has arrived. Its status is anything but 429, 500 and
+/// 502 to 504, which are errors here.
 pub struct Reply {
     pub head: Parts,
     /// The beginning of the body: of a stream, at least the first event; of a JSON value, all of it

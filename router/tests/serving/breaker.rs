@@ -50,7 +50,7 @@ fn breakers(router: &RouterHandle) -> Vec<BreakerState> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_worker_sees_five_requests_and_no_client_notices() {
-    for status in [500, 502] {
+    for status in [500, 502, 504] {
         let mut failing = FakeWorker::start(move |_| Reply::status(status)).await;
         let good = FakeWorker::plain().await;
         let router = router(in_turn(), &[&failing, &good]).await;

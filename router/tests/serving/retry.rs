@@ -53,8 +53,8 @@ async fn a_connection_closed_without_an_answer_goes_to_the_other_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_worker_is_passed_over_and_stays_in_rotation() {
-    for status in [502, 503] {
+async fn a_worker_that_fails_or_is_busy_is_passed_over_and_stays_in_rotation() {
+    for status in [500, 502, 503, 504] {
         let mut busy = FakeWorker::start(move |_| Reply::status(status)).await;
         let mut good = FakeWorker::plain().await;
         let router = router(in_turn(), &[&busy, &good]).await;
