@@ -1,4 +1,4 @@
-"""GET /openapi.json: the routes as an OpenAPI 3.1 document, from the types that check the bodies.
+"""GET /openapi.json: the routes as an OpenAPI 3.2 document, from the types that check the bodies.
 
 Limits that depend on the model or on other fields are not in the types, so a body that fits the
 document can still be answered by a 400.
@@ -41,7 +41,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         path = _PATTERN.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, of_type)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "mla-router worker", "version": package_version()},
         "paths": paths,
         "components": {
@@ -55,8 +55,8 @@ def _operation(route: Route, path: str, of_type: dict[Any, Any]) -> dict[str, An
     kind = "text/plain" if route.answer is str else "application/json"
     content = {kind: {"schema": of_type[route.answer]}}
     if route.chunk is not None:
-        events = {"schema": {"type": "string"}, "x-event-data": of_type[route.chunk]}
-        content["text/event-stream"] = events
+        event = _event(of_type[route.chunk], of_type[ErrorBody])
+        content["text/event-stream"] = {"itemSchema": event}
     error = {"application/json": {"schema": of_type[ErrorBody]}}
     operation: dict[str, Any] = {
         "summary": route.summary,
@@ -75,6 +75,16 @@ def _operation(route: Route, path: str, of_type: dict[Any, Any]) -> dict[str, An
         body = {"application/json": {"schema": of_type[route.body]}}
         operation["requestBody"] = {"required": True, "content": body}
     return operation
+
+
+def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    """A server-sent event: a piece of the answer, why there will be no more, or its end."""
+    data = [
+        {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+        for schema in (chunk, error)
+    ]
+    data.append({"const": "[DONE]"})
+    return {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
 
 
 def _leave_out_refused(component: dict[str, Any]) -> None:
