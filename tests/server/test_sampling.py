@@ -18,11 +18,17 @@ from mla_router.worker.server.schema.fields import SamplingFields
 VOCAB = 1000
 
 
-def check(max_tokens: int | None = 5, seed: int | None = None, **fields: Any) -> Sampling:
+def check(
+    max_tokens: int | None = 5,
+    seed: int | None = None,
+    min_tokens: int | None = None,
+    **fields: Any,
+) -> Sampling:
     return check_sampling(
         SamplingFields(**fields),
         max_tokens=max_tokens,
         max_tokens_field="max_tokens",
+        min_tokens=min_tokens,
         seed=seed,
         logprobs=False,
         vocab_size=VOCAB,
@@ -55,6 +61,21 @@ def limits(context: int, total: int) -> Ready:
         ("stop_token_ids", [VOCAB]),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [0] * 257),
+        ("min_p", 1.01),
+        ("min_p", math.nan),
+        ("min_tokens", 6),
+        ("min_tokens", -1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 2.01),
+        ("frequency_penalty", -2.01),
+        ("frequency_penalty", math.nan),
+        ("presence_penalty", 2.01),
+        ("presence_penalty", math.inf),
+        ("logit_bias", {str(VOCAB): 1.0}),
+        ("logit_bias", {" 1": 1.0}),
+        ("logit_bias", {"1": -100.1}),
+        ("logit_bias", {"1": math.nan}),
+        ("logit_bias", {str(token): 1.0 for token in range(1025)}),
     ],
 )
 def test_out_of_range_names_the_field(name: str, value: Any) -> None:
@@ -72,6 +93,13 @@ def test_out_of_range_names_the_field(name: str, value: Any) -> None:
     stop_token_ids=st.none() | st.lists(st.integers()),
     max_tokens=st.none() | st.integers(),
     seed=st.none() | st.integers(),
+    min_tokens=st.none() | st.integers(),
+    min_p=st.none() | st.floats(),
+    repetition_penalty=st.none() | st.floats() | st.floats(0, 3),
+    frequency_penalty=st.none() | st.floats(-3, 3),
+    presence_penalty=st.none() | st.floats(-3, 3),
+    logit_bias=st.none()
+    | st.dictionaries(st.text() | st.integers(0, VOCAB + 5).map(str), st.floats(-101, 101)),
 )
 def test_what_passes_can_be_trusted(**fields: Any) -> None:
     try:
@@ -86,6 +114,13 @@ def test_what_passes_can_be_trusted(**fields: Any) -> None:
     assert sampling.max_tokens is None or 1 <= sampling.max_tokens < 2**31
     assert all(0 <= token < VOCAB for token in params.stop_token_ids)
     assert all(sampling.stop)
+    assert 0.0 <= params.min_p <= 1.0
+    assert 1e-6 <= params.repetition_penalty <= 2.0
+    assert -2.0 <= params.frequency_penalty <= 2.0
+    assert -2.0 <= params.presence_penalty <= 2.0
+    assert 0 <= params.min_tokens <= (sampling.max_tokens or 2**31)
+    assert all(0 <= token < VOCAB and -100 <= bias <= 100 for token, bias in params.logit_bias)
+    assert len({token for token, _ in params.logit_bias}) == len(params.logit_bias)
 
 
 def test_defaults_are_openais() -> None:
@@ -97,6 +132,17 @@ def test_defaults_are_openais() -> None:
 def test_switched_off_and_beyond_the_vocabulary() -> None:
     assert {check(top_k=off).params.top_k for off in (-1, 0, 10**40)} == {0}
     assert check(temperature=1e-45).params.temperature == 0.0
+
+
+def test_biases_are_by_token_id() -> None:
+    biases = {"7": -100.0, "0": 1.5, str(VOCAB - 1): 100.0}
+    assert check(logit_bias=biases).params.logit_bias == ((7, -100), (0, 1.5), (VOCAB - 1, 100))
+    assert check(logit_bias={}).params.logit_bias == ()
+
+
+def test_min_tokens_are_at_most_max_tokens_if_those_are_named() -> None:
+    assert check(min_tokens=5).params.min_tokens == 5
+    assert check(max_tokens=None, min_tokens=500).params.min_tokens == 500
 
 
 def test_seeds() -> None:

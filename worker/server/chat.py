@@ -91,6 +91,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         body,
         max_tokens=body.max_completion_tokens if named else body.max_tokens,
         max_tokens_field="max_completion_tokens" if named else "max_tokens",
+        min_tokens=body.min_tokens,
         seed=body.seed,
         logprobs=bool(body.logprobs),
         top_logprobs=_top_logprobs(body),

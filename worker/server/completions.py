@@ -55,6 +55,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         body,
         max_tokens=1 if wanted.no_answer else body.max_tokens,
         max_tokens_field="max_tokens",
+        min_tokens=body.min_tokens,
         seed=body.seed,
         logprobs=scored or computed > wanted.n,
         top_logprobs=wanted.logprobs or 0,

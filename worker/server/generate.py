@@ -75,6 +75,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
         native,
         max_tokens=native.max_new_tokens,
         max_tokens_field="sampling_params.max_new_tokens",
+        min_tokens=native.min_new_tokens,
+        min_tokens_field="sampling_params.min_new_tokens",
         seed=native.sampling_seed,
         seed_field="sampling_params.sampling_seed",
         logprobs=bool(body.return_logprob),

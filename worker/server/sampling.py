@@ -20,10 +20,14 @@ from mla_router.worker.server.schema.unsupported import refuse_unsupported
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
+# Every slot of the device has room for as many entries as the longest list that has come.
+MAX_LOGIT_BIASES = 1024
 MAX_INT = 2**31 - 1
 
 # Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
 MIN_TEMPERATURE = 1e-6
+# Below this a logit divided by the penalty may overflow; what was there before wins by far anyway.
+MIN_REPETITION_PENALTY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ def check_sampling(
     *,
     max_tokens: int | None,
     max_tokens_field: str,
+    min_tokens: int | None = None,
+    min_tokens_field: str = "min_tokens",
     seed: int | None,
     seed_field: str = "seed",
     logprobs: bool,
@@ -63,28 +69,40 @@ def check_sampling(
     the fields lie in the body."""
     refuse_unsupported(fields, prefix)
 
-    temperature = 1.0 if fields.temperature is None else fields.temperature
-    if not 0.0 <= temperature <= 2.0:
-        raise _invalid(prefix + "temperature", "must be between 0 and 2")
-    top_p = 1.0 if fields.top_p is None else fields.top_p
-    if not 0.0 < top_p <= 1.0:
-        raise _invalid(prefix + "top_p", "must be above 0 and at most 1")
+    temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
+    top_p = _within(fields.top_p, 1.0, 0.0, 1.0, prefix + "top_p", above=True)
     top_k = 0 if fields.top_k is None else fields.top_k
     if top_k < -1:
         raise _invalid(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
     if max_tokens is not None and not 1 <= max_tokens <= MAX_INT:
         raise _invalid(max_tokens_field, f"must be between 1 and {MAX_INT}")
+    if min_tokens is not None and not 0 <= min_tokens <= (max_tokens or MAX_INT):
+        most = MAX_INT if max_tokens is None else f"{max_tokens_field} ({max_tokens})"
+        raise _invalid(min_tokens_field, f"must be between 0 and {most}")
     if seed is not None and not -(2**63) <= seed < 2**63:
         raise _invalid(seed_field, "must fit in 64 bits")
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_PROMPTS:
         raise _invalid(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
 
+    repetition_penalty = _within(
+        fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
+    )
     params = SamplingParams(
         max_tokens=0,
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
         top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
         top_p=top_p,
+        min_p=_within(fields.min_p, 0.0, 0.0, 1.0, prefix + "min_p"),
+        repetition_penalty=max(repetition_penalty, MIN_REPETITION_PENALTY),
+        frequency_penalty=_within(
+            fields.frequency_penalty, 0.0, -2.0, 2.0, prefix + "frequency_penalty"
+        ),
+        presence_penalty=_within(
+            fields.presence_penalty, 0.0, -2.0, 2.0, prefix + "presence_penalty"
+        ),
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size, prefix + "logit_bias"),
+        min_tokens=min_tokens or 0,
         stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
@@ -134,6 +152,38 @@ def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
     if given is not None:
         return given, 0
     return (configured, 0) if configured else (secrets.randbits(63), 1)
+
+
+def _within(
+    value: float | None, default: float, low: float, high: float, field: str, *, above: bool = False
+) -> float:
+    """`value`, or `default` for none. `above`: it must be more than `low`."""
+    if value is None:
+        return default
+    if not low <= value <= high or (above and value == low):  # NaN is in no range
+        bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
+        raise _invalid(field, f"must be {bounds}")
+    return value
+
+
+def _logit_bias(
+    biases: dict[str, float] | None, vocab_size: int, field: str
+) -> tuple[tuple[int, float], ...]:
+    if biases is None:
+        return ()
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise _invalid(field, f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
+    largest = str(vocab_size - 1)
+    checked = []
+    for key, bias in biases.items():
+        # One spelling for each id, so that no token is there twice.
+        is_id = len(key) <= len(largest) and key.isascii() and key.isdecimal()
+        if not is_id or str(int(key)) != key or int(key) >= vocab_size:
+            raise _invalid(field, f"keys must be token ids between 0 and {largest}")
+        if not -100.0 <= bias <= 100.0:
+            raise _invalid(field, f"the bias of token {key} must be between -100 and 100")
+        checked.append((int(key), bias))
+    return tuple(checked)
 
 
 def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:

@@ -39,18 +39,19 @@ def processed(
     """Penalties, bias and min_tokens: transformers' where it has them, OpenAI's formula for two."""
     context = torch.tensor([prompt + output])
     scores = logits[None].clone()
-    if sampling.repetition_penalty != 1:
-        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(context, scores)
-    for token in set(output):
-        scores[0, token] -= output.count(token) * sampling.frequency_penalty
-        scores[0, token] -= sampling.presence_penalty
     processors = LogitsProcessorList()
     if sampling.logit_bias:
         processors.append(SequenceBiasLogitsProcessor([[[t], b] for t, b in sampling.logit_bias]))
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.min_tokens and sampling.stop_token_ids:
         ids = sorted(sampling.stop_token_ids)
         processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), sampling.min_tokens, ids))
-    return processors(context, scores)[0]
+    scores = processors(context, scores)[0]
+    for token in set(output):
+        scores[token] -= output.count(token) * sampling.frequency_penalty
+        scores[token] -= sampling.presence_penalty
+    return scores
 
 
 def warped(scores: Tensor, sampling: SamplingParams) -> Tensor:

@@ -1,9 +1,9 @@
 """One token for every sampled row of a step, and its scores, without waiting for the device.
 
-What is done to a row's logits, in this order (that of transformers, where it has the step):
-repetition, frequency and presence penalty; logit_bias and the ban of stop tokens until min_tokens;
-the grammar's mask; temperature; top_k, top_p and min_p. Greedy rows skip the last four. Each step
-runs over the rows that want it and over no others.
+What is done to a row's logits, in this order (transformers' and vLLM's): logit_bias and the ban of stop
+tokens until min_tokens; repetition, then frequency and presence penalty; the grammar's mask; temperature;
+top_k, top_p and min_p. Greedy rows skip the last four. Each step runs over the rows that want it and over
+no others.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Sampler:
             ]
         )
         own = logits.index_select(0, scored) if len(scored) else None  # as the model has made them
+        for rows in _slices(biased):
+            _put(logits, rows, self._bias.add(_get(logits, rows), slots[rows], positions[rows]))
         for rows in _slices(penalized):
             settings = self._settings.of(slots[rows])
             _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], settings))
-        for rows in _slices(biased):
-            _put(logits, rows, self._bias.add(_get(logits, rows), slots[rows], positions[rows]))
         for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
             _put(logits, rows, forbid(_get(logits, rows), some_bits))
 

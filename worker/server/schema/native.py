@@ -12,6 +12,7 @@ from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
 
 class NativeSampling(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
     sampling_seed: int | None = None
     skip_special_tokens: Any = None
     no_stop_trim: Any = None

@@ -11,12 +11,6 @@ from mla_router.worker.server.errors import InvalidRequest
 # Values, besides null, that leave a field's feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
