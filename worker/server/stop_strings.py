@@ -28,7 +28,7 @@ class StopMatcher:
             _, at, self.matched = min(found)
             self._held = ""
             return text[:at]
-        shown = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        shown = len(text) - max(overlap(text, stop) for stop in self._stops)
         self._held = text[shown:]
         return text[:shown]
 
@@ -38,7 +38,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     at = max(0, len(text) - len(stop) + 1)
     while (at := text.find(stop[0], at)) >= 0:

@@ -1,0 +1,201 @@
+"""Calls as JSON objects, as Llama 3.1 and later write them:
+
+    <|python_tag|>{"name": NAME, "parameters": ARGUMENTS}; {"name": ...
+
+The tag may be missing at the beginning of an answer. Models of other families that have been told of
+functions mostly write this, too, with `arguments` in place of `parameters`.
+Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.server.stop_strings import overlap
+from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part
+
+TAG = "<|python_tag|>"
+BETWEEN_CALLS = " \t\r\n;,"
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Format:
+    @property
+    def markers(self) -> frozenset[str]:
+        return frozenset({TAG})
+
+    def parser(self, names: Collection[str]) -> Llama3Parser:
+        return Llama3Parser(names)
+
+    def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
+        return {
+            "type": "tags_with_separator",
+            "tags": [
+                {
+                    "type": "tag",
+                    "begin": f'{{"name": "{name}", "parameters": ',
+                    "content": {"type": "json_schema", "json_schema": schema},
+                    "end": "}",
+                }
+                for name, schema in functions.items()
+            ],
+            "separator": "; ",
+            "at_least_one": True,
+            "stop_after_first": not several,
+        }
+
+
+LLAMA3 = Llama3Format()
+
+
+class _CallObject(msgspec.Struct):
+    name: str
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def given(self) -> str:
+        """The arguments as the model wrote them; of a function that takes none, none."""
+        for raw in (self.parameters, self.arguments):
+            if raw is not msgspec.UNSET:
+                return bytes(raw).decode()
+        return "{}"
+
+
+class Llama3Parser:
+    """A machine whose states are methods, as that of the DeepSeek format. A call is told when its
+    object is complete: only then is it certain that it is one."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._state: Callable[[list[Part]], bool] = self._start
+        self._buffer = ""
+        self._taken = ""  # since the last thing that was told: content again, if no call follows
+        self._object = _ObjectEnd()
+
+    def push(self, text: str) -> list[Part]:
+        self._buffer += text
+        parts: list[Part] = []
+        while self._state(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        rest = self._taken + self._buffer
+        between = self._state == self._between and not rest.strip(BETWEEN_CALLS)
+        return [Content(rest)] if rest and not between else []
+
+    def _start(self, parts: list[Part]) -> bool:
+        del parts
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        self._state = self._outside
+        if rest.startswith("{"):
+            self._begin_object(rest)
+        return True
+
+    def _outside(self, parts: list[Part]) -> bool:
+        at = self._buffer.find(TAG)
+        end = at if at >= 0 else len(self._buffer) - overlap(self._buffer, TAG)
+        if end:
+            parts.append(Content(self._buffer[:end]))
+        self._buffer = self._buffer[end:]
+        if at >= 0:
+            self._taken, self._buffer = TAG, self._buffer.removeprefix(TAG)
+            self._state = self._behind_tag
+        return at >= 0
+
+    def _behind_tag(self, parts: list[Part]) -> bool:
+        rest = self._buffer.lstrip()
+        if not rest:
+            return False
+        if not rest.startswith("{"):
+            return self._give_up(parts)  # code for an interpreter, which nobody has asked for
+        self._begin_object(rest)
+        return True
+
+    def _between(self, parts: list[Part]) -> bool:
+        del parts
+        rest = self._buffer.lstrip(BETWEEN_CALLS)
+        if rest.startswith("{"):
+            self._begin_object(rest)
+            return True
+        if TAG.startswith(rest) and rest != TAG:
+            return False
+        if rest.startswith(TAG):
+            self._taken = self._buffer[: len(self._buffer) - len(rest)] + TAG
+            self._buffer = rest.removeprefix(TAG)
+            self._state = self._behind_tag
+            return True
+        self._state = self._outside
+        return True
+
+    def _in_object(self, parts: list[Part]) -> bool:
+        end = self._object.find(self._buffer)
+        if end is None:
+            return False
+        call = self._read(self._buffer[:end])
+        if call is None:
+            return self._give_up(parts)
+        parts += [Call(call.name), Arguments(call.given)]
+        self._buffer, self._taken = self._buffer[end:], ""
+        self._state = self._between
+        return True
+
+    def _begin_object(self, rest: str) -> None:
+        self._taken += self._buffer[: len(self._buffer) - len(rest)]
+        self._buffer = rest
+        self._object = _ObjectEnd()
+        self._state = self._in_object
+
+    def _read(self, text: str) -> _CallObject | None:
+        try:
+            call = msgspec.json.decode(text, type=_CallObject)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return call if call.name in self._names and call.given.startswith("{") else None
+
+    def _give_up(self, parts: list[Part]) -> bool:
+        """Not the format: this and all that follows is content."""
+        self._buffer, self._taken = self._taken + self._buffer, ""
+        self._state = self._plain
+        return self._plain(parts)
+
+    def _plain(self, parts: list[Part]) -> bool:
+        if self._buffer:
+            parts.append(Content(self._buffer))
+            self._buffer = ""
+        return False
+
+
+class _ObjectEnd:
+    """Finds where the JSON object ends with which a growing text begins, each character once."""
+
+    def __init__(self) -> None:
+        self._seen = self._depth = 0
+        self._in_string = self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """The position behind the closing brace; None if it has not come."""
+        for at in range(self._seen, len(text)):
+            char = text[at]
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = char == "\\"
+                self._in_string = char != '"'
+            elif char == '"':
+                self._in_string = True
+            elif char == "{":
+                self._depth += 1
+            elif char == "}":
+                self._depth -= 1
+                if self._depth == 0:
+                    return at + 1
+        self._seen = len(text)
+        return None
