@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     fleet::{address::WorkerAddress, worker::WorkerView, worker_url::WorkerUrl},
     router::Router,
-    server::{self, connection::Course},
+    server::{self, connection::Course, tls::Tls},
     stats::Stats,
 };
 
@@ -56,8 +56,8 @@ pub struct RouterHandle {
     /// Closes when the server task has ended, however it did.
     running: watch::Receiver<()>,
     server: AbortHandle,
-    /// End with the handle.
-    discovery: Mutex<JoinSet<()>>,
+    /// What follows files and clusters. Ends with the handle.
+    following: Mutex<JoinSet<()>>,
 }
 
 impl RouterHandle {
@@ -79,10 +79,14 @@ impl RouterHandle {
         cores: Option<Cores>,
     ) -> Result<Self, StartError> {
         let local_addr = listener.local_addr()?;
-        let tls = server::tls::acceptor(&config)?;
+        let tls = Tls::start(&config)?;
         let sources = Sources::prepare(&config).await?;
         let router = Router::new(config)?;
-        let discovery = Mutex::new(sources.follow(&router));
+        let mut following = sources.follow(&router);
+        let tls = tls.map(|(tls, renewal)| {
+            following.spawn(renewal);
+            tls
+        });
         announce(&router, local_addr);
         let (course, followed) = watch::channel(Course::Serving);
         let (alive, running) = watch::channel(());
@@ -92,7 +96,8 @@ impl RouterHandle {
             drop(alive);
         })
         .abort_handle();
-        Ok(Self { router, local_addr, course, running, server, discovery })
+        let following = Mutex::new(following);
+        Ok(Self { router, local_addr, course, running, server, following })
     }
 
     /// Where it listens: the port is the real one, also when the config says 0.
@@ -137,7 +142,7 @@ impl RouterHandle {
     /// `grace` has passed. Returns when all is closed.
     pub async fn stop(&self, grace: Duration) {
         self.steer(Course::Stopping(Instant::now() + grace));
-        self.discovery.lock().abort_all();
+        self.following.lock().abort_all();
         self.wait().await;
         if let Some(tracer) = &self.router.tracer {
             // What the collector does not take by then is lost.

@@ -32,6 +32,7 @@ pub mod policy;
 pub mod proxy;
 pub mod router;
 pub mod server;
+mod settled;
 pub mod shutdown;
 pub mod stats;
 mod sync;

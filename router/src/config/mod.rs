@@ -90,7 +90,7 @@ pub struct Config {
     #[arg(long, help_heading = SERVING)]
     pub reuse_port: bool,
 
-    /// Certificate chain (PEM) to serve HTTPS with; needs --tls-key-path
+    /// Certificate chain (PEM) to serve HTTPS with, followed when it is renewed; needs --tls-key-path
     #[arg(long, value_name = "FILE", requires = "tls_key_path", help_heading = SERVING)]
     pub tls_cert_path: Option<PathBuf>,
 

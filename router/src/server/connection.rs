@@ -11,7 +11,6 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
-use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use crate::{
@@ -26,6 +25,7 @@ use crate::{
         head::MAX_HEAD,
         journal::Journal,
         request_id,
+        tls::Tls,
         turn::{REST_AFTER, Turn},
     },
     transport::{self, Transport},
@@ -63,7 +63,7 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) async fn run(self, stream: TcpStream, tls: Option<TlsAcceptor>) {
+    pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
         transport::prepare(&stream);
         let turn = Turn::default();
         if !self.hears_from(&stream, &turn).await {
@@ -218,11 +218,11 @@ impl Serving {
 /// Boxed, for it is large and over when the connection has just begun.
 fn handshake(
     stream: TcpStream,
-    tls: TlsAcceptor,
+    tls: Arc<Tls>,
     limit: Duration,
 ) -> Pin<Box<impl Future<Output = io::Result<Transport>>>> {
     Box::pin(async move {
-        let stream = timeout(limit, tls.accept(stream)).await??;
+        let stream = timeout(limit, tls.acceptor().accept(stream)).await??;
         Ok(Transport::Tls(Box::new(stream.into())))
     })
 }

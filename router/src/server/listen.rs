@@ -16,7 +16,6 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout_at},
 };
-use tokio_rustls::TlsAcceptor;
 
 use crate::{
     admin,
@@ -24,7 +23,10 @@ use crate::{
     cores::Cores,
     handle::StartError,
     router::Router,
-    server::connection::{Course, Serving},
+    server::{
+        connection::{Course, Serving},
+        tls::Tls,
+    },
 };
 
 /// Pause after a failed accept: out of file descriptors, most likely, which only time can mend.
@@ -83,7 +85,7 @@ fn take_over(socket: &Socket) -> io::Result<()> {
 /// Accepts until told to stop by a deadline; then lets open connections finish until then.
 pub(crate) async fn accept(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Tls>>,
     router: Arc<Router>,
     mut course: watch::Receiver<Course>,
     cores: Option<Cores>,

@@ -1,7 +1,14 @@
-//! HTTPS towards clients: `--tls-cert-path` and `--tls-key-path`.
+//! HTTPS towards clients: `--tls-cert-path` and `--tls-key-path`, which may be renewed while the router
+//! runs.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use arc_swap::ArcSwap;
 use rustls::{
     ServerConfig,
     crypto::ring,
@@ -9,30 +16,93 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{config::Config, handle::StartError};
+use crate::{config::Config, handle::StartError, settled::Settled};
 
-/// `None` if the config asks for plain HTTP.
-pub(crate) fn acceptor(config: &Config) -> Result<Option<TlsAcceptor>, StartError> {
-    let (Some(chain), Some(key)) = (&config.tls_cert_path, &config.tls_key_path) else {
-        return Ok(None);
-    };
-    let certificates = CertificateDer::pem_file_iter(chain)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| of_file("--tls-cert-path", chain, error))?;
-    let private =
-        PrivateKeyDer::from_pem_file(key).map_err(|error| of_file("--tls-key-path", key, error))?;
-    // Named here, because a program that embeds the router may have chosen another one for itself.
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| StartError::Tls(error.to_string()))?;
-    let mut tls = builder
-        .with_no_client_auth()
-        .with_single_cert(certificates, private)
-        .map_err(|error| of_file("--tls-cert-path", chain, error))?;
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Some(TlsAcceptor::from(Arc::new(tls))))
+/// Where certificate and key are.
+#[derive(Clone)]
+struct Files {
+    chain: PathBuf,
+    key: PathBuf,
 }
 
-fn of_file(flag: &str, path: &Path, error: impl std::fmt::Display) -> StartError {
-    StartError::Tls(format!("{flag} {}: {error}", path.display()))
+/// What is in the files.
+#[derive(PartialEq)]
+struct Pem {
+    chain: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// The certificate that new connections get. Those that are open keep theirs.
+pub(crate) struct Tls(ArcSwap<ServerConfig>);
+
+impl Tls {
+    /// And what keeps it up to date, for as long as that is polled. `None` if the config asks for
+    /// plain HTTP.
+    pub(crate) fn start(
+        config: &Config,
+    ) -> Result<Option<(Arc<Self>, impl Future<Output = ()> + use<>)>, StartError> {
+        let (Some(chain), Some(key)) = (&config.tls_cert_path, &config.tls_key_path) else {
+            return Ok(None);
+        };
+        let files = Files { chain: chain.clone(), key: key.clone() };
+        let pem = files.read().map_err(StartError::Tls)?;
+        let current = files.server_config(&pem).map_err(StartError::Tls)?;
+        let tls = Arc::new(Self(ArcSwap::from_pointee(current)));
+        let following = Arc::clone(&tls).follow(files, pem);
+        Ok(Some((tls, following)))
+    }
+
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.0.load_full())
+    }
+
+    async fn follow(self: Arc<Self>, files: Files, current: Pem) {
+        let reading = files.clone();
+        let changed = |read: &Result<Pem, String>| match read
+            .as_ref()
+            .map_err(String::clone)
+            .and_then(|pem| files.server_config(pem))
+        {
+            Ok(config) => {
+                self.0.store(Arc::new(config));
+                tracing::info!("{}: a new certificate is in use", files.chain.display());
+            }
+            Err(why) => tracing::warn!("{why}; the certificate in use stays"),
+        };
+        Settled::on(Ok(current)).follow(move || reading.read(), changed).await;
+    }
+}
+
+impl Files {
+    fn read(&self) -> Result<Pem, String> {
+        let chain = fs::read(&self.chain).map_err(|error| of_chain(&self.chain, error))?;
+        let key = fs::read(&self.key).map_err(|error| of_key(&self.key, error))?;
+        Ok(Pem { chain, key })
+    }
+
+    fn server_config(&self, pem: &Pem) -> Result<ServerConfig, String> {
+        let certificates = CertificateDer::pem_slice_iter(&pem.chain)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| of_chain(&self.chain, error))?;
+        let private =
+            PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| of_key(&self.key, error))?;
+        // Named here, because a program that embeds the router may have chosen another one for itself.
+        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let mut tls = builder
+            .with_no_client_auth()
+            .with_single_cert(certificates, private)
+            .map_err(|error| of_chain(&self.chain, error))?;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(tls)
+    }
+}
+
+fn of_chain(path: &Path, error: impl Display) -> String {
+    format!("--tls-cert-path {}: {error}", path.display())
+}
+
+fn of_key(path: &Path, error: impl Display) -> String {
+    format!("--tls-key-path {}: {error}", path.display())
 }

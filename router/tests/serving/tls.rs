@@ -5,11 +5,15 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use http::StatusCode;
 use mla_router::{Config, RouterHandle, StartError};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::support::{Client, FakeWorker, Folder, Raw, config, post, router};
+use crate::support::{Client, FakeWorker, Folder, Process, Raw, config, post, router};
 
 /// A certificate authority, and a certificate of it for `localhost` in files.
 pub(crate) struct Made {
@@ -121,4 +125,47 @@ async fn a_bad_certificate_is_a_clear_line_at_the_start() {
     let mixed = Config { tls_key_path: Some(other.file("key.pem")), ..made.config() };
     let error = start(mixed).await;
     assert!(error.starts_with("--tls-cert-path "), "{error}");
+}
+
+/// The certificate that the router shows to a new client.
+async fn shown(address: SocketAddr, made: &Made) -> CertificateDer<'static> {
+    let stream = connect(address, made.roots.clone()).await.expect("trusted");
+    let shown = stream.get_ref().1.peer_certificates().expect("a certificate");
+    shown[0].clone().into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
+    let made = Made::new();
+    let (chain, key) = (made.file("chain.pem"), made.file("key.pem"));
+    let on_disk = || CertificateDer::from_pem_file(&chain).expect("a certificate");
+    let [chain_path, key_path] = [&chain, &key].map(|path| path.to_str().expect("UTF-8"));
+    let flags = ["--port", "0", "--tls-cert-path", chain_path, "--tls-key-path", key_path];
+    let mut router = Process::start(&flags);
+    let address = router.address().await;
+    let stream = connect(address, made.roots.clone()).await.expect("trusted");
+    let mut early = Client::over(stream).await;
+    let first = on_disk();
+    assert_eq!(shown(address, &made).await, first);
+
+    made.issue();
+    let second = on_disk();
+    assert_ne!(second, first);
+    let line = router.line_with("a new certificate is in use").await;
+    assert!(line.contains(chain_path), "{line}");
+    assert_eq!(shown(address, &made).await, second);
+    assert_eq!(early.get("/health").await.status, StatusCode::OK, "it keeps what it has");
+
+    // The key of another certificate, and then none.
+    std::fs::copy(Made::new().file("key.pem"), &key).expect("writable");
+    let line = router.line_with("the certificate in use stays").await;
+    assert!(line.contains("--tls-cert-path ") && line.contains(chain_path), "{line}");
+    std::fs::remove_file(&key).expect("there");
+    let line = router.line_with("the certificate in use stays").await;
+    assert!(line.contains("--tls-key-path ") && line.contains(key_path), "{line}");
+    assert_eq!(shown(address, &made).await, second);
+
+    made.issue();
+    router.line_with("a new certificate is in use").await;
+    assert_eq!(shown(address, &made).await, on_disk());
 }
