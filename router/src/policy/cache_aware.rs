@@ -1,14 +1,21 @@
-//! The default: the worker where the request costs the least waiting, its own and that of others.
+//! The default: the worker whose load grows least, of those that don't have too many requests already.
 //!
-//! The cost of a worker is `pending + uncached * (requests + 1)`, in tokens: the prefill that is
-//! queued there before the request's own (`pending + uncached` is its wait for the first token), and
-//! the wait that its prefill adds for each of the `requests` already there. There is nothing to
-//! tune. A cached prefix makes a worker cheaper by just what it saves; a worker that everybody wants
-//! becomes dearer with each request, until computing the prefix once more elsewhere is the cheaper
-//! way, which is how a hot prefix gets to several workers.
+//! **Cost.** The work of a request is what has to be computed of its prompt, which depends on the worker,
+//! and its answer; the load of a worker is the work of all requests there. They are under way together,
+//! so each is there for about as long as the whole load takes, and the sum of the loads' squares stands
+//! for what all wait. The cost is what a request adds to it: `work * (2 * load + work)`. Always taking
+//! the least is within 1 + sqrt(2) of the best that could be done knowing all that is to come, for jobs
+//! that take longer on some machines than on others (Awerbuch et al., Load Balancing in the Lp Norm,
+//! 1995). A cached prefix makes a worker cheaper; a worker that everybody wants becomes dearer with each
+//! request, until computing the prefix once more elsewhere is the cheaper way.
 //!
-//! What this router has not sent may be cached all the same: other routers may have sent it. So each
-//! prompt has a home, the worker that its first 256 bytes point to in every router alike, and of what
+//! **Bound.** That comes late where nearly all of a prompt is cached: the cost knows of this request, not
+//! of those with the same prefix that follow it. So a worker with a quarter more requests than the mean,
+//! and a few, takes no more: consistent hashing with bounded loads (Mirrokni et al., arXiv:1608.01350).
+//! One computed prefix takes the rest of its group along, to where there is less to do.
+//!
+//! **Home.** What this router has not sent may be cached all the same: other routers may have sent it. So
+//! each prompt has a home, the worker that its first 256 bytes point to in every router alike, and of what
 //! is not known to be cached there a share counts as cached: as much as has been found there of prompts
 //! that were unknown here. For a router that is alone that is nothing, and the home only decides
 //! between equal workers.
@@ -33,6 +40,16 @@ use crate::key::BLOCK_TOKENS;
 /// the routers. Shorter beginnings than that are not worth a cache.
 const ANCHOR_BLOCKS: usize = 4;
 
+/// The work of an answer, in prompt tokens; how long it gets nobody knows. A token of an answer takes as
+/// long in a batch as about two of a prompt (Llama 3.1 8B on an A100, see `mla-mock-worker --help`), so
+/// this is an answer of 192. With half of it workers stand idle while a prefix is hot; with several times
+/// as much prefixes are computed anew for the sake of small differences.
+const ANSWER_TOKENS: u64 = 384;
+
+/// By how many requests a worker may exceed a quarter above the mean: so few cost an engine next to
+/// nothing, and where there are few, chance alone makes such differences.
+const FEW_REQUESTS: u64 = 8;
+
 #[derive(Debug, Default)]
 pub struct CacheAware {
     /// Decides between equal workers where the prompt can't.
@@ -55,9 +72,19 @@ fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate) -> u32 {
     expected.max(BLOCK_TOKENS)
 }
 
-fn cost(uncached: u32, worker: &Candidate) -> u64 {
-    let waits = u64::from(uncached).saturating_mul(u64::from(worker.requests) + 1);
-    worker.pending_tokens.saturating_add(waits)
+/// By how much the square of the worker's load would grow. In u128 nothing overflows.
+fn cost(uncached: u32, worker: &Candidate) -> u128 {
+    let answers = u128::from(ANSWER_TOKENS) * u128::from(worker.requests);
+    let load = u128::from(worker.pending_tokens) + answers;
+    let work = u128::from(uncached) + u128::from(ANSWER_TOKENS);
+    work * (2 * load + work)
+}
+
+/// The most requests that one of `workers` should have, with the one that is to be placed now. The
+/// least loaded of them never has more.
+fn most_requests(workers: &[Candidate]) -> u64 {
+    let all = 1 + workers.iter().map(|worker| u64::from(worker.requests)).sum::<u64>();
+    FEW_REQUESTS + (5 * all).div_ceil(4 * workers.len() as u64)
 }
 
 impl Policy for CacheAware {
@@ -74,10 +101,12 @@ impl Policy for CacheAware {
             _ => request.uncached_tokens(&workers[index]),
         };
         let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
+        let most = most_requests(workers);
         // Of equal costs the longer match, lest a whole prompt in two caches where one would do.
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
+            let has_too_many = u64::from(worker.requests) + 1 > most;
             let preference = (worker.matched_blocks, bid(salt, worker));
-            (cost(uncached(*index), worker), Reverse(preference))
+            (has_too_many, cost(uncached(*index), worker), Reverse(preference))
         })?;
         let reason = match chosen.matched_blocks {
             _ if anchor.is_none() => Reason::NoPrefix,
@@ -96,6 +125,8 @@ impl Policy for CacheAware {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashSet, iter};
+
     use super::*;
     use crate::{
         key::RouteKey,
@@ -117,14 +148,18 @@ mod tests {
     #[test]
     fn the_least_cost_wins() {
         let key = prompt(1, 100);
-        let table: [Case<'_>; 9] = [
+        let table: [Case<'_>; 13] = [
             ("idle, one has it", &[(0, 0, 0), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("the longer match", &[(0, 0, 80), (0, 0, 90)], 1, 160, Reason::CacheHit),
             ("a whole match costs a block", &[(0, 0, 100), (0, 0, 99)], 0, 16, Reason::CacheHit),
             ("busy, but worth it", &[(0, 0, 0), (8, 0, 90)], 1, 160, Reason::CacheHit),
-            ("too busy", &[(0, 0, 0), (10, 0, 90)], 0, 1600, Reason::Balance),
-            ("behind a long prefill", &[(0, 0, 0), (0, 1441, 90)], 0, 1600, Reason::Balance),
+            ("too busy", &[(0, 0, 0), (9, 0, 90)], 0, 1600, Reason::Balance),
+            ("as many as it may", &[(12, 0, 0), (42, 0, 100)], 1, 16, Reason::CacheHit),
+            ("too many, though cheaper", &[(12, 0, 0), (43, 0, 100)], 0, 1600, Reason::Balance),
+            ("a prefill is worth it", &[(0, 0, 0), (0, 3345, 90)], 1, 160, Reason::CacheHit),
+            ("behind a long prefill", &[(0, 0, 0), (0, 3346, 90)], 0, 1600, Reason::Balance),
             ("others wait, yet sooner", &[(0, 0, 0), (2, 1500, 100)], 1, 16, Reason::CacheHit),
+            ("rather behind many", &[(0, 12_000, 0), (20, 0, 0)], 1, 1600, Reason::Home),
             ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Home),
             ("nor at home", &[(0, 0, 0), (1, 0, 0)], 0, 1600, Reason::Cold),
         ];
@@ -167,10 +202,10 @@ mod tests {
         let home = choose(&key, &[(0, 0, 0); 2]).index;
         // Requests at home, blocks that the other worker holds, and the share found at homes.
         for (requests, matched, share, at_home) in [
-            (1, 0, 0.4, false),
-            (1, 0, 0.6, true),
-            (5, 0, 0.8, false),
-            (5, 0, 0.9, true),
+            (1, 0, 0.1, false),
+            (1, 0, 0.3, true),
+            (5, 0, 0.6, false),
+            (5, 0, 0.8, true),
             (0, 50, 0.4, false),
             (0, 50, 0.6, true),
         ] {
@@ -198,8 +233,52 @@ mod tests {
         assert!(chosen.iter().all(|requests| (70..=130).contains(requests)), "{chosen:?}");
     }
 
+    /// Sends 1,024 prompts of these groups at once to eight workers, 2,048 of each's 2,176 tokens common
+    /// to its group. The requests of each worker, and how many times a prefix is computed.
+    fn burst(groups: &[u64]) -> ([u32; 8], usize) {
+        let mut states = [(0, 0, 0); 8];
+        let mut holders = HashSet::new();
+        for &group in groups {
+            for (worker, state) in states.iter_mut().enumerate() {
+                state.2 = if holders.contains(&(group, worker)) { 128 } else { 0 };
+            }
+            let choice = choose(&prompt(group, 136), &states);
+            states[choice.index].0 += 1;
+            states[choice.index].1 += u64::from(choice.uncached_tokens);
+            holders.insert((group, choice.index));
+        }
+        (states.map(|(requests, ..)| requests), holders.len())
+    }
+
     #[test]
-    fn costs_saturate() {
+    fn a_burst_of_groups_is_shared_evenly_and_hardly_a_prefix_computed_twice() {
+        for seed in 0..20 {
+            let mut dice = fastrand::Rng::with_seed(seed);
+            let mut equal: Vec<u64> = (0..1024).map(|number| number / 16).collect();
+            dice.shuffle(&mut equal);
+            // More than a quarter of all requests belong to one of 64 groups.
+            let unequal = iter::repeat_with(|| {
+                let groups = 1 << dice.u32(..7);
+                dice.u64(..groups)
+            });
+            for groups in [equal, unequal.take(1024).collect()] {
+                let distinct = groups.iter().collect::<HashSet<_>>().len();
+                let (requests, computed) = burst(&groups);
+                assert!(requests.iter().all(|requests| *requests <= 168), "{seed}: {requests:?}");
+                assert!(computed <= distinct + 8, "{seed}: {computed} of {distinct}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_loaded_never_has_too_many() {
+        for states in [&[(0, 0, 0); 1][..], &[(9, 0, 0); 7], &[(u32::MAX, 0, 0); 300]] {
+            assert!(most_requests(&workers(states)) > u64::from(states[0].0), "{}", states.len());
+        }
+    }
+
+    #[test]
+    fn the_largest_numbers_fit() {
         let key = RouteKey { prompt_tokens: u64::MAX, ..prompt(1, 1) };
         let choice = choose(&key, &[(u32::MAX, u64::MAX, 0), (0, 0, 0)]);
         assert_eq!((choice.index, choice.uncached_tokens), (1, u32::MAX));
