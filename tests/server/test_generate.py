@@ -55,6 +55,7 @@ def test_the_shape(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
         "prompt_tokens": len(ids),
         "completion_tokens": len(ids),
         "cached_tokens": 1,
+        "input_token_logprobs": [],
         "output_token_logprobs": [[-token / 1024, token, None] for token in ids],
     }
 
@@ -148,6 +149,94 @@ def test_batches(worker: FakeWorker) -> None:
             assert last["text"] == answer["text"]
 
 
+def scored(token: int, text: str | None = None) -> list[Any]:
+    """What the fake says of a token."""
+    return [-token / 1024, token, text]
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_logprobs_of_the_prompt(worker: FakeWorker, start: int) -> None:
+    ids = [70, 71, 72, 73, 74]
+    body: dict[str, Any] = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 2},
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": 2,
+    }
+    top = {token: [[0.0, token, None], [-0.125, token + 1, None]] for token in ids}
+    for answer in (generate(worker, **body), stream(worker, **body)[-1]):
+        meta = answer["meta_info"]
+        assert meta["input_token_logprobs"] == [
+            [None, ids[start], None],
+            *(scored(token) for token in ids[start + 1 :]),
+        ]
+        assert meta["input_top_logprobs"] == [None, *(top[token] for token in ids[start + 1 :])]
+        assert meta["output_token_logprobs"] == [scored(70), scored(71)]
+        assert meta["output_top_logprobs"] == [top[70], top[71]]
+
+
+def test_logprobs_with_their_texts(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+    ids = backend.encode("Hello 😀").ids
+    answer = generate(
+        worker,
+        input_ids=ids,
+        sampling_params={"max_new_tokens": 1},
+        return_logprob=True,
+        return_text_in_logprobs=True,
+        logprob_start_len=0,
+    )
+    texts = [backend.decode([token], skip_special_tokens=False) for token in ids]
+    meta = answer["meta_info"]
+    assert [entry[2] for entry in meta["input_token_logprobs"]] == texts
+    assert [entry[2] for entry in meta["output_token_logprobs"]] == texts[:1]
+    assert "input_top_logprobs" not in meta
+
+
+def test_special_tokens_and_stops_can_be_shown(
+    worker: FakeWorker, backend: tokenizers.Tokenizer
+) -> None:
+    ids = backend.encode("one two three", add_special_tokens=False).ids
+    eos, bos = backend.decode([1], skip_special_tokens=False), backend.encode("").ids
+    special = backend.decode(bos, skip_special_tokens=False)
+    assert eos
+    assert special
+
+    def text(say: list[int], **params: Any) -> tuple[str, Any]:
+        params = {"max_new_tokens": len(say)} | params
+        answer = generate(worker, text="x", sampling_params=params, cache_salt=script(say=say))
+        return answer["text"], answer["meta_info"]["finish_reason"].get("matched")
+
+    shown: dict[str, Any] = {"skip_special_tokens": False}
+    assert text([*bos, *ids]) == ("one two three", None)
+    assert text([*bos, *ids], **shown) == (special + "one two three", None)
+    assert text([*ids, 1], **shown) == ("one two three", 1)
+    assert text([*ids, 1], **shown, no_stop_trim=True) == ("one two three" + eos, 1)
+    assert text([*ids, 1], no_stop_trim=True) == ("one two three", 1)
+    assert text(ids, stop=[" thr"], no_stop_trim=True) == ("one two thr", " thr")
+
+
+def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
+    params = {"max_new_tokens": 500}
+    body = {"text": ["a", "b"], "rid": ["first", "second"], "sampling_params": params}
+
+    async def run() -> list[Any]:
+        async with aiohttp.ClientSession(base_url=worker.url) as http:
+            asking = asyncio.create_task(
+                http.post("/generate", json=body | {"cache_salt": script(hold_after=2)})
+            )
+            for name in ("second", "first"):
+                while True:
+                    async with http.post("/abort_request", json={"rid": name}) as answer:
+                        if (await answer.json())["aborted"] == 1:
+                            break
+            return list(await (await asking).json())
+
+    answers = asyncio.run(run())
+    assert [answer["meta_info"]["id"] for answer in answers] == ["first", "second"]
+    assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers} == {"abort"}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -162,6 +251,25 @@ def test_batches(worker: FakeWorker) -> None:
         ({"input_ids": [10**30]}, "input_ids"),
         ({"input_ids": [[1]] * 65}, "input_ids"),
         ({"text": "a", "rid": ""}, "rid"),
+        ({"text": "a", "rid": ["x", "y"]}, "rid"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
+        ({"text": ["a", "b"], "rid": ["x", "y" * 257]}, "rid"),
+        ({"text": "a", "rid": ["x"], "sampling_params": {"n": 2}}, "rid"),
+        ({"text": "a", "top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"text": "a", "top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
+        ({"input_ids": [[5, 6, 7], [5]], "logprob_start_len": 1}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": [True]}, "return_logprob"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+        (
+            {"text": "a", "sampling_params": {"spaces_between_special_tokens": False}},
+            "sampling_params.spaces_between_special_tokens",
+        ),
+        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "session_params": {}}, "session_params"),
+        ({"text": "a", "custom_logit_processor": "x"}, "custom_logit_processor"),
+        ({"text": "a", "input_embeds": [[0.5]]}, "input_embeds"),
+        ({"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),

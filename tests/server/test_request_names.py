@@ -10,8 +10,9 @@ from mla_router.worker.server.request_names import RequestNames
 
 def test_a_name_finds_only_its_own() -> None:
     names = RequestNames()
-    names.add(["a1", "mine"], ["a1-0", "a1-1"])
-    names.add(["b2"], ["b2"])
+    both = ["a1-0", "a1-1"]
+    names.add({"a1": both, "mine": both})
+    names.add({"b2": ["b2"]})
     assert names.find("mine") == names.find("a1") == ["a1-0", "a1-1"]
     assert names.find("chatcmpl-b2") == names.find("cmpl-b2") == ["b2"]
     for name in ("", "a", "min", "mine2", "chatcmpl-", "a1-0"):
@@ -20,22 +21,23 @@ def test_a_name_finds_only_its_own() -> None:
 
 def test_a_running_name_cannot_be_taken() -> None:
     names = RequestNames()
-    names.add(["a1", "mine"], ["a1"])
+    first = {"a1": ["a1"], "mine": ["a1"]}
+    names.add(first)
     with pytest.raises(InvalidRequest):
-        names.add(["b2", "mine"], ["b2"])
+        names.add({"b2": ["b2"], "mine": ["b2"]})
     assert names.find("b2") == []
-    names.remove(["a1", "mine"], names.find("mine"))
-    names.add(["b2", "mine"], ["b2"])
+    names.remove(first)
+    names.add({"b2": ["b2"], "mine": ["b2"]})
     assert names.find("mine") == ["b2"]
 
 
 def test_a_stream_that_comes_back_replaces_its_former_self() -> None:
     names = RequestNames()
-    before, now = ["a1"], ["a1 again"]
-    names.add(["a1", "mine"], before)
-    names.add(["a1", "mine"], now, replace=True)
-    assert names.find("mine") == now
-    names.remove(["a1", "mine"], before)
-    assert names.find("mine") == now
-    names.remove(["a1", "mine"], now)
+    before, now = {"mine": ["a1"]}, {"mine": ["a1 again"]}
+    names.add(before)
+    names.add(now, replace=True)
+    assert names.find("mine") == ["a1 again"]
+    names.remove(before)
+    assert names.find("mine") == ["a1 again"]
+    names.remove(now)
     assert names.find("mine") == []

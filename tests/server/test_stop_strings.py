@@ -40,6 +40,14 @@ def test_any_split_gives_the_text_cut_at_the_first_stop(
 
 
 @given(texts, stop_lists)
+def test_a_kept_stop_string_is_the_end_of_the_text(text: str, stops: tuple[str, ...]) -> None:
+    matcher = StopMatcher(stops, keep=True)
+    shown = "".join(map(matcher.push, text)) + matcher.flush()
+    before, matched = cut_at_first_stop(text, stops)
+    assert (shown, matcher.matched) == (before + (matched or ""), matched)
+
+
+@given(texts, stop_lists)
 def test_holds_back_no_more_than_it_must(text: str, stops: tuple[str, ...]) -> None:
     matcher = StopMatcher(stops)
     shown = matcher.push(text)

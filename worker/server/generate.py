@@ -2,121 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
 
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.core import FinishReason
 from mla_router.worker.server.body import read_body
 from mla_router.worker.server.errors import InvalidRequest
-from mla_router.worker.server.generation import Finish, Generation, Output
+from mla_router.worker.server.generation import Generation
+from mla_router.worker.server.native_answer import GrowingAnswer
 from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
-from mla_router.worker.server.sampling import check_sampling
+from mla_router.worker.server.sampling import Sampling, check_sampling
+from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.sse import event, stream
-from mla_router.worker.server.state import STATE
+from mla_router.worker.server.state import STATE, Service
 
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's
 MAX_RID_LENGTH = 256
-
-
-@dataclass(slots=True)
-class _Answer:
-    """One choice so far."""
-
-    text: str = ""
-    output_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: Finish | None = None
-
-    def add(self, output: Output) -> None:
-        self.text += output.text
-        self.output_ids += output.token_ids
-        self.logprobs += output.scores.logprobs if output.scores else []
-        self.finish = output.finish
-
-    def as_dict(self, generation: Generation, index: int, begun: float) -> dict[str, Any]:
-        usage = generation.usage_of(index)
-        meta: dict[str, Any] = {
-            "id": generation.rid_of(index),
-            "finish_reason": None if self.finish is None else _finish(self, self.finish),
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-        }
-        if generation.sampling.params.logprobs:
-            pairs = zip(self.logprobs, self.output_ids, strict=True)
-            meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in pairs]
-        if self.finish is not None:
-            meta["e2e_latency"] = time.monotonic() - begun
-        return {"text": self.text, "output_ids": self.output_ids, "meta_info": meta}
+MAX_TOP_LOGPROBS = 20  # as in a chat
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
+    begun = time.monotonic()
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     refuse_unsupported(body)
-    if (body.text is None) == (body.input_ids is None):
-        raise InvalidRequest("text: give either text or input_ids", param="text")
-    if body.rid is not None and not 1 <= len(body.rid) <= MAX_RID_LENGTH:
-        raise InvalidRequest(f"rid: 1 to {MAX_RID_LENGTH} characters", param="rid")
-    native = body.sampling_params or NativeSampling()
-    sampling = check_sampling(
-        native,
-        max_tokens=native.max_new_tokens,
-        max_tokens_field="sampling_params.max_new_tokens",
-        min_tokens=native.min_new_tokens,
-        min_tokens_field="sampling_params.min_new_tokens",
-        seed=native.sampling_seed,
-        seed_field="sampling_params.sampling_seed",
-        logprobs=bool(body.return_logprob),
-        vocab_size=service.limits.vocab_size,
-        prefix="sampling_params.",
-    )
+    sampling = _sampling(body, service)
     # An event repeats the logprobs of all tokens: those that another worker has sampled are not here.
     replay = read_replay(
         request.headers,
         body.continuation,
         possible=bool(body.stream) and not body.return_logprob,
     )
-    if body.input_ids is not None:
-        prompts = await read_prompts(service, body.input_ids, "input_ids")
-        single = isinstance(body.input_ids[0], int)
-    else:
-        # A list of strings is a list of prompt items, which the type checker cannot see.
-        text: Any = body.text
-        prompts = await read_prompts(service, text, "text")
-        single = isinstance(body.text, str)
-    single = single and sampling.n == 1
-    begun = time.monotonic()
+    prompts, single = await _prompts(body, service)
+    start = body.logprob_start_len
+    if start is not None and not -1 <= start < min(map(len, prompts)):
+        raise _invalid("logprob_start_len", "must be -1, or a place within each prompt")
     generation = Generation(
-        service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, body.rid, replay
+        service,
+        prompts,
+        sampling,
+        DEFAULT_MAX_TOKENS,
+        body.cache_salt,
+        _check_rid(body.rid, len(prompts) * sampling.n),
+        replay,
     )
     async with generation.running():
+        answers = [
+            GrowingAnswer(generation, index, begun, token_texts=bool(body.return_text_in_logprobs))
+            for index in range(generation.size)
+        ]
+        numbered = not (single and sampling.n == 1)
         if body.stream:
-            return await stream(
-                request, _events(generation, single, begun), lambda: generation.headers
-            )
-        answers = [_Answer() for _ in range(generation.size)]
+            events = _events(generation, answers, numbered)
+            return await stream(request, events, lambda: generation.headers)
         while outputs := await generation.next():
             for output in outputs:
                 answers[output.index].add(output)
-        whole = [answer.as_dict(generation, i, begun) for i, answer in enumerate(answers)]
-        return json_response(whole[0] if single else whole, headers=generation.headers)
+        whole = [answer.so_far(numbered=False) for answer in answers]
+        return json_response(whole if numbered else whole[0], headers=generation.headers)
 
 
-async def _events(generation: Generation, single: bool, begun: float) -> AsyncIterator[bytes]:
-    answers = [_Answer() for _ in range(generation.size)]
+async def _events(
+    generation: Generation, answers: Sequence[GrowingAnswer], numbered: bool
+) -> AsyncIterator[bytes]:
     for output in generation.resumed:
         answers[output.index].add(output)
     marks = generation.marks()
@@ -127,16 +86,63 @@ async def _events(generation: Generation, single: bool, begun: float) -> AsyncIt
         # One event a choice, however many of its tokens have come.
         events = []
         for index in dict.fromkeys(output.index for output in outputs):
-            body = answers[index].as_dict(generation, index, begun)
             finish = answers[index].finish
             mark = marks.take(index, finish.reason if finish else None)
-            events.append(event(body if single else {**body, "index": index}, mark))
+            events.append(event(answers[index].so_far(numbered=numbered), mark))
         yield b"".join(events)
 
 
-def _finish(answer: _Answer, finish: Finish) -> dict[str, Any]:
-    if finish.reason == FinishReason.LENGTH.value:
-        return {"type": finish.reason, "length": len(answer.output_ids)}
-    if finish.reason == FinishReason.STOP.value:
-        return {"type": finish.reason, "matched": finish.matched}
-    return {"type": finish.reason, "message": "Aborted"}
+def _sampling(body: GenerateRequest, service: Service) -> Sampling:
+    native = body.sampling_params or NativeSampling()
+    top = body.top_logprobs_num or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise _invalid("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    scored = bool(body.return_logprob)
+    sampling = check_sampling(
+        native,
+        max_tokens=native.max_new_tokens,
+        max_tokens_field="sampling_params.max_new_tokens",
+        min_tokens=native.min_new_tokens,
+        min_tokens_field="sampling_params.min_new_tokens",
+        seed=native.sampling_seed,
+        seed_field="sampling_params.sampling_seed",
+        logprobs=scored,
+        top_logprobs=top if scored else 0,
+        prompt_logprobs_from=start + 1 if scored and start >= 0 else None,
+        vocab_size=service.limits.vocab_size,
+        prefix="sampling_params.",
+    )
+    return dataclasses.replace(
+        sampling,
+        skip_special_tokens=native.skip_special_tokens is not False,
+        keep_stop=bool(native.no_stop_trim),
+    )
+
+
+async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[int]], bool]:
+    """The prompts, and whether there was one by itself, and not a list."""
+    if (body.text is None) == (body.input_ids is None):
+        raise _invalid("text", "give either text or input_ids")
+    if body.input_ids is not None:
+        prompts = await read_prompts(service, body.input_ids, "input_ids")
+        return prompts, isinstance(body.input_ids[0], int)
+    # A list of strings is a list of prompt items, which the type checker cannot see.
+    texts = cast("str | PromptItems", body.text)
+    return await read_prompts(service, texts, "text"), isinstance(texts, str)
+
+
+def _check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | None:
+    """A name for all that is asked for, or one for each."""
+    if rid is None:
+        return None
+    names = [rid] if isinstance(rid, str) else rid
+    if isinstance(rid, list) and (len(rid) != choices or len(set(rid)) != choices):
+        raise _invalid("rid", f"one name, or {choices} different ones")
+    if not all(1 <= len(name) <= MAX_RID_LENGTH for name in names):
+        raise _invalid("rid", f"1 to {MAX_RID_LENGTH} characters")
+    return rid
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}", param=field)

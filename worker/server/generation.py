@@ -48,7 +48,7 @@ class Output:
     token_ids: list[int]
     scores: Scores | None
     finish: Finish | None
-    shown: int  # of the tokens, how many are part of the text: a stop token at the end is not
+    shown: int  # of the tokens, how many are part of the text: a stop token is rarely
     prompt_scores: Scores | None = None  # with the first output, if they are wanted
 
     @property
@@ -81,7 +81,7 @@ class Generation:
     sampling: Sampling
     default_max_tokens: int | None = None
     cache_salt: str | None = None
-    name: str | None = None  # the client's own name for it, to abort it by
+    name: str | list[str] | None = None  # the client's own, to abort it by; or one a choice
     replay: Replay | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     origin: Origin = field(init=False)
@@ -112,9 +112,9 @@ class Generation:
         requests = self._check()
         if self.replay is not None:
             await self._resume(self.replay, requests)
-        rids = [request.rid for request in requests]
+        names = self._names([request.rid for request in requests])
         # A stream can come back to where it was before the worker has noticed that it had left.
-        service.names.add(self._names, rids, replace=self.continues)
+        service.names.add(names, replace=self.continues)
         self._begun = time.monotonic()
         try:
             for index, request in enumerate(requests):
@@ -124,7 +124,7 @@ class Generation:
                     self._unfinished += 1
             yield
         finally:
-            service.names.remove(self._names, rids)
+            service.names.remove(names)
             for choice in self._choices:
                 if choice.finish is None:
                     service.scheduler.abort(choice.rid)
@@ -146,6 +146,8 @@ class Generation:
 
     def rid_of(self, index: int) -> str:
         """What the client knows a choice by."""
+        if isinstance(self.name, list):
+            return self.name[index]
         name = self.name or self.origin.id.hex()
         return name if self.size == 1 else f"{name}-{index}"
 
@@ -201,10 +203,13 @@ class Generation:
         """The first choice of each prompt: it computes the prompt, the others find it cached."""
         return self._choices[:: self.sampling.n]
 
-    @property
-    def _names(self) -> list[str]:
-        own = self.origin.id.hex()
-        return [own] if self.name is None else [own, self.name]
+    def _names(self, rids: list[str]) -> dict[str, list[str]]:
+        names = {self.origin.id.hex(): rids}
+        if isinstance(self.name, list):
+            names |= {name: [rid] for name, rid in zip(self.name, rids, strict=True)}
+        elif self.name is not None:
+            names[self.name] = rids
+        return names
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -241,8 +246,8 @@ class Generation:
                     rid,
                     len(prompt),
                     max_tokens,
-                    service.tokenizer.detokenizer(),
-                    StopMatcher(sampling.stop),
+                    service.tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
+                    StopMatcher(sampling.stop, keep=sampling.keep_stop),
                 )
             )
             requests.append(
@@ -308,7 +313,8 @@ class Generation:
         matched: str | int | None = None
         shown = tokens
         if delta.finish_reason == FinishReason.STOP.value and tokens:
-            matched, shown = tokens[-1], tokens[:-1]  # the stop token is no part of the text
+            matched = tokens[-1]
+            shown = tokens if self.sampling.keep_stop else tokens[:-1]
         text = choice.matcher.push(choice.detokenizer.push(shown))
         if delta.finish_reason:
             text += choice.matcher.push(choice.detokenizer.flush()) + choice.matcher.flush()

@@ -6,7 +6,7 @@ reach another client's request. Here its own name is looked up, whole and exactl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from mla_router.worker.server.errors import InvalidRequest
 
@@ -17,14 +17,15 @@ class RequestNames:
     def __init__(self) -> None:
         self._rids: dict[str, list[str]] = {}
 
-    def add(self, names: Sequence[str], rids: list[str], *, replace: bool = False) -> None:
+    def add(self, names: Mapping[str, list[str]], *, replace: bool = False) -> None:
+        """`names` says of each what it is a name of: some of the scheduler's ids."""
         for name in names:
             if name in self._rids and not replace:
                 raise InvalidRequest("rid: a request of this name is running", param="rid")
-        self._rids.update(dict.fromkeys(names, rids))
+        self._rids.update(names)
 
-    def remove(self, names: Sequence[str], rids: list[str]) -> None:
-        for name in names:
+    def remove(self, names: Mapping[str, list[str]]) -> None:
+        for name, rids in names.items():
             if self._rids.get(name) is rids:  # else another one has replaced it
                 del self._rids[name]
 

@@ -13,6 +13,7 @@ from mla_router.worker.server import (
     completions,
     generate,
     info,
+    native_answer,
     openai_models,
     tokenize,
 )
@@ -68,8 +69,8 @@ ROUTES = (
         generate.generate,
         "Continue prompts, in SGLang's native form.",
         GenerateRequest,
-        dict[str, Any] | list[dict[str, Any]],
-        dict[str, Any],
+        native_answer.Answer | list[native_answer.Answer],
+        native_answer.Answer,
     ),
     Route(
         "POST",

@@ -42,6 +42,8 @@ class Sampling:
     stop: tuple[str, ...]
     ignore_eos: bool
     n: int = 1  # answers to each prompt
+    skip_special_tokens: bool = True  # in the text
+    keep_stop: bool = False  # whatever ends the answer is a part of its text
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)

@@ -11,10 +11,12 @@ class StopMatcher:
     of a stop string. How the text was split makes no difference to the result.
     """
 
-    __slots__ = ("_held", "_stops", "matched")
+    __slots__ = ("_held", "_keep", "_stops", "matched")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
+        """`keep`: cut behind the stop string instead of before it."""
         self._stops = stops
+        self._keep = keep
         self._held = ""
         self.matched: str | None = None
 
@@ -25,9 +27,9 @@ class StopMatcher:
         text = self._held + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.matched = min(found)
+            end, at, self.matched = min(found)
             self._held = ""
-            return text[:at]
+            return text[: end if self._keep else at]
         shown = len(text) - max(overlap(text, stop) for stop in self._stops)
         self._held = text[shown:]
         return text[:shown]

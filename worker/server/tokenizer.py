@@ -82,8 +82,8 @@ class Tokenizer:
             ) from None
         return str(text)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._backend, self.hidden_ids)
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        return Detokenizer(self._backend, self.hidden_ids if skip_special_tokens else ())
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all of them, special tokens included."""

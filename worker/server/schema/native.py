@@ -14,8 +14,12 @@ class NativeSampling(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
-    skip_special_tokens: Any = None
-    no_stop_trim: Any = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    # refused unless neutral
+    spaces_between_special_tokens: Any = None
+    stop_regex: Any = None
+    custom_params: Any = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -26,14 +30,14 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     sampling_params: NativeSampling | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
-    rid: str | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    rid: str | list[str] | None = None
     cache_salt: str | None = None
     continuation: Continuation | None = None
     # refused unless neutral
-    logprob_start_len: Any = None
-    top_logprobs_num: Any = None
     token_ids_logprob: Any = None
-    return_text_in_logprobs: Any = None
     return_hidden_states: Any = None
     input_embeds: Any = None
     image_data: Any = None

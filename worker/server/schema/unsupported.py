@@ -21,12 +21,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
-    "skip_special_tokens": (True,),
-    "no_stop_trim": (False,),
-    "logprob_start_len": (-1,),
-    "top_logprobs_num": (0,),
-    "return_text_in_logprobs": (False,),
     "return_hidden_states": (False,),
+    "spaces_between_special_tokens": (True,),
 }
 
 # Fields that are off only when they are null or absent.
@@ -45,6 +41,8 @@ NULL_ONLY = frozenset(
         "lora_path",
         "session_params",
         "custom_logit_processor",
+        "custom_params",
+        "stop_regex",
     }
 )
 
