@@ -64,8 +64,29 @@ class WorkerConfig:
     # scheduling
     max_running_requests: int = _flag(128, "requests in one batch", low=1, high=4096)
     max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
+    max_prefill_tokens: int = _flag(
+        2048, "prompt tokens computed in one step, of all requests together", low=1
+    )
     chunked_prefill_size: int = _flag(
-        2048, "prompt tokens computed in one step; longer prompts take several", low=1
+        2048, "prompt tokens of one request in one step; longer prompts take several", low=1
+    )
+    disable_mixed_chunk: bool = _flag(
+        False, "compute prompt tokens and decode running requests in steps of their own, in turn"
+    )
+    schedule_policy: str = _flag(
+        "lpm",
+        "who comes next: lpm, the request with the longest cached prefix; fcfs, the oldest",
+        choices=("lpm", "fcfs"),
+    )
+    schedule_conservativeness: float = _flag(
+        1.0,
+        "how long answers are expected to be; higher if requests are often retracted for memory, "
+        "lower if much of it stays empty",
+        low=0.01,
+        high=10.0,
+    )
+    enable_priority_scheduling: bool = _flag(
+        False, "let requests of higher `priority` go first, and take the place of lower ones"
     )
     disable_radix_cache: bool = _flag(False, "never reuse the KV cache of an earlier request")
     disable_overlap_schedule: bool = _flag(

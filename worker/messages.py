@@ -122,6 +122,7 @@ class Stats(Message, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    retracted: int  # times that a running request had to wait again for memory
 
 
 ToScheduler = Union[Generate, Abort, GetStats, FlushCache, Shutdown]  # noqa: UP007 (msgspec)

@@ -130,7 +130,7 @@ def test_more_requests_than_memory_are_served_in_turn() -> None:
         (generate("bad", []), "token ids"),
         (generate("bad", [VOCAB]), "token ids"),
         (generate("bad", [-1]), "token ids"),
-        (generate("bad", [1], 0), "0 of 0 tokens"),
+        (generate("bad", [1], 0), "can never fit"),
         (generate("bad", [1] * 100, 100), "can never fit"),
     ],
 )

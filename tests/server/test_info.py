@@ -21,6 +21,7 @@ STATS = {
     "prompt_tokens",
     "cached_tokens",
     "generated_tokens",
+    "retracted",
 }
 
 

@@ -33,6 +33,7 @@ STATS = Stats(
     prompt_tokens=400,
     cached_tokens=100,
     generated_tokens=50,
+    retracted=6,
 )
 READY = Ready(1600, 16, 8, 1024, 4096, "cpu", "float32", "torch")
 
@@ -63,6 +64,7 @@ def test_what_the_scheduler_says() -> None:
     assert got["sglang:prompt_tokens_total"] == got["vllm:prefix_cache_queries_total"] == 400
     assert got["sglang:cached_tokens_total"] == 100
     assert got["sglang:generation_tokens_total"] == 50
+    assert got["sglang:num_retracted_requests_total"] == 6
 
 
 def test_nothing_is_said_of_a_scheduler_that_has_said_nothing() -> None:

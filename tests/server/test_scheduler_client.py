@@ -75,7 +75,7 @@ def generate(rid: str) -> Generate:
 
 
 def stats(query: int, generated: int = 0) -> Stats:
-    return Stats(query, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, generated)
+    return Stats(query, 0, 0, 1, 1, 0, 1, 1, 0, 0, 0, generated, 0)
 
 
 def test_deltas_reach_their_request_and_no_other(tmp_path: Path) -> None:

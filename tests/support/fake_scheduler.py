@@ -90,6 +90,7 @@ class FakeScheduler:
                 prompt_tokens=0,
                 cached_tokens=0,
                 generated_tokens=self.generated,
+                retracted=0,
             )
         )
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, SamplingParams, StepEngine
 from mla_router.worker.messages import (
     Delta,
@@ -48,12 +49,13 @@ class ScriptedChannel:
     def send(self, message: ToServer) -> None:
         self.said.append(message)
 
+    def all_deltas(self) -> list[Delta]:
+        return [d for said in self.said if isinstance(said, Deltas) for d in said.items]
+
     def deltas(self) -> dict[str, list[Delta]]:
         by_rid: dict[str, list[Delta]] = defaultdict(list)
-        for message in self.said:
-            if isinstance(message, Deltas):
-                for delta in message.items:
-                    by_rid[delta.rid].append(delta)
+        for delta in self.all_deltas():
+            by_rid[delta.rid].append(delta)
         return by_rid
 
     def tokens(self, rid: str) -> list[int]:
@@ -80,16 +82,22 @@ def run(
     use_prefix_cache: bool = True,
     engine: StepEngine[Any] | None = None,
     vocab_size: int = VOCAB,
+    **settings: Any,
 ) -> Run:
-    """Run a scheduler over a script until it is idle, checking its books at every step."""
+    """Run a scheduler over a script until it is idle, checking its books at every step. `settings`
+    are fields of WorkerConfig."""
     capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     engine = engine or FakeEngine(capacity)
     channel = ScriptedChannel(dict(script))
     scheduler = Scheduler(
         engine,
         channel,
-        chunk_size=chunk_size,
-        use_prefix_cache=use_prefix_cache,
+        WorkerConfig(
+            chunked_prefill_size=chunk_size,
+            max_prefill_tokens=settings.pop("max_prefill_tokens", chunk_size),
+            disable_radix_cache=not use_prefix_cache,
+            **settings,
+        ),
         vocab_size=vocab_size,
     )
     postprocess = scheduler.postprocess

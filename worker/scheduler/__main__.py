@@ -55,20 +55,15 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
     channel = ZmqChannel(ipc_dir)
-    scheduler = Scheduler(
-        engine,
-        channel,
-        chunk_size=config.chunked_prefill_size,
-        use_prefix_cache=not config.disable_radix_cache,
-        vocab_size=engine.model.config.vocab_size,
-    )
+    vocab_size = engine.model.config.vocab_size
+    scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size)
     channel.send(
         Ready(
             max_total_num_tokens=engine.capacity.max_total_tokens,
             page_size=engine.capacity.page_size,
             max_running_requests=engine.capacity.num_slots,
             context_length=engine.capacity.context_length,
-            vocab_size=engine.model.config.vocab_size,
+            vocab_size=vocab_size,
             device=str(engine.device),
             dtype=str(engine.cache.dtype).removeprefix("torch."),
             attention_backend=config.attention_backend,

@@ -1,74 +1,136 @@
-"""Who computes prompt tokens in the next step: prompts under way first, then new ones in order of
-arrival."""
+"""Who computes prompt tokens in the next step: prompts under way first, then new ones."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
 
+from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
-from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.scheduler.waiting import PATIENCE, WaitingQueue
 
 # A request waits for another one's prefill if at least this many of its tokens would come out of it.
 _SHARED_TOKENS = 32
-# Waiting requests looked at in one step; those behind them keep their place.
-_SCAN_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Prompt tokens that a request may compute in a step."""
+
+    request: Request
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Who was next and did not fit: until something has changed, nobody need try again."""
+
+    request: Request
+    needed: int  # pages
+    num_arrivals: int  # by then: somebody who comes later may be next instead
+
+    def holds(self, waiting: WaitingQueue, spare: int) -> bool:
+        return (
+            self.request.state is State.WAITING
+            and self.num_arrivals == waiting.num_arrivals
+            and self.needed > spare
+        )
 
 
 class Admission:
-    """The waiting requests, and those whose prompts are being computed."""
+    """The requests whose prompts are being computed, and the door to them."""
 
-    def __init__(self, memory: Memory, chunk_size: int) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        waiting: WaitingQueue,
+        estimate: OutputEstimate,
+        *,
+        step_tokens: int,
+        chunk_size: int,
+    ) -> None:
         self.memory = memory
-        self.chunk_size = chunk_size
-        self.waiting: deque[Request] = deque()
+        self.waiting = waiting
+        self.estimate = estimate
+        self.step_tokens = step_tokens  # prompt tokens of one step
+        self.chunk_size = chunk_size  # of them, of one request
         self.prefilling: list[Request] = []  # until the whole prompt is known to be in the cache
-        # Who did not fit, and how much had been given back by then: until more is, it need not try.
-        self._blocked: tuple[Request, int] | None = None
+        self._blocked: Blocked | None = None
 
-    def next_prefills(self) -> tuple[list[tuple[Request, int]], list[Request]]:
-        """Spend one step's budget of prompt tokens.
+    def continued(self) -> list[Share]:
+        """The shares of those that have begun, strongest claim first."""
+        shares: list[Share] = []
+        left = self.step_tokens
+        for request in sorted(self.prefilling, key=lambda request: request.seniority):
+            left -= self._share(request, left, shares)
+        return shares
 
-        Returns (request, its share of the budget) in order, and which of them are new. First come,
-        first served: a request that does not fit yet keeps those behind it waiting, or a stream of
-        small ones could keep it waiting for ever.
+    def admit(self, running: Collection[Request], shares: list[Share]) -> list[Request]:
+        """Admit those that fit into what `shares` leave of the budget, and into memory; returns
+        them, and adds their shares.
+
+        One that does not fit keeps those behind it waiting, or a stream of small ones could keep it
+        waiting for ever. If nobody runs it fits: what could not was never accepted.
         """
-        budget = self.chunk_size
-        shares: list[tuple[Request, int]] = []
-        for request in self.prefilling:
-            budget -= self._share(request, budget, shares)
-        if not self.waiting:
-            return shares, []
+        left = self.step_tokens - sum(share.tokens for share in shares)
+        if left == 0 or not self.waiting or not self.memory.free_slots:
+            return []
+        reserved = self._reserved(running)
+        if self._blocked and self._blocked.holds(self.waiting, self.memory.room - reserved):
+            return []
+        self._blocked = None
         starts = {self._next_tokens(r, r.tree_pages) for r in self.prefilling}
         admitted: list[Request] = []
-        held_back: list[Request] = []
-        for _ in range(min(len(self.waiting), _SCAN_LIMIT)):
-            request = self.waiting[0]
-            if budget == 0 or self._blocked == (request, self.memory.num_releases):
+        for request in self.waiting.candidates(self.memory.cached_tokens):
+            if left == 0 or not self.memory.free_slots:
                 break
             node, pages = self.memory.find_prefix(request)
             start = self._next_tokens(request, len(pages))
-            if start in starts:
-                held_back.append(self.waiting.popleft())
+            if start in starts and request.overtaken < PATIENCE:
                 continue
-            if not self.memory.admit(request, node, pages):
-                self._blocked = request, self.memory.num_releases
+            self.memory.cache.lock(node)
+            needed = self._needed(request, pages)
+            if needed + reserved > self.memory.room:
+                self.memory.cache.unlock(node)
+                self._blocked = Blocked(request, needed, self.waiting.num_arrivals)
                 break
+            self.memory.admit(request, node, pages)
+            reserved += needed
             starts.add(start)
-            admitted.append(self.waiting.popleft())
+            admitted.append(request)
             self.prefilling.append(request)
-            budget -= self._share(request, budget, shares)
-        self.waiting.extendleft(reversed(held_back))
-        return shares, admitted
+            left -= self._share(request, left, shares)
+        self.waiting.take(admitted)
+        return admitted
+
+    def fits(self, request: Request, running: Collection[Request]) -> bool:
+        """Whether a waiting request would find a slot and the pages that it needs, were it next."""
+        if not self.memory.free_slots:
+            return False
+        node, pages = self.memory.find_prefix(request)
+        self.memory.cache.lock(node)
+        room = self.memory.room - self._reserved(running)
+        self.memory.cache.unlock(node)
+        return self._needed(request, pages) <= room
 
     def settle(self) -> None:
-        """Let go of the requests that ended or whose prompts are computed."""
+        """Let go of the requests that do not run any more or whose prompts are computed."""
         if any(request.is_prompt_settled for request in self.prefilling):
             self.prefilling = [r for r in self.prefilling if not r.is_prompt_settled]
 
-    def _share(self, request: Request, budget: int, shares: list[tuple[Request, int]]) -> int:
-        tokens = min(budget, len(request.context) - request.launched_prompt)
+    def _needed(self, request: Request, cached: list[int]) -> int:
+        """Pages that a waiting request will take beyond its cached prefix, probably."""
+        return self.memory.pages_for(self.estimate.length(request)) - len(cached)
+
+    def _reserved(self, running: Collection[Request]) -> int:
+        """Pages that those who run will still take, probably."""
+        return sum(self.memory.lacking(r, self.estimate.length(r)) for r in running)
+
+    def _share(self, request: Request, left: int, shares: list[Share]) -> int:
+        tokens = min(left, self.chunk_size, len(request.context) - request.launched_prompt)
         if tokens > 0:
-            shares.append((request, tokens))
+            shares.append(Share(request, tokens))
         return tokens
 
     def _next_tokens(self, request: Request, cached_pages: int) -> object:

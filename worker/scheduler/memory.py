@@ -1,7 +1,7 @@
 """Who holds which page and slot: requests, the prefix cache, or nobody.
 
-A request is admitted only when all the pages it may ever need are free, evictable or its own, so a
-running request never fails for memory. Pages are still taken one at a time, when a step needs them.
+Pages are taken when a step needs them. Whether there are enough is decided before: by admission for
+those that come, by the planner for those that run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ class Memory:
         self.cache = RadixCache(capacity.page_size)
         self.use_prefix_cache = use_prefix_cache
         self.free_slots = list(range(capacity.num_slots - 1, -1, -1))
-        self.num_releases = 0
-        self._promised = 0  # pages that admitted requests may still ask for
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -41,36 +39,42 @@ class Memory:
             return self.cache.root(request.cache_salt), []
         return self.cache.match(request.cache_salt, request.context[: request.max_cached])
 
-    def admit(self, request: Request, node: Node, pages: list[int]) -> bool:
-        """Give the request a slot and its cached prefix, if all it may need is there."""
-        if not self.free_slots:
-            return False
-        self.cache.lock(node)
-        needed = self.pages_for(request.max_length) - len(pages)
-        if needed > self.allocator.num_free + self.cache.num_evictable - self._promised:
-            self.cache.unlock(node)
-            return False
-        self._promised += needed
-        request.pages_promised = needed
+    def cached_tokens(self, request: Request) -> int:
+        """How much of a waiting request's context is cached; found again only when the cache has
+        changed."""
+        if request.cached_at != self.cache.version:
+            _, pages = self.find_prefix(request)
+            request.cached_at = self.cache.version
+            request.cached_tokens = len(pages) * self.page_size
+        return request.cached_tokens
+
+    @property
+    def room(self) -> int:
+        """Pages that can be had: free ones, and cached ones that nobody reads."""
+        return self.allocator.num_free + self.cache.num_evictable
+
+    def admit(self, request: Request, node: Node, pages: list[int]) -> None:
+        """Give the request a slot and its cached prefix; the caller has locked `node` for it."""
         request.node, request.pages, request.tree_pages = node, pages, len(pages)
-        request.num_cached = len(pages) * self.page_size
-        request.launched_prompt = request.settled_length = request.num_cached
+        request.launched_prompt = request.settled_length = len(pages) * self.page_size
+        if not request.was_retracted:
+            request.num_cached = request.settled_length
         request.slot = self.free_slots.pop()
         request.move_to(State.PREFILL)
-        return True
+
+    def lacking(self, request: Request, length: int) -> int:
+        """Pages that the request needs beyond its own to hold `length` tokens."""
+        return max(0, self.pages_for(length) - len(request.pages))
 
     def grow(self, request: Request, length: int) -> list[tuple[int, int, int]]:
         """Give the request pages for `length` tokens; returns the page table writes."""
-        first = len(request.pages)
-        count = self.pages_for(length) - first
-        if count <= 0:
+        count = self.lacking(request, length)
+        if count == 0:
             return []
         if count > self.allocator.num_free:
             self.allocator.free(self.cache.evict(count - self.allocator.num_free))
+        first = len(request.pages)
         request.pages += self.allocator.allocate(count)
-        request.pages_promised -= count
-        self._promised -= count
-        assert request.pages_promised >= 0, f"{request!r} outgrew its reservation"
         return [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
 
     def share(self, request: Request) -> None:
@@ -101,7 +105,6 @@ class Memory:
         which are full of settled tokens, and into the others before their next owner's step.
         """
         assert request.node is not None, f"{request!r} holds nothing"
-        self.num_releases += 1
         kept = request.tree_pages
         if self.use_prefix_cache and request.finish_reason is not FinishReason.ERROR:
             tokens = request.prompt + request.output[:-1]
@@ -115,9 +118,8 @@ class Memory:
             kept = max(first, known)
         self.allocator.free(request.pages[kept:])
         self.cache.unlock(request.node)
-        self._promised -= request.pages_promised
         self.free_slots.append(request.slot)
-        request.pages, request.node, request.slot, request.pages_promised = [], None, -1, 0
+        request.pages, request.node, request.slot = [], None, -1
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request holds."""
@@ -132,4 +134,3 @@ class Memory:
         assert len(cached) == self.cache.num_pages
         slots = sorted(self.free_slots + [r.slot for r in live if r.slot >= 0])
         assert slots == list(range(self.capacity.num_slots)), "a slot is lost or shared"
-        assert self._promised == sum(request.pages_promised for request in live)

@@ -2,48 +2,132 @@
 
 from __future__ import annotations
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
-from mla_router.worker.scheduler.admission import Admission
+from mla_router.worker.scheduler.admission import Admission, Share
+from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
-from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.scheduler.waiting import WaitingQueue
 
 
 class Planner:
     """The requests that wait and those that run, and what the next step does for them."""
 
-    def __init__(self, memory: Memory, admission: Admission) -> None:
+    def __init__(self, memory: Memory, config: WorkerConfig) -> None:
         self.memory = memory
-        self.admission = admission
+        self.waiting = WaitingQueue(longest_prefix_first=config.schedule_policy == "lpm")
+        self.estimate = OutputEstimate(config.schedule_conservativeness)
+        self.admission = Admission(
+            memory,
+            self.waiting,
+            self.estimate,
+            step_tokens=config.max_prefill_tokens,
+            chunk_size=config.chunked_prefill_size,
+        )
+        self.mix = not config.disable_mixed_chunk
+        self.preempt = config.enable_priority_scheduling
         self.running: dict[str, Request] = {}  # by rid: those with a slot, in order of admission
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_retracted = 0
+        self._last_was_prefill = False
 
     def next_step(self) -> Step | None:
-        """One row for every running request that wants a token, and prompt tokens beside them;
-        None if there is nothing to compute."""
+        """A row for every running request that wants a token, and prompt tokens beside them; None if
+        there is nothing to compute."""
+        made_way = self.preempt and self._make_way()
         decodes = [request for request in self.running.values() if request.wants_decode]
-        writes: list[tuple[int, int, int]] = []
+        decodes_first = not self.mix and self._last_was_prefill and bool(decodes)
+        shares = [] if decodes_first else self.admission.continued()
+        admitted: list[Request] = []
+        if self._make_room(decodes, shares):
+            decodes = [request for request in decodes if request.slot >= 0]
+            shares = [share for share in shares if share.request.slot >= 0]
+        elif not decodes_first and not made_way:
+            admitted = self._admit(shares)
+        if shares and not self.mix:
+            decodes = []
+        self._last_was_prefill = bool(shares)
+        if not decodes and not shares:
+            return None
+        self.num_steps += 1
+        return self._build(decodes, shares, admitted)
+
+    def remove(self, request: Request) -> None:
+        """Let go of a request that has ended, wherever it is."""
+        if self.running.pop(request.rid, None) is None:
+            self.waiting.remove(request)
+        else:
+            self._let_go(request)
+
+    def _admit(self, shares: list[Share]) -> list[Request]:
+        admitted = self.admission.admit(self.running.values(), shares)
+        for request in admitted:
+            self.running[request.rid] = request
+            if not request.was_retracted:
+                self.num_prompt_tokens += len(request.context)
+                self.num_cached_tokens += request.num_cached
+        return admitted
+
+    def _make_way(self) -> bool:
+        """Retract requests of lower priority until the next one fits; returns whether any had to
+        go. It comes in the next step: whoever is retracted must not come back in the same."""
+        following = next(iter(self.waiting), None)
+        if following is None:
+            return False
+        had_to_go = False
+        while lower := [r for r in self.running.values() if r.priority < following.priority]:
+            if self.admission.fits(following, self.running.values()):
+                break
+            self._retract(cheapest(lower))
+            had_to_go = True
+        return had_to_go
+
+    def _make_room(self, decodes: list[Request], shares: list[Share]) -> bool:
+        """Retract requests until the pages suffice for the rows of the others; returns whether any
+        had to go. Then nobody is admitted: it would be as if they had gone for it."""
+        needs = {r: self.memory.lacking(r, r.next_decode_length) for r in decodes}
+        for share in shares:
+            end = share.request.launched_prompt + share.tokens
+            needs[share.request] = self.memory.lacking(share.request, end)
+        needed = sum(needs.values())
+        if needed <= self.memory.room:
+            self.estimate.step()
+            return False
+        while needed > self.memory.room:
+            victim = cheapest(all_but_strongest(self.running.values()))
+            needed -= needs.get(victim, 0)
+            self._retract(victim)
+        self.estimate.learn(self.running.values())
+        return True
+
+    def _retract(self, request: Request) -> None:
+        del self.running[request.rid]
+        request.retract()
+        self._let_go(request)
+        self.waiting.put_back(request)
+        self.num_retracted += 1
+
+    def _let_go(self, request: Request) -> None:
+        self.memory.release(request)
+        self.admission.settle()
+
+    def _build(self, decodes: list[Request], shares: list[Share], admitted: list[Request]) -> Step:
+        writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
         lengths = []
         for request in decodes:
             length = request.take_decode()
             lengths.append(length)
             writes += self.memory.grow(request, length)
-        shares, admitted = self.admission.next_prefills()
-        for request in admitted:
-            self.running[request.rid] = request
-            writes += [(request.slot, i, page) for i, page in enumerate(request.pages)]
-            self.num_prompt_tokens += len(request.context)
-            self.num_cached_tokens += request.num_cached
-        prefills, chunks = [], []
-        for request, tokens in shares:
-            prefills.append(request)
-            chunks.append(request.take_chunk(tokens))
-            writes += self.memory.grow(request, request.launched_prompt)
-        if not decodes and not chunks:
-            return None
-        self.num_steps += 1
+        chunks = []
+        for share in shares:
+            chunks.append(share.request.take_chunk(share.tokens))
+            writes += self.memory.grow(share.request, share.request.launched_prompt)
+        prefills = [share.request for share in shares]
         plan = StepPlan(
             decode_slots=tuple(request.slot for request in decodes),
             decode_lengths=tuple(lengths),
@@ -53,13 +137,4 @@ class Planner:
                 Admitted(r.slot, r.sampling, r.prompt, r.context[len(r.prompt) :]) for r in admitted
             ),
         )
-        started = [r for r, chunk in zip(prefills, chunks, strict=True) if chunk.is_last]
-        return Step(plan, prefills, decodes + started)
-
-    def remove(self, request: Request) -> None:
-        """Let go of a request that has ended, wherever it is."""
-        if self.running.pop(request.rid, None) is None:
-            self.admission.waiting.remove(request)
-        else:
-            self.admission.settle()
-            self.memory.release(request)
+        return Step(plan, prefills, decodes + [r for r in prefills if r.state is State.DECODE])

@@ -32,6 +32,7 @@ class RadixCache:
         self.page_size = page_size
         self.num_pages = 0
         self.num_evictable = 0  # pages in nodes without a lock
+        self.version = 0  # changes with what is cached
         self._roots: dict[str, Node] = {}
         self._roots_limit = 16
         self._clock = 0
@@ -80,6 +81,7 @@ class RadixCache:
         if existing < len(pages):
             leaf = Node(node, tokens[done:], pages[existing:], last_used=self._clock)
             node.children[tuple(leaf.tokens[: self.page_size])] = leaf
+            self.version += 1
             self.num_pages += len(leaf.pages)
             self.num_evictable += len(leaf.pages)
             node = leaf
@@ -108,6 +110,7 @@ class RadixCache:
     def evict(self, count: int) -> list[int]:
         """Give back up to `count` pages, from the tails of the leaves unused for longest."""
         freed: list[int] = []
+        self.version += 1
         while len(freed) < count and self._queue:
             used, _, node = heapq.heappop(self._queue)
             node.queued = False

@@ -1,13 +1,15 @@
 """One request inside the scheduler: its state, its tokens and what it holds.
 
     WAITING --admit--> PREFILL --last chunk launched--> DECODE
-        \\                 |                              |
-         `----------------+------- finish ---------------+--> FINISHED
+     | ^                  |                              |
+     | `------------------+---------- retract -----------|
+     `--------------------+---------- finish ------------+--> FINISHED
 
-A finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
+A request is retracted when others need its memory: it waits again, and later computes what is no
+longer in the prefix cache, its own output included. A finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
 overlap loop has launched up to two steps that still name the request, and their tokens for it are
-dropped. Its slot and pages are free at once, too, because the device does one thing after the other:
-whoever gets them next is launched later (`worker/engine/slots.py`).
+dropped. Either way its slot and pages are free at once, because the device does one thing after the
+other: whoever gets them next is launched later (`worker/engine/slots.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class State(Enum):
 
 _NEXT = {
     State.WAITING: {State.PREFILL, State.FINISHED},
-    State.PREFILL: {State.DECODE, State.FINISHED},
-    State.DECODE: {State.FINISHED},
+    State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
+    State.DECODE: {State.WAITING, State.FINISHED},
     State.FINISHED: set[State](),
 }
 
@@ -39,7 +41,10 @@ class Request:
     """Counters come in pairs: what has been launched, and what is known to have happened."""
 
     __slots__ = (
+        "arrival",
         "cache_salt",
+        "cached_at",
+        "cached_tokens",
         "context",
         "finish_reason",
         "grammar",
@@ -48,8 +53,9 @@ class Request:
         "node",
         "num_cached",
         "output",
+        "overtaken",
         "pages",
-        "pages_promised",
+        "priority",
         "prompt",
         "prompt_scores",
         "rid",
@@ -59,6 +65,7 @@ class Request:
         "slot",
         "state",
         "tree_pages",
+        "was_retracted",
     )
 
     def __init__(
@@ -69,12 +76,16 @@ class Request:
         *,
         output: Sequence[int] = (),
         cache_salt: str = "",
+        priority: int = 0,
+        arrival: int = 0,
         grammar: Grammar | None = None,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
         self.sampling = sampling
         self.cache_salt = cache_salt
+        self.priority = priority
+        self.arrival = arrival  # its number, by which requests are told apart in age
         self.grammar = grammar
         self.state = State.WAITING
         self.finish_reason: FinishReason | None = None
@@ -92,10 +103,14 @@ class Request:
 
         self.slot = -1
         self.pages: list[int] = []
-        self.pages_promised = 0  # pages it may still ask for; admission keeps them available
         self.tree_pages = 0  # leading pages that belong to the prefix cache
         self.node: Node | None = None  # locked by this request: where its tree pages end
-        self.num_cached = 0  # context tokens that needed no computation
+        self.num_cached = 0  # context tokens that needed no computation when it first ran
+        self.was_retracted = False
+
+        self.overtaken = 0  # by requests that came later and were admitted before it
+        self.cached_at = -1  # version of the prefix cache in which `cached_tokens` was looked up
+        self.cached_tokens = 0
 
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
@@ -108,14 +123,30 @@ class Request:
         self.move_to(State.FINISHED)
         self.finish_reason = reason
 
+    def retract(self) -> None:
+        """Forget what was launched; a token that is still under way comes by `add_token`."""
+        self.move_to(State.WAITING)
+        self.context = self.prompt + self.output
+        self.was_retracted = True
+
+    def add_token(self, token: int) -> None:
+        self.output.append(token)
+        if self.state is State.WAITING:
+            self.context.append(token)
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Sorts requests by their claim to memory, strongest first."""
+        return -self.priority, self.arrival
+
     @property
     def is_live(self) -> bool:
         return self.finish_reason is None
 
     @property
     def is_prompt_settled(self) -> bool:
-        """Nothing more will come of its prompt: all of it is computed, or it has ended."""
-        return self.settled_length >= len(self.context) or not self.is_live
+        """Nothing more will come of its context: all is computed, or it does not run any more."""
+        return self.slot < 0 or self.settled_length >= len(self.context)
 
     @property
     def max_length(self) -> int:
@@ -133,6 +164,11 @@ class Request:
     def wants_decode(self) -> bool:
         """A finish by length is known before its token is: no step is launched past it."""
         return self.state is State.DECODE and self.launched_outputs < self.sampling.max_tokens
+
+    @property
+    def next_decode_length(self) -> int:
+        """Tokens in the cache once the next decode step has added its own."""
+        return len(self.prompt) + self.launched_outputs
 
     def take_chunk(self, budget: int) -> PrefillChunk:
         """The next run of the context, at most `budget` tokens; counts it as launched."""
@@ -157,7 +193,7 @@ class Request:
 
     def take_decode(self) -> int:
         """Count one decode step as launched; returns the cache length it brings."""
-        length = len(self.prompt) + self.launched_outputs
+        length = self.next_decode_length
         self.launched_outputs += 1
         return length
 

@@ -15,10 +15,12 @@ of overlap is that a request that ends by a stop token is in one more step, whos
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from typing import Any
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import NO_TOKEN, FinishReason, Scores, StepEngine, StepResult
 from mla_router.worker.messages import (
     Abort,
@@ -29,7 +31,6 @@ from mla_router.worker.messages import (
     Stats,
     ToScheduler,
 )
-from mla_router.worker.scheduler.admission import Admission
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
@@ -55,21 +56,20 @@ class Scheduler:
         self,
         engine: StepEngine[Any],
         channel: Channel,
+        config: WorkerConfig,
         *,
-        chunk_size: int,
-        use_prefix_cache: bool = True,
         vocab_size: int,
     ) -> None:
         self.engine = engine
         self.channel = channel
         self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
-        self.memory = Memory(engine.capacity, use_prefix_cache=use_prefix_cache)
-        self.admission = Admission(self.memory, chunk_size)
-        self.planner = Planner(self.memory, self.admission)
+        self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
+        self.planner = Planner(self.memory, config)
         self.requests: dict[str, Request] = {}  # those that have not ended
         self.stopping = False
         self.num_generated_tokens = 0
+        self._arrivals = itertools.count()
         self._failures = 0  # steps, since the last that worked
         self._next_heartbeat = 0.0
 
@@ -99,6 +99,8 @@ class Scheduler:
         """Take in what has arrived. With nothing to do, sleep until something does."""
         self.outbox.flush()
         idle = not in_flight and not self.requests
+        if idle:
+            self.planner.estimate.idle()
         if (now := time.monotonic()) >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
             self.channel.send(self.stats())
@@ -144,10 +146,12 @@ class Scheduler:
             sampling,
             output=message.output,
             cache_salt=message.cache_salt,
+            priority=message.priority if self.planner.preempt else 0,
+            arrival=next(self._arrivals),
             grammar=message.grammar,
         )
         self.requests[request.rid] = request
-        self.admission.waiting.append(request)
+        self.planner.waiting.add(request)
 
     # -- forward(N), sample(N) ------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class Scheduler:
             if token == NO_TOKEN:
                 self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
                 continue
-            request.output.append(token)
+            request.add_token(token)
             self.num_generated_tokens += 1
             scores = result.scores[i] if result.scores and request.sampling.logprobs else None
             if token in request.sampling.stop_token_ids:
@@ -204,9 +208,9 @@ class Scheduler:
             else:
                 self.outbox.tell(request, [token], scores)
         for request in step.prefills:
-            if request.is_live:
+            if request.slot >= 0:
                 self.memory.share(request)
-        self.admission.settle()
+        self.planner.admission.settle()
 
     def _settle(self, step: Step, result: StepResult) -> None:
         """Count what the step has computed, for those that have not ended meanwhile."""
@@ -257,7 +261,7 @@ class Scheduler:
         return Stats(
             query=query,
             running=len(self.planner.running),
-            waiting=len(self.admission.waiting),
+            waiting=len(self.planner.waiting),
             total_pages=self.memory.capacity.num_pages,
             free_pages=self.memory.allocator.num_free,
             cached_pages=self.memory.cache.num_evictable,
@@ -267,4 +271,5 @@ class Scheduler:
             prompt_tokens=self.planner.num_prompt_tokens,
             cached_tokens=self.planner.num_cached_tokens,
             generated_tokens=self.num_generated_tokens,
+            retracted=self.planner.num_retracted,
         )

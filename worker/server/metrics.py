@@ -30,6 +30,7 @@ VLLM_NAMES = {
     "sglang:prompt_tokens": "vllm:prompt_tokens",
     "sglang:generation_tokens": "vllm:generation_tokens",
     "sglang:cached_tokens": "vllm:prefix_cache_hits",
+    "sglang:num_retracted_requests": "vllm:num_preemptions",
     "sglang:prompt_tokens_histogram": "vllm:request_prompt_tokens",
     "sglang:generation_tokens_histogram": "vllm:request_generation_tokens",
     "sglang:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -166,6 +167,11 @@ class _SchedulerCollector:
                 stats.prompt_tokens,
             ),
             ("sglang:generation_tokens", "Tokens generated.", stats.generated_tokens),
+            (
+                "sglang:num_retracted_requests",
+                "Times that a running request had to wait again for memory.",
+                stats.retracted,
+            ),
         ):
             yield self._add(CounterMetricFamily(name, meaning, labels=["model_name"]), value)
 

@@ -1,0 +1,67 @@
+"""How many prompt tokens a step computes, of whom, and beside whom."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from mla_router.worker.core import Capacity, StepPlan
+from mla_router.worker.messages import ToScheduler
+from support.fake_engine import continuation
+from support.faulty_engine import FaultyEngine
+from support.scripted_scheduler import generate, run
+
+CAPACITY = Capacity(num_pages=128, page_size=4, num_slots=8, context_length=128)
+
+
+def plans(script: dict[int, list[ToScheduler]], **how: int | bool) -> list[StepPlan]:
+    """Run the script, check everybody's tokens, and return what was computed when."""
+    engine = FaultyEngine(CAPACITY)  # one that remembers its plans
+    asked = [message for messages in script.values() for message in messages]
+    outcome = run(script, engine=engine, capacity=CAPACITY, **how)
+    for message in asked:
+        expected = continuation(message.prompt, message.sampling.max_tokens)
+        assert outcome.channel.tokens(message.rid) == expected
+    return engine.plans
+
+
+def chunks(plan: StepPlan) -> list[int]:
+    return [len(chunk.tokens) for chunk in plan.chunks]
+
+
+def test_a_step_computes_so_many_prompt_tokens_and_of_one_request_at_most_a_chunk() -> None:
+    script: dict[int, list[ToScheduler]] = {0: [generate(f"r{i}", [i] * 30, 2) for i in range(3)]}
+    got = plans(script, chunk_size=12, max_prefill_tokens=20)
+    assert [chunks(plan) for plan in got if plan.chunks] == [
+        [12, 8],
+        [12, 8],
+        [6, 12, 2],
+        [2, 12],
+        [12],
+        [4],
+    ]
+
+
+def test_the_oldest_prompt_comes_first_when_shares_are_dealt() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", [1] * 40, 1)],
+        2: [generate("b", [2] * 40, 1)],
+    }
+    got = plans(script, chunk_size=10, max_prefill_tokens=15)
+    assert [chunks(plan) for plan in got][:5] == [[10], [10], [10, 5], [10, 5], [10]]
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_steps_of_one_kind_take_turns(mixed: bool) -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", [1, 2, 3], 30)],
+        4: [generate(f"b{i}", [i] * 40, 3) for i in range(4)],
+    }
+    got = plans(script, chunk_size=8, disable_mixed_chunk=not mixed)
+    kinds = [(bool(plan.chunks), bool(plan.decode_slots)) for plan in got]
+    assert ((True, True) in kinds) == mixed
+    if not mixed:
+        # Whoever decodes waits for one step of prompts at a time.
+        first = kinds.index((False, True))
+        assert ((True, False), (True, False)) not in pairwise(kinds[first:])

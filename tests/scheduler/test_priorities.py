@@ -1,0 +1,80 @@
+"""Higher priority first, and in the place of lower ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import Abort, ToScheduler
+from support.fake_engine import continuation
+from support.scripted_scheduler import Run, assert_nothing_is_held, generate, run
+
+ONE_SLOT = Capacity(num_pages=64, page_size=4, num_slots=1, context_length=64)
+SMALL = Capacity(num_pages=12, page_size=4, num_slots=4, context_length=48)
+
+
+def ends(outcome: Run) -> list[str]:
+    return [delta.rid for delta in outcome.channel.all_deltas() if delta.finish_reason]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("capacity", [ONE_SLOT, SMALL], ids=["slot", "memory"])
+def test_a_higher_priority_takes_the_place_of_a_lower_one(
+    capacity: Capacity, overlap: bool
+) -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("low", [1, 2, 3], 40), generate("lower", [4, 5, 6], 40, priority=-1)],
+        10: [generate("high", [7, 8, 9], 30, priority=5)],
+        12: [generate("highest", [10, 11, 12], 30, priority=6)],
+    }
+    outcome = run(script, capacity=capacity, overlap=overlap, enable_priority_scheduling=True)
+    assert ends(outcome) == ["highest", "high", "low", "lower"]
+    assert outcome.scheduler.stats().retracted > 0
+    for rid, prompt, count in (
+        ("low", [1, 2, 3], 40),
+        ("lower", [4, 5, 6], 40),
+        ("high", [7, 8, 9], 30),
+        ("highest", [10, 11, 12], 30),
+    ):
+        assert outcome.channel.tokens(rid) == continuation(prompt, count)
+    assert_nothing_is_held(outcome)
+
+
+def test_equals_are_not_displaced() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", [1], 30, priority=2)],
+        5: [generate("b", [2], 5, priority=2), generate("c", [3], 5, priority=1)],
+    }
+    outcome = run(script, capacity=ONE_SLOT, enable_priority_scheduling=True)
+    assert ends(outcome) == ["a", "b", "c"]
+    assert outcome.scheduler.stats().retracted == 0
+
+
+def test_nobody_is_displaced_when_there_is_room() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", [1], 30)],
+        5: [generate("b", [2], 5, priority=9)],
+    }
+    outcome = run(script, enable_priority_scheduling=True)
+    assert outcome.scheduler.stats().retracted == 0
+
+
+def test_a_displaced_request_can_be_aborted() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("low", [1], 30)],
+        5: [generate("high", [2], 10, priority=1)],
+        9: [Abort("low")],
+    }
+    outcome = run(script, capacity=ONE_SLOT, enable_priority_scheduling=True)
+    assert outcome.channel.reason("low") == "abort"
+    assert outcome.channel.tokens("high") == continuation([2], 10)
+    assert_nothing_is_held(outcome)
+
+
+def test_without_the_flag_all_are_equal() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", [1], 20)],
+        5: [generate("b", [2], 5), generate("c", [3], 5, priority=9)],
+    }
+    outcome = run(script, capacity=ONE_SLOT)
+    assert ends(outcome) == ["a", "b", "c"]

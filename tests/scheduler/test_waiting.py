@@ -1,0 +1,104 @@
+"""Who comes next: the order, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_router.worker.messages import ToScheduler
+from mla_router.worker.scheduler.request import Request, State
+from mla_router.worker.scheduler.waiting import PATIENCE, WINDOW, WaitingQueue
+from support.scripted_scheduler import generate, run
+
+SAMPLING = generate("", [], 4).sampling
+
+
+def request(arrival: int, priority: int = 0, cached: int = 0) -> Request:
+    made = Request(f"r{arrival}", [1], SAMPLING, arrival=arrival, priority=priority)
+    made.cached_tokens = cached
+    return made
+
+
+def retracted(arrival: int) -> Request:
+    made = request(arrival)
+    made.move_to(State.PREFILL)
+    made.retract()
+    return made
+
+
+def order(queue: WaitingQueue) -> list[int]:
+    return [r.arrival for r in queue.candidates(lambda r: r.cached_tokens)]
+
+
+def test_the_longest_cached_prefix_comes_first_within_a_priority() -> None:
+    queue = WaitingQueue(longest_prefix_first=True)
+    for made in (request(0), request(1, cached=9), request(2, 1), request(3, 1, 5), request(4)):
+        queue.add(made)
+    assert order(queue) == [3, 2, 1, 0, 4]
+
+
+def test_first_come_first_served_if_so_configured() -> None:
+    queue = WaitingQueue(longest_prefix_first=False)
+    for made in (request(0), request(1, cached=9), request(2, 1)):
+        queue.add(made)
+    assert order(queue) == [2, 0, 1]
+
+
+def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
+    queue = WaitingQueue(longest_prefix_first=True)
+    queue.add(request(1, cached=9))
+    for arrival in (7, 3, 5):
+        queue.put_back(retracted(arrival))
+    queue.add(request(8, 1))
+    assert order(queue) == [8, 3, 5, 7, 1]
+
+
+def test_lookups_do_not_grow_with_the_queue() -> None:
+    queue, looked = WaitingQueue(longest_prefix_first=True), []
+    for i in range(4096):
+        queue.add(request(i))
+
+    def cached_tokens(request: Request) -> int:
+        looked.append(request)
+        return 0
+
+    assert len(queue.candidates(cached_tokens)) == len(looked) == WINDOW
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    ahead=st.integers(0, 40),
+    steps=st.lists(st.integers(0, 8), min_size=100, max_size=300),
+)
+def test_overtaking_has_a_bound(ahead: int, steps: list[int]) -> None:
+    """Requests with a longer prefix keep coming, as many as are admitted in each step."""
+    queue = WaitingQueue(longest_prefix_first=True)
+    for i in range(ahead):
+        queue.add(request(i))
+    patient = request(ahead)
+    queue.add(patient)
+    arrival, overtaken = ahead + 1, 0
+    for count in steps:
+        for _ in range(count + 1):
+            queue.add(request(arrival, cached=arrival))
+            arrival += 1
+        admitted = queue.candidates(lambda r: r.cached_tokens)[:count]
+        queue.take(admitted)
+        if patient in admitted:
+            break
+        overtaken += sum(r.arrival > patient.arrival for r in admitted)
+    assert overtaken == patient.overtaken
+    assert overtaken < PATIENCE + WINDOW
+    assert patient in admitted or sum(steps) <= ahead + PATIENCE + WINDOW
+
+
+def test_in_a_scheduler_a_warm_prefix_overtakes_and_is_overtaken_in_the_end() -> None:
+    warm, cold = [i % 50 for i in range(20)], [49 - i % 50 for i in range(20)]
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("first", warm)],
+        20: [generate("cold", cold), *(generate(f"w{i:03}", [*warm, i % 50]) for i in range(200))],
+    }
+    outcome = run(script)
+    started = list(outcome.channel.deltas())
+    place = started.index("cold")
+    assert 1 + PATIENCE <= place < 1 + PATIENCE + WINDOW
