@@ -70,6 +70,10 @@ test-kubernetes: ## discovery against a kube-apiserver, which is built first (10
 test-dashboard: build ## the dashboard in headless Chromium; its picture goes to docs/dashboard.png
 	DASHBOARD_SCREENSHOT=docs/dashboard.png $(BIN)/python -m pytest tests/e2e/test_dashboard.py
 
+.PHONY: test-clients
+test-clients: build ## clients that others wrote, unchanged, from PyPI (10 minutes); ARGS="openai_sdk" for some
+	$(BIN)/python tests/clients/run.py $(ARGS)
+
 .PHONY: sizes
 sizes: ## how long the sources are
 	@$(PYTHON) tests/file_sizes.py

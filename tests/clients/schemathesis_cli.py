@@ -1,0 +1,36 @@
+# /// script
+# dependencies = ["schemathesis==4.32.5"]
+# ///
+"""Schemathesis on our own OpenAPI document: requests made from it, answers checked against it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+from checks import Server, command, main
+
+EXAMPLES = 30  # for each operation
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance"
+CHECKS += ",response_headers_conformance,response_schema_conformance"
+
+
+def _run(url: str, server: Server) -> None:
+    command(
+        *("schemathesis", "run", url + "/openapi.json", "--checks", CHECKS),
+        *("--max-examples", str(EXAMPLES), "--seed", "1", "--request-timeout", "60"),
+        cwd=server.folder,
+    )
+
+
+def the_router(server: Server) -> None:
+    _run(server.url, server)
+
+
+def a_worker(server: Server) -> None:
+    with urllib.request.urlopen(server.url + "/workers") as response:
+        worker = json.load(response)["workers"][0]["url"]
+    _run(worker, server)
+
+
+main(the_router, a_worker)
