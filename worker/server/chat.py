@@ -102,7 +102,14 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         _for_template(body.messages), context_length=service.limits.context_length
     )
     check_ids(prompt, service.limits.vocab_size, "messages")
-    generation = Generation(service, [prompt], sampling, cache_salt=body.cache_salt, replay=replay)
+    generation = Generation(
+        service,
+        [prompt],
+        sampling,
+        cache_salt=body.cache_salt,
+        replay=replay,
+        priority=body.priority,
+    )
     async with generation.running():
         if body.stream:
             events = _events(generation, model, body.wants_usage)

@@ -69,7 +69,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
         raise _invalid("best_of", f"for all prompts together at most {MAX_PROMPTS}")
     parts = await _parts(service, prompts, wanted, computed)
     generation = Generation(
-        service, prompts, sampling, DEFAULT_MAX_TOKENS, body.cache_salt, replay=replay
+        service,
+        prompts,
+        sampling,
+        DEFAULT_MAX_TOKENS,
+        body.cache_salt,
+        replay=replay,
+        priority=body.priority,
     )
     async with generation.running():
         if body.stream:

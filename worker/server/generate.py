@@ -56,6 +56,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         body.cache_salt,
         _check_rid(body.rid, len(prompts) * sampling.n),
         replay,
+        body.priority,
     )
     async with generation.running():
         answers = [

@@ -22,7 +22,7 @@ from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import InternalError, InvalidRequest, TooManyRequests
 from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
-from mla_router.worker.server.sampling import Sampling, draw_seed, fit
+from mla_router.worker.server.sampling import Sampling, check_priority, draw_seed, fit
 from mla_router.worker.server.scheduler_client import Mailbox
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
@@ -83,6 +83,7 @@ class Generation:
     cache_salt: str | None = None
     name: str | list[str] | None = None  # the client's own, to abort it by; or one a choice
     replay: Replay | None = None
+    priority: int | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     origin: Origin = field(init=False)
     resumed: list[Output] = field(default_factory=list)  # what the client had before
@@ -221,6 +222,7 @@ class Generation:
             raise InvalidRequest(
                 f"cache_salt: at most {MAX_SALT_LENGTH} characters", param="cache_salt"
             )
+        check_priority(self.priority, enabled=config.enable_priority_scheduling)
         if self.size > MAX_PROMPTS:
             raise InvalidRequest(
                 f"n: {sampling.n} answers to each of {len(self.prompts)} prompts are more than "
@@ -260,6 +262,7 @@ class Generation:
                         eos_ids=service.tokenizer.eos_ids,
                     ),
                     cache_salt=self.cache_salt or "",
+                    priority=self.priority or 0,
                 )
             )
         return requests

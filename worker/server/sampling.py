@@ -23,6 +23,7 @@ MAX_STOP_TOKEN_IDS = 256
 # Every slot of the device has room for as many entries as the longest list that has come.
 MAX_LOGIT_BIASES = 1024
 MAX_INT = 2**31 - 1
+MAX_PRIORITY = 100
 
 # Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
 MIN_TEMPERATURE = 1e-6
@@ -146,6 +147,16 @@ def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | No
             code="context_length_exceeded",
         )
     return room if default is None else min(default, room)
+
+
+def check_priority(priority: int | None, *, enabled: bool) -> None:
+    """Refuse a priority that nobody would heed: its client would wait like all others."""
+    if priority is None or priority == 0:
+        return
+    if not enabled:
+        raise _invalid("priority", "this worker runs without --enable-priority-scheduling")
+    if abs(priority) > MAX_PRIORITY:
+        raise _invalid("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
 
 
 def draw_seed(given: int | None, configured: int) -> tuple[int, int]:

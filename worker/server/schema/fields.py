@@ -46,6 +46,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
     min_tokens: int | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     continuation: Continuation | None = None
     response_format: Any = None
 

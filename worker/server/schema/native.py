@@ -35,6 +35,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     continuation: Continuation | None = None
     # refused unless neutral
     token_ids_logprob: Any = None
