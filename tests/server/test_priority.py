@@ -13,9 +13,10 @@ import pytest
 from support.fake_worker import FakeWorker, fake_worker
 from support.processes import post_json
 
+OPENAI = {"model": "mla-small", "max_tokens": 2}
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
-    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions": OPENAI | {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": OPENAI | {"prompt": "Hi"},
     "/generate": {"text": "Hi", "sampling_params": {"max_new_tokens": 2}},
 }
 
