@@ -99,6 +99,7 @@ class WorkerConfig:
         30.0, "seconds without a scheduler heartbeat until /health says 503", low=1.0
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
+    profile_dir: str = _flag("", "folder for the traces of /start_profile; empty: that is refused")
     log_level: str = _flag(
         "info", "least severe log lines to print", choices=("debug", "info", "warning", "error")
     )

@@ -61,6 +61,19 @@ class FlushCache(Message, frozen=True):
     query: int
 
 
+class StartProfile(Message, frozen=True):
+    """Trace the next steps, if the worker has a folder for that; answered by `Profiled`."""
+
+    query: int
+    num_steps: int
+
+
+class StopProfile(Message, frozen=True):
+    """Write the trace, if it has not been written by itself; answered by `Profiled`."""
+
+    query: int
+
+
 class Shutdown(Message, frozen=True):
     """Leave the step loop and exit."""
 
@@ -125,5 +138,15 @@ class Stats(Message, frozen=True):
     retracted: int  # times that a running request had to wait again for memory
 
 
-ToScheduler = Union[Generate, Abort, GetStats, FlushCache, Shutdown]  # noqa: UP007 (msgspec)
-ToServer = Union[Ready, Deltas, Stats]  # noqa: UP007 (msgspec)
+class Profiled(Message, frozen=True):
+    """What has come of a wish about profiles: a trace in `file`, or the reason why not."""
+
+    query: int
+    file: str = ""
+    problem: str = ""
+
+
+ToScheduler = Union[  # noqa: UP007 (msgspec)
+    Generate, Abort, GetStats, FlushCache, StartProfile, StopProfile, Shutdown
+]
+ToServer = Union[Ready, Deltas, Stats, Profiled]  # noqa: UP007 (msgspec)

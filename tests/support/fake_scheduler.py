@@ -28,9 +28,12 @@ from mla_router.worker.messages import (
     FlushCache,
     Generate,
     GetStats,
+    Profiled,
     Ready,
     Shutdown,
+    StartProfile,
     Stats,
+    StopProfile,
     ToScheduler,
     ToServer,
 )
@@ -128,6 +131,8 @@ class FakeScheduler:
             for request in self.requests.values():
                 request.released |= isinstance(message, FlushCache) and bool(request.script.error)
             self.stats(message.query)
+        elif isinstance(message, StartProfile | StopProfile):
+            self.send(Profiled(message.query, problem="this scheduler is a fake"))
 
     def holds(self, request: Request) -> bool:
         after = request.script.hold_after

@@ -28,13 +28,16 @@ from mla_router.worker.messages import (
     Generate,
     GetStats,
     Shutdown,
+    StartProfile,
     Stats,
+    StopProfile,
     ToScheduler,
 )
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
+from mla_router.worker.scheduler.profiler import Profiler
 from mla_router.worker.scheduler.request import Request
 from mla_router.worker.scheduler.step import Step
 
@@ -64,6 +67,7 @@ class Scheduler:
         self.channel = channel
         self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
+        self.profiler = Profiler.of(config)
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
         self.requests: dict[str, Request] = {}  # those that have not ended
@@ -98,6 +102,7 @@ class Scheduler:
     def receive(self, *, in_flight: bool) -> None:
         """Take in what has arrived. With nothing to do, sleep until something does."""
         self.outbox.flush()
+        self.profiler.tick(self.planner.num_steps)
         idle = not in_flight and not self.requests
         if idle:
             self.planner.estimate.idle()
@@ -119,6 +124,8 @@ class Scheduler:
             case FlushCache(query):
                 self.memory.flush_cache()
                 self.channel.send(self.stats(query))
+            case StartProfile() | StopProfile():
+                self.channel.send(self.profiler.answer(message, self.planner.num_steps))
             case Shutdown():
                 self.stopping = True
 

@@ -15,11 +15,16 @@ from mla_router.worker.server import (
     info,
     native_answer,
     openai_models,
+    profile,
     tokenize,
 )
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
-from mla_router.worker.server.schema.native import AbortRequest, GenerateRequest
+from mla_router.worker.server.schema.native import (
+    AbortRequest,
+    GenerateRequest,
+    StartProfileRequest,
+)
 from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -96,5 +101,13 @@ ROUTES = (
     Route("GET", "/get_server_info", info.server_info, "Settings, limits and load."),
     Route("GET", "/metrics", info.metrics, "Metrics in Prometheus' text format.", answer=str),
     Route("POST", "/flush_cache", info.flush_cache, "Forget all cached prefixes."),
+    Route(
+        "POST",
+        "/start_profile",
+        profile.start_profile,
+        "Trace the next steps of the scheduler.",
+        StartProfileRequest,
+    ),
+    Route("POST", "/stop_profile", profile.stop_profile, "Write the trace now."),
     Route("POST", "/abort_request", info.abort_request, "End a request.", AbortRequest),
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -25,9 +26,12 @@ from mla_router.worker.messages import (
     FlushCache,
     Generate,
     GetStats,
+    Profiled,
     Ready,
     Shutdown,
+    StartProfile,
     Stats,
+    StopProfile,
     ToScheduler,
     ToServer,
 )
@@ -86,7 +90,7 @@ class SchedulerClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToServer)
         self._targets: dict[str, tuple[Mailbox, int]] = {}
-        self._queries: dict[int, asyncio.Future[Stats]] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
         self._last_query = HEARTBEAT
         self._idle = asyncio.Event()
         self._error: ApiError | None = None
@@ -139,10 +143,21 @@ class SchedulerClient:
 
     async def stats(self, timeout: float = 10.0) -> Stats:
         """Exact accounting as of now."""
-        return await self._ask(GetStats, timeout)
+        answer: Stats = await self._ask(GetStats, timeout)
+        return answer
 
     async def flush_cache(self, timeout: float = 10.0) -> Stats:
-        return await self._ask(FlushCache, timeout)
+        answer: Stats = await self._ask(FlushCache, timeout)
+        return answer
+
+    async def start_profile(self, num_steps: int, timeout: float = 60.0) -> Profiled:
+        answer: Profiled = await self._ask(lambda query: StartProfile(query, num_steps), timeout)
+        return answer
+
+    async def stop_profile(self, timeout: float = 120.0) -> Profiled:
+        """Writing a long trace takes a while."""
+        answer: Profiled = await self._ask(StopProfile, timeout)
+        return answer
 
     def shut_down(self) -> None:
         self._post(Shutdown())
@@ -156,15 +171,16 @@ class SchedulerClient:
         """Generated tokens a second, lately."""
         return self._throughput.value
 
-    async def _ask(self, kind: type[GetStats | FlushCache], timeout: float) -> Stats:
+    async def _ask(self, question: Callable[[int], ToScheduler], timeout: float) -> Any:
+        """Send the question of the next number; returns what comes back under that number."""
         if self._error is not None:
             raise self._error
         self._last_query += 1
         query = self._last_query
-        answer: asyncio.Future[Stats] = self._loop.create_future()
+        answer: asyncio.Future[Any] = self._loop.create_future()
         self._queries[query] = answer
         try:
-            self._post(kind(query))
+            self._post(question(query))
             return await asyncio.wait_for(answer, timeout)
         except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
             raise Unavailable("The scheduler does not answer", retry_after=1) from None
@@ -207,6 +223,8 @@ class SchedulerClient:
             self._deliver(message)
         elif isinstance(message, Stats):
             self._note(message)
+        elif isinstance(message, Profiled):
+            self._answer(message)
         elif not self.ready.done():
             self.ready.set_result(message)
 
@@ -228,9 +246,12 @@ class SchedulerClient:
         self._heard = time.monotonic()
         self.last_stats = stats
         self._throughput.update(self._heard, stats.generated_tokens)
-        answer = self._queries.get(stats.query)
+        self._answer(stats)
+
+    def _answer(self, message: Stats | Profiled) -> None:
+        answer = self._queries.get(message.query)
         if answer is not None and not answer.done():
-            answer.set_result(stats)
+            answer.set_result(message)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The bodies of /generate and /abort_request, which are SGLang's."""
+"""The bodies of /generate and of what operators send, which are SGLang's."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     lora_path: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
+
+
+class StartProfileRequest(msgspec.Struct, kw_only=True):
+    num_steps: int | None = None
+    # refused: the operator says where traces go, by --profile-dir
+    output_dir: Any = None
 
 
 class AbortRequest(msgspec.Struct):

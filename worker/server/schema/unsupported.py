@@ -42,6 +42,7 @@ NULL_ONLY = frozenset(
         "session_params",
         "custom_logit_processor",
         "custom_params",
+        "output_dir",
         "stop_regex",
     }
 )

@@ -1,0 +1,70 @@
+"""Traces: bounded, written once, and readable by others."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.messages import StartProfile, StopProfile
+from mla_router.worker.scheduler import profiler as profiler_module
+from mla_router.worker.scheduler.profiler import Profiler
+
+
+def names(file: Path) -> set[str]:
+    with gzip.open(file) as stream:
+        return {event.get("name", "") for event in json.load(stream)["traceEvents"]}
+
+
+def test_a_trace_holds_what_was_computed(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path / "traces", "worker-7")
+    assert profiler.answer(StartProfile(1, 10), 0).problem == ""
+    torch.ones(8, 8) @ torch.ones(8, 8)
+    profiler.tick(1)
+    answer = profiler.answer(StopProfile(2), 1)
+    assert (answer.query, answer.problem) == (2, "")
+    assert Path(answer.file).parent == tmp_path / "traces"
+    assert Path(answer.file).name.startswith("worker-7-")
+    assert "aten::mm" in names(Path(answer.file))
+
+
+def test_it_ends_after_its_steps(tmp_path: Path) -> None:
+    profiler = Profiler(tmp_path, "w")
+    profiler.answer(StartProfile(1, 3), 5)
+    for step in (5, 6, 7):
+        profiler.tick(step)
+        assert list(tmp_path.iterdir()) == []
+    profiler.tick(8)
+    assert len(list(tmp_path.iterdir())) == 1
+    profiler.tick(9)
+    assert profiler.answer(StopProfile(2), 9).problem == "no profile is being recorded"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_it_ends_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler_module, "MAX_SECONDS", 0.0)
+    profiler = Profiler(tmp_path, "w")
+    profiler.answer(StartProfile(1, 1000), 0)
+    profiler.tick(0)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    assert "--profile-dir" in Profiler(None, "w").answer(StartProfile(1, 3), 0).problem
+    profiler = Profiler(tmp_path, "w")
+    assert profiler.answer(StartProfile(1, 3), 0).problem == ""
+    assert "is being recorded" in profiler.answer(StartProfile(2, 3), 0).problem
+    assert profiler.answer(StopProfile(3), 0).file
+
+
+def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    profiler = Profiler(tmp_path / "file", "w")
+    profiler.answer(StartProfile(1, 1), 0)
+    assert profiler.answer(StopProfile(2), 0).problem
+    profiler.answer(StartProfile(3, 1), 0)
+    profiler.tick(1)  # what cannot be told to a client is logged
+    assert profiler.answer(StopProfile(4), 1).problem == "no profile is being recorded"

@@ -1,0 +1,86 @@
+"""Traces of the step loop, as torch's profiler sees it: files that chrome://tracing and Perfetto read.
+
+Bounded in steps and in time: what is recorded stays in memory until it is written. Writing holds up
+the loop, for seconds if the trace is long.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.messages import Profiled, StartProfile, StopProfile
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS = 60.0
+
+
+class ProfilerError(Exception):
+    """The profiler cannot do this now; the message says why."""
+
+
+class Profiler:
+    def __init__(self, folder: Path | None, name: str) -> None:
+        """Traces go to files in `folder`, whose names begin with `name`; None: there are none."""
+        self._folder = folder
+        self._name = name
+        self._profile: Any = None  # torch's, while it runs
+        self._last_step = 0
+        self._ends_at = 0.0
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> Profiler:
+        folder = Path(config.profile_dir) if config.profile_dir else None
+        return cls(folder, f"worker-{config.port}")
+
+    def answer(self, message: StartProfile | StopProfile, now_at: int) -> Profiled:
+        """Do what the server asks for; `now_at` is how many steps there have been."""
+        try:
+            if isinstance(message, StopProfile):
+                return Profiled(message.query, file=str(self.stop()))
+            self.start(message.num_steps, now_at)
+            return Profiled(message.query)
+        except (ProfilerError, OSError) as error:
+            return Profiled(message.query, problem=str(error))
+
+    def start(self, num_steps: int, now_at: int) -> None:
+        """Record the next `num_steps` steps. Raises ProfilerError."""
+        if self._folder is None:
+            raise ProfilerError("no folder for traces: start the worker with --profile-dir")
+        if self._profile is not None:
+            raise ProfilerError("a profile is being recorded")
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, acc_events=True)
+        self._profile.start()
+        self._last_step = now_at + num_steps
+        self._ends_at = time.monotonic() + MAX_SECONDS
+
+    def tick(self, now_at: int) -> None:
+        """To be called now and then: stops by itself when it has recorded enough."""
+        if self._profile is None:
+            return
+        if now_at >= self._last_step or time.monotonic() >= self._ends_at:
+            try:
+                logger.info("profile written: %s", self.stop())
+            except (ProfilerError, OSError) as error:
+                logger.error("the profile is lost: %s", error)
+
+    def stop(self) -> Path:
+        """Write what was recorded; returns the file. Raises ProfilerError, OSError."""
+        if self._profile is None or self._folder is None:
+            raise ProfilerError("no profile is being recorded")
+        profile, self._profile = self._profile, None
+        profile.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"{self._name}-{time.time_ns()}.json.gz"
+        profile.export_chrome_trace(str(file))
+        return file
