@@ -61,6 +61,8 @@ pub fn init_logging(config: &Config) {
     let subscriber = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
+        // It would tell of a full disk on stderr, which is full, too, and panic.
+        .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .with_env_filter(EnvFilter::new(filter));
     // An embedding program that has set up its own logging keeps it.

@@ -46,3 +46,25 @@ async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
     process.terminate();
     assert_eq!(process.exit_code().await, Some(0));
 }
+
+/// Its reader has gone, or the disk is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_cannot_be_written_stops_nothing() {
+    let mut worker = FakeWorker::plain().await;
+    let url = worker.url();
+    let mut process = Process::start(&["--port", "0", "--access-log", "--worker-urls", &url]);
+    let address = process.address().await;
+    process.line_with(&format!("worker {url} is up")).await;
+    process.close_log();
+    let mut client = Client::connect(address).await;
+    for _ in 0..3 {
+        assert_eq!(client.post("/generate", "{}").await.status, 200);
+    }
+    // What the checks have to say cannot be written either.
+    worker.kill().await;
+    while client.get("/readiness").await.status == 200 {}
+    worker.restart().await;
+    assert_eq!(client.post("/generate", "{}").await.status, 200);
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}

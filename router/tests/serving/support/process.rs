@@ -25,7 +25,8 @@ pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 /// Killed when it is dropped.
 pub(crate) struct Process {
     child: Child,
-    log: Lines<BufReader<ChildStderr>>,
+    /// `None` once nobody reads it any more.
+    log: Option<Lines<BufReader<ChildStderr>>>,
     /// What was read while the address was looked for: a worker may be up before it is told.
     early: VecDeque<String>,
 }
@@ -53,7 +54,7 @@ impl Process {
         command.stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().expect("the binary runs");
         let log = BufReader::new(child.stderr.take().expect("piped")).lines();
-        Self { child, log, early: VecDeque::new() }
+        Self { child, log: Some(log), early: VecDeque::new() }
     }
 
     /// The next line of the log, or none when the process has closed it.
@@ -61,7 +62,13 @@ impl Process {
         if let Some(line) = self.early.pop_front() {
             return Some(line);
         }
-        soon(self.log.next_line()).await.expect("readable")
+        let log = self.log.as_mut().expect("it was not closed");
+        soon(log.next_line()).await.expect("readable")
+    }
+
+    /// From now on the process cannot write its log.
+    pub(crate) fn close_log(&mut self) {
+        self.log = None;
     }
 
     /// The next line that says `word`.
