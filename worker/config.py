@@ -38,6 +38,17 @@ class WorkerConfig:
         "type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    # answers
+    tool_call_parser: str = _flag(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template does",
+        choices=("auto", "deepseek_v3", "deepseek_v31", "llama3", "none"),
+    )
+    reasoning_parser: str = _flag(
+        "auto",
+        "how the model writes its reasoning; auto: as its chat template does",
+        choices=("auto", "deepseek_r1", "none"),
+    )
     # address
     host: str = _flag("127.0.0.1", "address to listen on")
     port: int = _flag(31000, "port to listen on", low=0, high=65535)

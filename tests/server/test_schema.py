@@ -84,11 +84,8 @@ def test_prompts_of_all_four_kinds() -> None:
 
 
 UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
-    (ChatRequest, "tools", [{"type": "function"}]),
-    (ChatRequest, "tool_choice", "required"),
     (ChatRequest, "response_format", {"type": "json_object"}),
     (ChatRequest, "chat_template", "{{ 1 }}"),
-    (ChatRequest, "chat_template_kwargs", {"thinking": True}),
     (CompletionRequest, "suffix", "end"),
     (GenerateRequest, "token_ids_logprob", [1]),
     (GenerateRequest, "image_data", "x"),

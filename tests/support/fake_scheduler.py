@@ -46,6 +46,7 @@ HEARTBEAT_MS = 100
 
 class Script(msgspec.Struct):
     say: list[int] | None = None  # the answer's tokens, repeated as needed; none: the prompt's
+    say_from: str | None = None  # a file beside RECORD that has them: salts are short
     by_seed: list[list[int]] | None = None  # the answer's tokens: of all these, the seed's
     cached: int = 0
     burst: int = 1  # tokens a step
@@ -121,6 +122,8 @@ class FakeScheduler:
         if isinstance(message, Generate):
             salt = message.cache_salt
             script = msgspec.json.decode(salt, type=Script) if salt.startswith("{") else Script()
+            if script.say_from is not None:
+                script.say = json.loads(self.record.with_name(script.say_from).read_text())
             if script.only not in (None, len(message.prompt)):
                 script = Script(hold_after=1)
             self.requests[message.rid] = Request(message, script, said=len(message.output))

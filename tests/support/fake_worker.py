@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,6 +46,13 @@ class FakeWorker:
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         ours = [line for line in lines if line.startswith('["Generate"')]
         return [msgspec.json.decode(line, type=Generate) for line in ours]
+
+    def say(self, token_ids: list[int], **fields: Any) -> str:
+        """The cache_salt that makes the fake scheduler say these, however many they are."""
+        text = json.dumps(token_ids)
+        file = self.record.with_name(hashlib.sha256(text.encode()).hexdigest()[:16])
+        file.write_text(text)
+        return script(say_from=file.name, **fields)
 
     def wait_heard(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
         wait_until(lambda: condition(self), 20.0, what)

@@ -84,6 +84,7 @@ class Generation:
     name: str | list[str] | None = None  # the client's own, to abort it by; or one a choice
     replay: Replay | None = None
     priority: int | None = None
+    markers: frozenset[str] = frozenset()  # special tokens that are shown all the same
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     origin: Origin = field(init=False)
     resumed: list[Output] = field(default_factory=list)  # what the client had before
@@ -248,7 +249,9 @@ class Generation:
                     rid,
                     len(prompt),
                     max_tokens,
-                    service.tokenizer.detokenizer(skip_special_tokens=sampling.skip_special_tokens),
+                    service.tokenizer.detokenizer(
+                        skip_special_tokens=sampling.skip_special_tokens, shown=self.markers
+                    ),
                     StopMatcher(sampling.stop, keep=sampling.keep_stop),
                 )
             )

@@ -24,6 +24,7 @@ from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
+from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.app import make_app
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.request_names import RequestNames
@@ -137,6 +138,7 @@ async def _start(state: ServerState, client: SchedulerClient, directory: Path) -
         config,
         limits,
         tokenizer,
+        AnswerFormat.of(config.tool_call_parser, config.reasoning_parser, tokenizer.template.text),
         client,
         RequestNames(),
         state.metrics,

@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 
 from mla_router.worker.server import (
-    chat,
     completions,
     generate,
     info,
@@ -18,6 +17,7 @@ from mla_router.worker.server import (
     profile,
     tokenize,
 )
+from mla_router.worker.server.chat import handler, shapes
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.native import (
@@ -46,11 +46,11 @@ ROUTES = (
     Route(
         "POST",
         "/v1/chat/completions",
-        chat.chat_completions,
+        handler.chat_completions,
         "Answer a conversation.",
         ChatRequest,
-        chat.Completion,
-        chat.Chunk,
+        shapes.Completion,
+        shapes.Chunk,
     ),
     Route(
         "POST",

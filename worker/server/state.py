@@ -11,6 +11,7 @@ from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
+from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.request_names import RequestNames
@@ -31,6 +32,7 @@ class Service:
     config: WorkerConfig
     limits: Ready
     tokenizer: Tokenizer
+    answers: AnswerFormat
     scheduler: SchedulerClient
     names: RequestNames
     metrics: Metrics

@@ -1,20 +1,20 @@
-"""The model folder's tokenizer and chat template.
+"""The model folder's tokenizer.
 
 Loading goes through transformers, which knows the folders' many dialects; encoding goes straight
-to the Rust tokenizer underneath, without transformers' batch and tensor handling. Nothing from the
-folder is executed but its template, in the sandbox that transformers puts around it.
+to the Rust tokenizer underneath, without transformers' batch and tensor handling.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import tokenizers
 
+from mla_router.worker.server.chat_template import ChatTemplate
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import InvalidRequest
 
@@ -40,7 +40,7 @@ class Tokenizer:
         backend = getattr(loaded, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
             raise TokenizerError(f"{folder}: no tokenizer.json that the tokenizers library reads")
-        self._templates = loaded
+        self.template = ChatTemplate(loaded)
         self._backend = backend
         # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
         vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -57,33 +57,17 @@ class Tokenizer:
         """The token ids of a raw prompt, with the BOS token if the model wants one."""
         return await self._encode(text, add_special_tokens, context_length)
 
-    async def encode_chat(
-        self, messages: list[dict[str, str]], *, context_length: int
-    ) -> list[int]:
-        """The token ids of a conversation, up to where the assistant's answer begins."""
-        # The template writes the BOS token itself.
-        return await self._encode(self.apply_template(messages), False, context_length)
+    async def encode_rendered(self, text: str, *, context_length: int) -> list[int]:
+        """The token ids of a conversation as the chat template has rendered it, BOS token and all."""
+        return await self._encode(text, False, context_length)
 
-    def apply_template(self, messages: list[dict[str, str]]) -> str:
-        if self._templates.chat_template is None:
-            raise InvalidRequest(
-                "This model has no chat template; use /v1/completions", param="messages"
-            )
-        try:
-            text = self._templates.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except jinja2.TemplateError as error:
-            # What a template raises is its own sentence about the order of roles and the like.
-            raise InvalidRequest(f"The chat template says: {error}", param="messages") from None
-        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
-            raise InvalidRequest(
-                "The chat template cannot render these messages", param="messages"
-            ) from None
-        return str(text)
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(self._backend, self.hidden_ids if skip_special_tokens else ())
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: Collection[str] = ()
+    ) -> Detokenizer:
+        """Leaves special tokens out, but those in `shown`."""
+        hidden = self.hidden_ids if skip_special_tokens else frozenset()
+        shown_ids = {self._backend.token_to_id(token) for token in shown}
+        return Detokenizer(self._backend, hidden - shown_ids if shown_ids else hidden)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all of them, special tokens included."""

@@ -11,16 +11,10 @@ from mla_router.worker.server.errors import InvalidRequest
 # Values, besides null, that leave a field's feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "tool_calls": ([],),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
 }

@@ -1,0 +1,44 @@
+"""Workers on models whose chat templates know of tools and reasoning."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from mla_router.worker.config import SMALL_MODEL
+from support.answers import template
+from support.fake_worker import FakeWorker, fake_worker
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
+
+
+@pytest.fixture(scope="package")
+def deepseek_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model's tokenizer with the chat template of DeepSeek-V3.1."""
+    folder = tmp_path_factory.mktemp("deepseek")
+    for name in FILES:
+        shutil.copy(SMALL_MODEL / name, folder)
+    (folder / "chat_template.jinja").write_text(template("deepseek_v31"), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="package")
+def deepseek_worker(deepseek_folder: Path) -> Iterator[FakeWorker]:
+    with fake_worker(model_path=str(deepseek_folder), served_model_name="deepseek") as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def deepseek(deepseek_worker: FakeWorker) -> Iterator[openai.OpenAI]:
+    # Strict: an answer that is not of OpenAI's types raises.
+    with openai.OpenAI(
+        base_url=deepseek_worker.url + "/v1",
+        api_key="none",
+        max_retries=0,
+        _strict_response_validation=True,
+    ) as client:
+        yield client

@@ -1,0 +1,33 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.body import read_body
+from mla_router.worker.server.chat.chunks import chunks
+from mla_router.worker.server.chat.run import prepare
+from mla_router.worker.server.chat.whole import completion
+from mla_router.worker.server.replay import read_replay
+from mla_router.worker.server.responses import json_response
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.sse import stream
+from mla_router.worker.server.state import STATE
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    model = service.check_model(body.model)
+    replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
+    run = await prepare(service, body, replay)
+    generation = run.generation
+    async with generation.running():
+        if body.stream:
+            events = chunks(run, model, usage=body.wants_usage)
+            return await stream(request, events, lambda: generation.headers)
+        return json_response(await completion(run, model), headers=generation.headers)

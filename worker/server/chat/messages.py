@@ -1,0 +1,92 @@
+"""A client's messages, checked, in the form that chat templates read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.schema.chat import ChatMessage, ToolCall
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+
+# OpenAI's newer name for system; templates know only the older.
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def for_template(
+    messages: list[ChatMessage] | None, *, arguments_as_objects: bool
+) -> list[dict[str, Any]]:
+    """Raises InvalidRequest for the first message that makes no sense, naming its field."""
+    if not messages:
+        raise InvalidRequest("messages: give at least one message", param="messages")
+    return [
+        _message(message, f"messages[{index}]", arguments_as_objects)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> dict[str, Any]:
+    refuse_unsupported(message, where + ".")
+    role = ROLES.get(message.role)
+    if role is None:
+        raise _invalid(where + ".role", f"one of {', '.join(ROLES)}")
+    rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.reasoning_content is not None and role == "assistant":
+        rendered["reasoning_content"] = message.reasoning_content
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise _invalid(where + ".tool_call_id", "name the call that this is the result of")
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if role != "assistant":
+            raise _invalid(where + ".tool_calls", "only an assistant makes calls")
+        rendered["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]", arguments_as_objects)
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return rendered
+
+
+def _content(message: ChatMessage, where: str) -> str | None:
+    if message.content is None:
+        if message.role == "assistant" and message.tool_calls:
+            return None
+        raise _invalid(where + ".content", "must not be null")
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for index, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest(
+                f"{where}.content[{index}]: this model takes only parts of type text",
+                param=f"{where}.content[{index}].type",
+            )
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _call(call: ToolCall, where: str, arguments_as_objects: bool) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    if arguments_as_objects:
+        field = where + ".function.arguments"
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError):
+            raise _invalid(field, "not JSON") from None
+        if not isinstance(arguments, dict):
+            raise _invalid(field, "must be a JSON object, as a string")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}", param=field)

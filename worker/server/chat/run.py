@@ -1,0 +1,123 @@
+"""What a conversation comes to: the generation of its answers, and how to read their text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from mla_router.worker.server.answer import AnswerParser
+from mla_router.worker.server.chat.messages import for_template
+from mla_router.worker.server.chat.tools import ToolUse, read_tools
+from mla_router.worker.server.chat_template import ChatTemplate, Conversation
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.generation import Generation
+from mla_router.worker.server.prompts import check_ids
+from mla_router.worker.server.reasoning import begins_inside
+from mla_router.worker.server.replay import Replay
+from mla_router.worker.server.sampling import check_sampling
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import Service
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's
+MAX_TEMPLATE_KWARGS = 4096  # bytes as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRun:
+    """Everything of a request that is checked and rendered; nothing of it runs yet."""
+
+    generation: Generation
+    tools: ToolUse
+    reasoning_apart: bool
+    begins_inside: bool  # the prompt has opened the reasoning
+
+    def parser(self) -> AnswerParser:
+        """For the text of one choice."""
+        return self.generation.service.answers.parser(
+            self.tools.functions,
+            reasoning=self.reasoning_apart,
+            inside=self.begins_inside,
+            several=self.tools.several,
+        )
+
+
+async def prepare(
+    service: Service, body: ChatRequest, replay: Replay | None, *, max_tokens_field: str = ""
+) -> ChatRun:
+    """`max_tokens_field` is how the client calls max_completion_tokens, if not so. Raises
+    InvalidRequest, naming the field."""
+    refuse_unsupported(body)
+    tools = read_tools(body)
+    if tools.required:
+        raise InvalidRequest(
+            "tool_choice: only none and auto are supported yet",
+            param="tool_choice",
+            code="unsupported_parameter",
+        )
+    named = body.max_completion_tokens is not None
+    sampling = check_sampling(
+        body,
+        max_tokens=body.max_completion_tokens if named else body.max_tokens,
+        max_tokens_field=max_tokens_field or ("max_completion_tokens" if named else "max_tokens"),
+        min_tokens=body.min_tokens,
+        seed=body.seed,
+        logprobs=bool(body.logprobs),
+        top_logprobs=_top_logprobs(body),
+        vocab_size=service.limits.vocab_size,
+    )
+    tokenizer, answers = service.tokenizer, service.answers
+    text = tokenizer.template.render(_conversation(body, tools, tokenizer.template))
+    prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
+    check_ids(prompt, service.limits.vocab_size, "messages")
+    markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
+    generation = Generation(
+        service,
+        [prompt],
+        sampling,
+        cache_salt=body.cache_salt,
+        replay=replay,
+        priority=body.priority,
+        markers=markers,
+    )
+    return ChatRun(generation, tools, body.separate_reasoning is not False, begins_inside(text))
+
+
+def _conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
+    messages = for_template(body.messages, arguments_as_objects=template.wants_objects)
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: an answer goes on only without add_generation_prompt",
+            param="continue_final_message",
+        )
+    if goes_on and (messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
+        raise InvalidRequest(
+            "continue_final_message: the last message must be an assistant's, with content",
+            param="continue_final_message",
+        )
+    opens = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+    variables = body.chat_template_kwargs or {}
+    if reserved := sorted(template.reserved & variables.keys()):
+        raise InvalidRequest(
+            f"chat_template_kwargs: {reserved[0]} is none of the template's variables",
+            param="chat_template_kwargs",
+        )
+    if len(msgspec.json.encode(variables)) > MAX_TEMPLATE_KWARGS:
+        raise InvalidRequest(
+            f"chat_template_kwargs: at most {MAX_TEMPLATE_KWARGS} bytes",
+            param="chat_template_kwargs",
+        )
+    return Conversation(messages, tools.rendered, opens, goes_on, variables)
+
+
+def _top_logprobs(body: ChatRequest) -> int:
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs: must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs"
+        )
+    if top and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs: true", param="top_logprobs")
+    return top

@@ -1,0 +1,85 @@
+"""Answers of /v1/chat/completions as OpenAI writes them, with DeepSeek's `reasoning_content`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mla_router.worker.server.logprobs import ChatLogprobs
+from mla_router.worker.server.usage import Usage
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: str
+    type: str
+    function: Function
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    annotations: list[str] = []
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Choice(msgspec.Struct, frozen=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class FunctionPiece(msgspec.Struct, omit_defaults=True):
+    arguments: str  # these pieces add up to the whole
+    name: str | None = None
+
+
+class CallPiece(msgspec.Struct, omit_defaults=True):
+    """What is new of a call; its id, type and name come with the first piece."""
+
+    index: int
+    function: FunctionPiece
+    id: str | None = None
+    type: str | None = None
+
+
+class Piece(msgspec.Struct, omit_defaults=True):
+    """The delta of a chunk; what is empty is left out."""
+
+    role: str = ""
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallPiece] | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: Piece
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None
+    system_fingerprint: str

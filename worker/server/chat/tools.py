@@ -1,0 +1,72 @@
+"""Which functions an answer may call, and whether it has to: `tools` and `tool_choice`, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.schema.chat import ChatRequest, NamedToolChoice, Tool
+
+MAX_TOOLS = 128  # OpenAI's
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` come to."""
+
+    rendered: list[dict[str, Any]] | None = None  # for the chat template
+    # The functions that may be called, by name: JSON schemas of their arguments.
+    functions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    required: bool = False  # a call must be made
+    several: bool = True  # calls may be made in one answer
+
+
+def read_tools(body: ChatRequest) -> ToolUse:
+    """Raises InvalidRequest, naming the field."""
+    tools, choice = body.tools or [], body.tool_choice or "auto"
+    if len(tools) > MAX_TOOLS:
+        raise _invalid("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
+    functions: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise _invalid(
+                f"tools[{index}].function.name", "1 to 64 letters, digits, underscores and dashes"
+            )
+        if name in functions:
+            raise _invalid(f"tools[{index}].function.name", f"there are two functions {name}")
+        functions[name] = tool.function.parameters or _NO_PARAMETERS
+    several = body.parallel_tool_calls is not False
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        if name not in functions:
+            raise _invalid("tool_choice", f"no function {name[:64]} is among the tools")
+        return ToolUse(_rendered(tools), {name: functions[name]}, required=True, several=False)
+    if choice == "required" and not functions:
+        raise _invalid("tool_choice", "required needs tools to choose from")
+    if choice == "none" or not functions:
+        return ToolUse()  # what may not be called, the model need not know of
+    return ToolUse(_rendered(tools), functions, required=choice == "required", several=several)
+
+
+def _rendered(tools: list[Tool]) -> list[dict[str, Any]]:
+    """With all fields: templates put them together without looking whether they are there."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.function.name,
+                "description": tool.function.description or "",
+                "parameters": tool.function.parameters or _NO_PARAMETERS,
+            },
+        }
+        for tool in tools
+    ]
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {message}", param=field)

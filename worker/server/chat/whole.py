@@ -1,0 +1,69 @@
+"""A conversation's answers, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mla_router.worker.server.chat.choice import ChatChoice
+from mla_router.worker.server.chat.run import ChatRun
+from mla_router.worker.server.chat.shapes import Choice, Completion, Function, Message, ToolCall
+from mla_router.worker.server.envelope import envelope
+from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
+
+
+@dataclass(slots=True)
+class Draft:
+    """The parts of a choice so far."""
+
+    choice: ChatChoice
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, arguments
+    reason: str = ""
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, Reasoning):
+            self.reasoning.append(part.text)
+        elif isinstance(part, Content):
+            self.content.append(part.text)
+        elif isinstance(part, Call):
+            self.calls.append((self.choice.next_call_id(), part.name, []))
+        elif isinstance(part, Arguments):
+            self.calls[-1][2].append(part.text)
+
+    def message(self) -> Message:
+        content = "".join(self.content)
+        calls = [
+            ToolCall(call_id, "function", Function(name, "".join(arguments)))
+            for call_id, name, arguments in self.calls
+        ]
+        return Message(
+            content=content or (None if calls else ""),
+            reasoning_content="".join(self.reasoning) or msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
+        )
+
+
+async def draft(run: ChatRun) -> list[Draft]:
+    """Run it to the end."""
+    generation = run.generation
+    drafts = [Draft(ChatChoice(run, index)) for index in range(generation.size)]
+    while outputs := await generation.next():
+        for output in outputs:
+            of = drafts[output.index]
+            for part in of.choice.take(output):
+                of.add(part)
+            of.reason = of.choice.reason_of(output) or ""
+    return drafts
+
+
+async def completion(run: ChatRun, model: str) -> Completion:
+    choices = [
+        Choice(index, of.message(), of.choice.take_logprobs(), of.reason)
+        for index, of in enumerate(await draft(run))
+    ]
+    return Completion(
+        **envelope(run.generation, "chatcmpl", model), choices=choices, usage=run.generation.usage
+    )
