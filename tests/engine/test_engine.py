@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.messages import ToScheduler
+from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
 from mla_router.worker.model.loader import load_model
 from support.random_requests import random_script
+from support.random_sampling import random_sampling
 from support.scripted_scheduler import Run, generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 
@@ -23,11 +28,21 @@ CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DeepseekForCausalLM:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("model")
     write_tiny_model(folder, **CONFIGS["v3"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> DeepseekForCausalLM:
     return load_model(folder, device=CPU, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def serve(
@@ -38,6 +53,16 @@ def serve(
 ) -> Run:
     engine = Engine(model, capacity, device=CPU, dtype=torch.float32)
     return run(script, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE, **how)
+
+
+def logprobs(of: Run, rid: str) -> list[float]:
+    """All that a request was told, one after the other."""
+    values = []
+    for delta in of.channel.deltas()[rid]:
+        for told in (delta.prompt_scores, delta.scores):
+            if told is not None:
+                values += [*told.logprobs, *chain.from_iterable(told.top_logprobs)]
+    return values
 
 
 @settings(max_examples=4, deadline=None)
@@ -55,6 +80,8 @@ def test_overlap_and_normal_give_identical_tokens(model: DeepseekForCausalLM, se
             assert got[:common] == want[:common]
         else:
             assert got == want
+            # Products of matrices of other heights round differently.
+            assert logprobs(overlap, rid) == pytest.approx(logprobs(normal, rid), abs=1e-4)
             assert overlap.channel.reason(rid) == normal.channel.reason(rid)
             ended += 1
     assert ended > 120
@@ -86,3 +113,64 @@ def test_logprobs_are_told_to_those_who_ask(model: DeepseekForCausalLM) -> None:
     deltas = serve(model, script).channel.deltas()
     assert all(delta.scores and delta.scores.logprobs[0] <= 0 for delta in deltas["a"])
     assert all(delta.scores is None for delta in deltas["b"])
+
+
+@pytest.mark.parametrize("chunk_size", [7, 512])
+def test_prompt_logprobs_are_transformers(
+    model: DeepseekForCausalLM, reference: Any, chunk_size: int
+) -> None:
+    """Of whole prompts and of their ends, cut into chunks and cached, some with likeliest tokens."""
+    rng = random.Random(3)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
+    script: dict[int, list[ToScheduler]] = {}
+    prompts, first, top = [], [], []
+    for n in range(12):
+        prompts.append([*shared[: 5 * n], *rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 90))])
+        first.append(rng.choice([0, 1, len(prompts[n]) // 2, len(prompts[n]) - 1]))
+        top.append(rng.choice([0, 1, 20]))
+        request = generate(
+            f"r{n}", prompts[n], 3, top_logprobs=top[n], prompt_logprobs_from=first[n]
+        )
+        script.setdefault(2 * n, []).append(request)
+    deltas = serve(model, script, chunk_size=chunk_size).channel.deltas()
+    for n, prompt in enumerate(prompts):
+        got = next(d.prompt_scores for d in deltas[f"r{n}"] if d.prompt_scores)
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt])).logits[0]
+        want = logits.double().log_softmax(-1)
+        places = range(max(1, first[n]), len(prompt))  # nothing predicts the first token
+        assert got.logprobs == pytest.approx(
+            [want[i - 1, prompt[i]].item() for i in places], abs=1e-4
+        )
+        if top[n]:
+            best = [want[i - 1].topk(top[n]) for i in places]
+            assert len(got.top_ids) == len(got.top_logprobs) == len(best)
+            for ids, values, likeliest in zip(got.top_ids, got.top_logprobs, best, strict=True):
+                assert values == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+                assert ids[0] == likeliest.indices[0].item() or values[0] - values[1] < 1e-4
+        else:
+            assert got.top_ids == []
+
+
+def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: DeepseekForCausalLM) -> None:
+    """Elsewhere, from its prompt and output: penalties and min_tokens count what came before."""
+    rng = random.Random(8)
+    prompts = [rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 40)) for _ in range(30)]
+    samplings = [random_sampling(rng, VOCAB_SIZE, 20) for _ in prompts]
+    begin: dict[int, list[ToScheduler]] = {}
+    for n, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        begin.setdefault(rng.randrange(20), []).append(Generate(f"r{n}", prompt, sampling))
+    whole = serve(model, begin).channel
+    goes_on: dict[int, list[ToScheduler]] = {}
+    for n, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        if len(tokens := whole.tokens(f"r{n}")) > 1:
+            output = tokens[: rng.randint(1, len(tokens) - 1)]
+            request = Generate(f"r{n}", prompt, sampling, output)
+            goes_on.setdefault(rng.randrange(20), []).append(request)
+    rest = serve(model, goes_on, chunk_size=16).channel
+    continued = [request for batch in goes_on.values() for request in batch]
+    assert len(continued) > 20
+    for request in continued:
+        assert isinstance(request, Generate)
+        assert request.output + rest.tokens(request.rid) == whole.tokens(request.rid)
+        assert rest.reason(request.rid) == whole.reason(request.rid)

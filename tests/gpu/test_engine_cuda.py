@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,11 @@ from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingPar
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
+from support.cuda import forbid_waiting
 from support.random_requests import random_script
 from support.scripted_scheduler import Run, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.token_masks import token_masks
 
 pytestmark = pytest.mark.gpu
 
@@ -55,25 +55,29 @@ def test_the_gpu_gives_the_cpu_s_tokens(folder: Path, overlap: bool) -> None:
         assert got.channel.tokens(f"r{n}") == want.channel.tokens(f"r{n}")
 
 
-@contextmanager
-def forbid_waiting() -> Iterator[None]:
-    """Any call that would make the host wait for the device raises inside."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 def test_launching_never_waits_for_the_device(folder: Path) -> None:
     on = engine(folder, "cuda", torch.bfloat16)
-    sampling = SamplingParams(max_tokens=50, temperature=0.8, top_k=20, top_p=0.9, logprobs=True)
+    sampling = SamplingParams(
+        max_tokens=50,
+        temperature=0.8,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        logit_bias=((3, 1.0),),
+        min_tokens=9,
+        stop_token_ids=frozenset({5}),
+        logprobs=True,
+        top_logprobs=4,
+        prompt_logprobs_from=0,
+    )
     prefill = StepPlan(
         decode_slots=(),
         decode_lengths=(),
         chunks=(
             PrefillChunk(0, 0, tuple(range(7)), True),
-            PrefillChunk(1, 0, tuple(range(5)), True),
+            PrefillChunk(1, 0, tuple(range(5)), True, score_start=0, score_tokens=(1, 2, 3, 4)),
         ),
         page_writes=((0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)),
         admitted=(
@@ -90,8 +94,9 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
     )
     on.sample(on.forward(prefill)).wait()  # lazy initialisation may wait, once
     on.sample(on.forward(mixed)).wait()
+    masks = token_masks({1: range(100, VOCAB_SIZE)}, VOCAB_SIZE)
     with forbid_waiting():
-        pending = [on.sample(on.forward(plan)) for plan in (prefill, mixed)]
+        pending = [on.sample(on.forward(plan), masks) for plan in (prefill, mixed)]
     results = [step.wait() for step in pending]
     assert [len(result.tokens) for result in results] == [2, 3]
     assert all(0 <= token < VOCAB_SIZE for result in results for token in result.tokens)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
-from mla_router.worker.messages import Abort, ToScheduler
-from support.scripted_scheduler import generate
+import msgspec
+
+from mla_router.worker.messages import Abort, Generate, ToScheduler
+from support.random_sampling import random_sampling
 from support.tiny_model import VOCAB_SIZE
 
 
@@ -17,18 +19,11 @@ def random_script(seed: int, count: int, aborts: bool) -> dict[int, list[ToSched
     for n in range(count):
         prompt = rng.choice(prefixes)[: rng.randrange(61)]
         prompt = [*prompt, *(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 20)))]
-        sampled = rng.random() < 0.5
-        message = generate(
-            f"r{n}",
-            prompt,
-            rng.randint(1, 24),
-            temperature=rng.choice([0.5, 1.0, 2.0]) if sampled else 0.0,
-            top_k=rng.choice([0, 5, 50]),
-            top_p=rng.choice([0.5, 0.9, 1.0]),
-            seed=rng.randrange(1 << 62),
-            stop_token_ids=rng.sample(range(VOCAB_SIZE), rng.choice([0, 0, 20])),
-            logprobs=rng.random() < 0.3,
-        )
+        sampling = random_sampling(rng, VOCAB_SIZE, rng.randint(1, 24))
+        if rng.random() < 0.2:
+            scored_from = rng.randrange(len(prompt))
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs_from=scored_from)
+        message = Generate(f"r{n}", prompt, sampling)
         arrives = rng.randrange(count)
         script.setdefault(arrives, []).append(message)
         if aborts and rng.random() < 0.2:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan, StepResult, TokenMasks
 from mla_router.worker.engine.readback import ReadbackRing
 from mla_router.worker.engine.sampling.sampler import Sampler
+from mla_router.worker.engine.upload import Upload
 
 
 class SamplerDriver:
-    def __init__(self, num_slots: int, vocab_size: int, device: str = "cpu") -> None:
+    """`guard` is around everything that the engine does between two waits."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: str = "cpu",
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.device = torch.device(device)
+        self.guard = guard
         self.sampler = Sampler(num_slots, vocab_size, self.device)
         self.readback = ReadbackRing(self.device)
         self.contexts: dict[int, list[int]] = {}  # prompt and output of every slot
+        self._upload = Upload(self.device)
         self._admitted: list[Admitted] = []
 
     def admit(
@@ -44,16 +57,13 @@ class SamplerDriver:
         lengths = tuple(len(self.contexts[slot]) for slot in slots)
         plan = StepPlan(slots, lengths, (), (), tuple(self._admitted))
         self._admitted = []
-        self.sampler.admit(plan.admitted)
         rows = torch.stack([*logits.values()]).to(self.device)
-        sampled = self.sampler.sample(
-            rows,
-            torch.tensor(slots, device=self.device),
-            torch.tensor(lengths, device=self.device),
-            plan,
-            masks,
-        )
-        result = self.readback.start(plan, sampled, None).wait()
+        with self.guard():
+            at = self._upload([np.array(slots), np.array(lengths)])
+            self.sampler.admit(plan.admitted)
+            sampled = self.sampler.sample(rows, *at, plan, masks)
+            pending = self.readback.start(plan, sampled, None)
+        result = pending.wait()
         for slot, token in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)
         return result, rows.cpu()

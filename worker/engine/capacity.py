@@ -8,6 +8,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine.sampling.penalties import TokenCounts
 from mla_router.worker.model.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def plan_capacity(
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         room = int(free - total * (1 - config.mem_fraction_static))
+        room -= TokenCounts.num_bytes(config.max_running_requests, model.vocab_size)
         fitting = max(0, room) // token_bytes
         tokens = min(config.max_total_tokens or fitting, fitting)
     num_pages = tokens // config.page_size

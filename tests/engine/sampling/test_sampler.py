@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,10 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from mla_router.worker.core import NO_TOKEN, SamplingParams, TokenMasks
+from mla_router.worker.core import NO_TOKEN, SamplingParams
 from mla_router.worker.engine.sampling.noise import gumbel
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
+from support.token_masks import token_masks
 
 V = 200
 
@@ -137,14 +137,6 @@ def test_a_request_s_tokens_depend_on_nothing_else(seed: int, cut: int) -> None:
         assert answer(alone, 0, sampling, noise, [prompt, whole[:cut]]) == whole
 
 
-def masks(allowed: dict[int, list[int]]) -> TokenMasks:
-    table = np.zeros((len(allowed), -(-V // 32) * 32), dtype=np.uint8)
-    for row, tokens in enumerate(allowed.values()):
-        table[row, tokens] = 1
-    bits = np.packbits(table, axis=1, bitorder="little").view(np.int32)
-    return TokenMasks(tuple(allowed), bits)
-
-
 def test_masks_allow_what_their_bits_say() -> None:
     driver, rng = SamplerDriver(9, V), random.Random(2)
     for slot in range(9):
@@ -159,7 +151,7 @@ def test_masks_allow_what_their_bits_say() -> None:
         }
         allowed[next(iter(allowed))] = [31, 32, 63, V - 1]
         logits = {slot: draw_logits(10 * step + slot) for slot in range(9)}
-        result, rows = driver.step_and_look(logits, masks(allowed))
+        result, rows = driver.step_and_look(logits, token_masks(allowed, V))
         for row, token in enumerate(result.tokens):
             want = set(allowed.get(row, range(V)))
             assert token in want
@@ -192,7 +184,7 @@ def test_a_row_that_has_no_token_spoils_no_other(
         case "inf":
             row[7] = float("inf")
         case "all masked":
-            allowed = masks({1: []})
+            allowed = token_masks({1: []}, V)
         case "all -inf":
             row[:] = float("-inf")
     got = driver.step(logits, allowed)

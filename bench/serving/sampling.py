@@ -1,0 +1,159 @@
+"""What drawing a step's tokens costs, by what the batch asks for: on the device, and of the host.
+
+    python bench/serving/sampling.py [--device cuda] [--out bench/results/sampling.jsonl]
+
+`device` is the time of one `Sampler.sample` when steps follow each other; on a CPU the host's time is
+the same. `host` is how long the call takes to launch, `peak` the memory that it takes on top of the
+logits. The floor is one pass over the logits, at the speed of a copy measured in the same run. On a GPU
+every launch runs with torch's sync debug mode at "error": nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+from mla_router.worker.core import Admitted, SamplingParams, StepPlan, TokenMasks
+from mla_router.worker.engine.readback import ReadbackRing
+from mla_router.worker.engine.sampling.sampler import Sampler
+
+PROMPT, MAX_TOKENS = range(500), 1 << 20
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "min_p": {"temperature": 0.8, "min_p": 0.05},
+    "top_p": {"temperature": 0.8, "top_p": 0.95},
+    "top_k": {"temperature": 0.8, "top_k": 50},
+    "penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1},
+    "logit_bias": {"logit_bias": tuple((7 * n, 1.0) for n in range(300))},
+    "masks": {},
+    "logprobs": {"logprobs": True},
+    "top_logprobs": {"logprobs": True, "top_logprobs": 20},
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--vocab-size", type=int, default=129_280)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each case")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+class Case:
+    """One batch: `asking` of its rows have the settings of the case, the others are greedy."""
+
+    def __init__(self, name: str, batch: int, asking: int, args: argparse.Namespace) -> None:
+        self.device = torch.device(args.device)
+        wants, other = SamplingParams(MAX_TOKENS, **CASES[name]), SamplingParams(MAX_TOKENS)
+        admitted = [Admitted(s, wants if s < asking else other, PROMPT) for s in range(batch)]
+        self.sampler = Sampler(batch, args.vocab_size, self.device)
+        self.readback = ReadbackRing(self.device)
+        self.sampler.admit(tuple(admitted))
+        self.plan = StepPlan(tuple(range(batch)), (len(PROMPT),) * batch, (), (), ())
+        self.slots = torch.arange(batch, device=self.device)
+        self.positions = torch.full_like(self.slots, len(PROMPT))
+        self.masks = None
+        if name == "masks":
+            words = -(-args.vocab_size // 32)
+            bits = np.random.default_rng(1).integers(-(1 << 31), 1 << 31, (asking, words))
+            self.masks = TokenMasks(tuple(range(asking)), bits.astype(np.int32))
+
+    @torch.inference_mode()
+    def step(self, logits: Tensor) -> Any:
+        sampled = self.sampler.sample(logits, self.slots, self.positions, self.plan, self.masks)
+        return self.readback.start(self.plan, sampled, None)
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes read a second by a copy that fits in no cache, which also writes as many."""
+    source = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = measure(lambda: target.copy_(source), device, 0.3)[0]
+    return 2 * source.nbytes / seconds
+
+
+def measure(call: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, float]:
+    """Medians of seconds: from step to step, and of the call alone."""
+    for _ in range(3):
+        call()
+    steps, calls = [], []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(steps) < 5:
+        if device.type == "cpu":
+            began = time.perf_counter()
+            call()
+            steps.append(time.perf_counter() - began)
+            calls.append(steps[-1])
+            continue
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)  # so that the device never waits for the host's launches
+        start.record()
+        began = time.perf_counter()
+        torch.cuda.set_sync_debug_mode("error")
+        call()
+        torch.cuda.set_sync_debug_mode("default")
+        calls.append(time.perf_counter() - began)
+        end.record()
+        end.synchronize()
+        steps.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(steps), statistics.median(calls)
+
+
+def run(
+    name: str, batch: int, asking: int, args: argparse.Namespace, speed: float
+) -> dict[str, Any]:
+    case = Case(name, batch, asking, args)
+    logits = 4 * torch.randn(batch, args.vocab_size, device=case.device)
+    peak = 0.0
+    if case.device.type == "cuda":
+        case.step(logits).wait()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        case.step(logits).wait()
+        peak = (torch.cuda.max_memory_allocated() - before) / 1e6
+    seconds, host = measure(lambda: case.step(logits), case.device, args.seconds)
+    return {
+        "case": name,
+        "batch": batch,
+        "asking": asking,
+        "device_us": round(1e6 * seconds, 1),
+        "host_us": round(1e6 * host, 1),
+        "floor_us": round(1e6 * logits.nbytes / speed, 1),
+        "peak_mb": round(peak, 1),
+    }
+
+
+def main() -> None:
+    args = parse_args()
+    speed = copy_speed(torch.device(args.device))
+    rows = []
+    for batch in args.batches:
+        for name in CASES:
+            for asking in sorted({1, batch}):
+                row = run(name, batch, asking, args, speed)
+                if not rows:
+                    print("  ".join(f"{key:>12}" for key in row))
+                print("  ".join(f"{value:>12}" for value in row.values()), flush=True)
+                rows.append(row)
+    config = {"device": args.device, "vocab_size": args.vocab_size, "copy_gb_s": round(speed / 1e9)}
+    record("sampling", {"config": config, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Masks as a grammar makes them, from lists of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from mla_router.worker.core import TokenMasks
+
+
+def token_masks(allowed: Mapping[int, Collection[int]], vocab_size: int) -> TokenMasks:
+    """Of rows, in ascending order, and the tokens that each may draw."""
+    table = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.uint8)
+    for row, tokens in enumerate(allowed.values()):
+        table[row, list(tokens)] = 1
+    return TokenMasks(tuple(allowed), np.packbits(table, axis=1, bitorder="little").view(np.int32))
