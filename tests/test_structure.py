@@ -20,6 +20,7 @@ LAYERS = (
     "worker.kernels",
     "worker.model",
     "worker.engine",
+    "worker.grammar",
     "worker.scheduler",
     "worker.server",
     "worker.__main__",

@@ -7,13 +7,13 @@ to the Rust tokenizer underneath, without transformers' batch and tensor handlin
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from mla_router.worker.grammar.vocabulary import byte_level_alphabet, read_eos_ids
 from mla_router.worker.server.chat_template import ChatTemplate
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import InvalidRequest
@@ -46,9 +46,9 @@ class Tokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self._longest_token = max(map(len, vocabulary))
-        self.eos_ids = _eos_ids(folder, loaded.eos_token_id)
+        self.eos_ids = read_eos_ids(folder, loaded.eos_token_id)
         added = backend.get_added_tokens_decoder()
-        self._byte_of = _byte_level_alphabet()
+        self._byte_of = byte_level_alphabet()
         self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
 
     async def encode(
@@ -113,23 +113,3 @@ class Tokenizer:
         batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = batch[0].ids
         return ids
-
-
-def _eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
-    """Every token that ends an answer. The three files of a folder often name different ones."""
-    ids = set() if of_tokenizer is None else {of_tokenizer}
-    for name in ("config.json", "generation_config.json"):
-        path = folder / name
-        if path.is_file():
-            listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            ids.update([listed] if isinstance(listed, int) else listed or [])
-    return frozenset(ids)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character: bytes that are printable in
-    Latin-1 as themselves, the others as the characters from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + at): byte for at, byte in enumerate(others)}

@@ -1,0 +1,159 @@
+"""Schemas: every text that a grammar lets through is valid, as the jsonschema library sees it."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.json_schema import prepare
+from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.messages import Grammar
+from support.grammar_driver import open_request, text, write
+
+keys = count(1)
+
+
+def obj(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> Any:
+    names = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": names, **more}
+
+
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+SCHEMAS: dict[str, Any] = {
+    "integer": INTEGER,
+    "integer range": {"type": "integer", "minimum": -17, "maximum": 1234},
+    "integer exclusive": {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 6},
+    "integer multiple": {"type": "integer", "multipleOf": 3, "minimum": 0, "maximum": 30},
+    "number": {"type": "number"},
+    "number range": {"type": "number", "minimum": 0.5, "maximum": 1.5},
+    "string": STRING,
+    "string length": {"type": "string", "minLength": 3, "maxLength": 5},
+    "string pattern": {"type": "string", "pattern": "^[A-F0-9]{4}-(a|b[cd]{1,3})é?$"},
+    "string optional end": {"type": "string", "pattern": "^[A-F]{2}(-[a-c]+)?$"},
+    "string optional": {"type": "string", "pattern": r"^a?(b\??c*?)??[?\]]{1,2}(?:d|e+)?$"},
+    "string date": {"type": "string", "format": "date"},
+    "string uuid": {"type": "string", "format": "uuid"},
+    "string email": {"type": "string", "format": "email"},
+    "boolean": {"type": "boolean"},
+    "null": {"type": "null"},
+    "several types": {"type": ["integer", "null", "boolean"]},
+    "const": {"const": {"a": [1, "x"]}},
+    "enum": {"enum": ["red", 2, None, True, "grün \u2713"]},
+    "enum of a type": {"type": "string", "enum": ["home", "work"]},
+    "array": {"type": "array", "items": INTEGER},
+    "array of a length": {"type": "array", "items": {"enum": [0, 1]}, "minItems": 2, "maxItems": 4},
+    "array of positions": {"type": "array", "prefixItems": [INTEGER, STRING], "items": False},
+    "array of arrays": {"type": "array", "items": {"type": "array", "items": {"type": "null"}}},
+    "object": obj({"name": STRING, "age": INTEGER}),
+    "object in an object": obj(
+        {"at": obj({"x": INTEGER, "y": INTEGER}), "on": {"type": "boolean"}}
+    ),
+    "object of optionals": obj({"a": INTEGER, "b": INTEGER, "c": INTEGER}, ["b"]),
+    "object and more": obj({"a": INTEGER}, additionalProperties={"type": "boolean"}),
+    "object and no more": obj({"a": INTEGER}, additionalProperties=False),
+    "object of anything": {"type": "object"},
+    "object by pattern": {
+        "type": "object",
+        "patternProperties": {"^k_[a-z]$": INTEGER},
+        "additionalProperties": False,
+    },
+    "object by count": {
+        "type": "object",
+        "additionalProperties": INTEGER,
+        "minProperties": 1,
+        "maxProperties": 2,
+    },
+    "object of names": {
+        "type": "object",
+        "propertyNames": {"type": "string", "pattern": "^[a-c]+$"},
+    },
+    "unicode keys": obj(
+        {"ключ": INTEGER, "é ü": STRING, 'say "hi"\n': {"type": "null"}, "": INTEGER}
+    ),
+    "any of": {"anyOf": [INTEGER, obj({"v": STRING}), {"type": "null"}]},
+    "one of": {"oneOf": [obj({"k": {"const": "a"}}), obj({"k": {"const": "b"}, "n": INTEGER})]},
+    "all of one": {"allOf": [obj({"a": INTEGER})]},
+    "reference": {
+        "$defs": {"p": obj({"x": INTEGER})},
+        "type": "array",
+        "items": {"$ref": "#/$defs/p"},
+    },
+    "old reference": {"definitions": {"p": INTEGER}, "$ref": "#/definitions/p"},
+    "recursion": {
+        "$defs": {
+            "tree": obj({"v": INTEGER, "of": {"type": "array", "items": {"$ref": "#/$defs/tree"}}})
+        },
+        "$ref": "#/$defs/tree",
+    },
+    "tool call": obj(
+        {
+            "name": {"const": "get_weather"},
+            "arguments": obj({"city": STRING, "unit": {"enum": ["celsius", "fahrenheit"]}}),
+        },
+        additionalProperties=False,
+    ),
+    "with annotations": {
+        **INTEGER,
+        "title": "T",
+        "description": "D",
+        "default": 3,
+        "examples": [1],
+    },
+    "anything": {},
+    "true": True,
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_is_written_is_valid(grammars: Grammars, name: str) -> None:
+    schema = SCHEMAS[name]
+    validator = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    for seed in range(4):
+        key = next(keys)
+        open_request(grammars, key, Grammar("json_schema", json.dumps(schema)))
+        written = text(write(grammars, key, seed))
+        validator.validate(json.loads(written))
+        grammars.close(key)
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": INTEGER}, "`not` is not supported"),
+        ({"type": "array", "items": INTEGER, "uniqueItems": True}, "`uniqueItems`"),
+        ({"type": "integer", "if": {"minimum": 5}, "then": {"multipleOf": 2}}, "`if`"),
+        ({"type": "array", "contains": INTEGER}, "`contains`"),
+        (obj({"a": {}, "b": {}}, dependentRequired={"a": ["b"]}), "`dependentRequired`"),
+        ({"allOf": [INTEGER, {"minimum": 3}]}, "`allOf` of more than one"),
+        ({"minimum": 4}, "`minimum` is supported only beside `type`: integer or number"),
+        ({"type": "string", "pattern": "a+", "maxLength": 3}, "`pattern` is not supported beside"),
+        ({"type": "string", "enum": ["a", 1]}, "not of `type`"),
+        ({"type": "object", "required": ["a"]}, "names `a`, which is none of `properties`"),
+        ({"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": INTEGER}}, "`minimum` .* `\\$ref`"),
+        ({"$ref": "http://example.com/schema"}, "a place in this schema"),
+        ({"anyOf": [obj({"a": {}}), obj({"b": {}})], "minProperties": 1}, "beside `anyOf`"),
+        (obj({"list": {"type": "array", "items": {"not": {}}}}), "^/properties/list/items: `not`"),
+        ([], "must be an object"),
+        ({"properties": {"a": 3}}, "^/properties/a: must be an object"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_its_place(schema: Any, reason: str) -> None:
+    with pytest.raises(GrammarError, match=reason):
+        prepare(json.dumps(schema))
+
+
+@pytest.mark.parametrize("source", ["", "{", "{'a': 1}", '{"a": 1}}', "\0", "[" * 100_000])
+def test_what_is_not_json_is_refused(source: str) -> None:
+    with pytest.raises(GrammarError, match=r"JSON|nested"):
+        prepare(source)
+
+
+def test_a_property_may_have_the_name_of_a_keyword() -> None:
+    prepare(json.dumps(obj({"not": STRING, "required": INTEGER, "$ref": STRING, "enum": STRING})))

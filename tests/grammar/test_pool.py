@@ -1,0 +1,192 @@
+"""Grammars in their processes: what they allow, what they refuse, and what a hostile one can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import count
+
+import pytest
+
+from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.messages import Grammar
+from support.grammar_driver import (
+    EOS_ID,
+    TOKENIZER,
+    Refused,
+    allowed,
+    open_request,
+    text,
+    wait_for,
+    write,
+)
+
+keys = count(1)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"[a-z]{3,8}@[a-z]{2,5}\.(com|org)",
+        r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d",
+        r"(yes|no|maybe)( indeed)?",
+        r"[+-]?(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?",
+        r"[^\n\"]{5}é?",
+    ],
+)
+def test_a_regular_expression_matches_the_whole_text(grammars: Grammars, pattern: str) -> None:
+    for seed in range(3):
+        key = next(keys)
+        open_request(grammars, key, Grammar("regex", pattern))
+        written = text(write(grammars, key, seed))
+        assert re.fullmatch(pattern, written), written
+        grammars.close(key)
+
+
+def test_ebnf(grammars: Grammars) -> None:
+    source = 'root ::= sum\nsum ::= number (" + " number){2}\nnumber ::= [1-9] [0-9]?'
+    key = next(keys)
+    open_request(grammars, key, Grammar("ebnf", source))
+    written = text(write(grammars, key, 0))
+    assert re.fullmatch(r"[1-9]\d? \+ [1-9]\d? \+ [1-9]\d?", written), written
+    grammars.close(key)
+
+
+def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars: Grammars) -> None:
+    key = next(keys)
+    open_request(grammars, key, Grammar("regex", "ab?"))
+    a, b = TOKENIZER.convert_tokens_to_ids(["a", "b"])
+    assert EOS_ID not in allowed(grammars, key, [])
+    assert EOS_ID in allowed(grammars, key, [a])
+    assert allowed(grammars, key, [b]) == [EOS_ID]
+    assert grammars.eos_ids == {EOS_ID}
+    grammars.close(key)
+
+
+def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
+    """<|user|> is spelled with characters that the pattern allows, but would not be in the text."""
+    key = next(keys)
+    open_request(grammars, key, Grammar("regex", "[<|>a-z]+"))
+    hidden = set(TOKENIZER.all_special_ids) | {
+        token for token, entry in TOKENIZER.added_tokens_decoder.items() if entry.special
+    }
+    assert len(hidden) >= 5
+    assert hidden.isdisjoint(allowed(grammars, key, []))
+    grammars.close(key)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 127, 128, 129, 300])
+def test_an_output_goes_on_where_it_was(grammars: Grammars, cut: int) -> None:
+    """A request that comes with output is where one is that has generated it here."""
+    whole = [int(token) for token in TOKENIZER.encode("[" + "12, " * 150, add_special_tokens=False)]
+    assert len(whole) > 300
+    grammar = Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}')
+    here, there = next(keys), next(keys)
+    open_request(grammars, here, grammar)
+    expected = allowed(grammars, here, whole[:cut])
+    open_request(grammars, there, grammar, whole[:cut])
+    assert allowed(grammars, there, []) == expected
+    grammars.close(here)
+    grammars.close(there)
+
+
+def test_output_that_is_not_in_the_grammar_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(Refused, match="generated before"):
+        open_request(grammars, next(keys), Grammar("regex", "b+"), [TOKENIZER.encode("a")[0]])
+
+
+def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
+    grammar = Grammar("regex", "[ab]{9}")
+    good, bad = next(keys), next(keys)
+    open_request(grammars, good, grammar)
+    open_request(grammars, bad, grammar)
+    a, c = TOKENIZER.convert_tokens_to_ids(["a", "c"])
+    assert list(grammars.fill([(bad, [c]), (good, [a])])) == [bad]
+    grammars.close(bad)
+    assert a in allowed(grammars, good, [a])
+    grammars.close(good)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "reason"),
+    [
+        ("regex", "(a", "parenthesis"),
+        ("regex", r"(a)\1", "Backreference"),
+        ("regex", "(?=a)b", "Lookahead"),
+        ("ebnf", "root ::= nobody", "not defined"),
+        ("ebnf", "", "root"),
+        ("ebnf", "][{}", "Unexpected character"),
+        ("ebnf", "root ::= root", "no text"),
+        ("structural_tag", "{", "JSON"),
+        (
+            "structural_tag",
+            '{"type": "structural_tag", "format": {"type": "no"}}',
+            "not recognized",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(grammars: Grammars, kind: str, source: str, reason: str) -> None:
+    with pytest.raises(Refused, match=reason) as refused:
+        open_request(grammars, next(keys), Grammar(kind, source))  # type: ignore[arg-type]
+    assert "/" not in str(refused.value).replace("</", ""), "names a file of the library's authors"
+
+
+BOMBS = {
+    "deep schema": ("json_schema", '{"type":"array","items":' * 5000 + "{}" + "}" * 5000),
+    "deep regex": ("regex", "(" * 20000 + "a" + ")" * 20000),
+    "deep tag": ("structural_tag", "[" * 100000),
+    "many properties": (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(40000)}}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_others_go_on(grammars: Grammars, name: str) -> None:
+    other = next(keys)
+    open_request(grammars, other, Grammar("regex", "[a-z]+!"))
+    kind, source = BOMBS[name]
+    with pytest.raises(Refused):
+        open_request(grammars, next(keys), Grammar(kind, source))  # type: ignore[arg-type]
+    assert allowed(grammars, other, [])
+    grammars.close(other)
+
+
+def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars) -> None:
+    """Each letter costs more than the one before; masks for it come until they cost too much."""
+    other, bomb = next(keys), next(keys)
+    open_request(grammars, other, Grammar("regex", "[a-z]+!"))
+    a = TOKENIZER.convert_tokens_to_ids("a")
+    grammar = Grammar("ebnf", 'root ::= s "!"\ns ::= s s s | s s | [a-z] | ""')
+    with pytest.raises(Refused, match="too much time"):
+        open_request(grammars, bomb, grammar)
+        for _ in range(5000):
+            allowed(grammars, bomb, [a])
+    assert allowed(grammars, other, [a])
+    with pytest.raises(Refused, match="too much time"):  # remembered: not even tried
+        open_request(grammars, next(keys), grammar)
+    grammars.close(other)
+
+
+def test_a_request_can_leave_while_its_grammar_compiles(grammars: Grammars) -> None:
+    gone, stays = next(keys), next(keys)
+    grammar = Grammar("regex", "[x-z]{40}")
+    grammars.open(gone, grammar, [])
+    grammars.open(stays, grammar, [])
+    grammars.close(gone)
+    wait_for(grammars, stays)
+    assert allowed(grammars, stays, [])
+    grammars.close(stays)
+
+
+def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars) -> None:
+    waiting = {next(keys): Grammar("regex", f"a{{{n}}}") for n in range(1, 9)}
+    for key, grammar in waiting.items():
+        grammars.open(key, grammar, [])
+    open_keys: list[int] = []
+    while len(open_keys) < len(waiting):
+        open_keys += [key for key, reason in grammars.poll() if not reason]
+    assert open_keys == sorted(waiting), "first come, first served"
+    for key in waiting:
+        grammars.close(key)

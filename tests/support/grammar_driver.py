@@ -1,0 +1,70 @@
+"""Ask a pool for masks as the scheduler does, and write texts that it allows."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+
+from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.messages import Grammar
+from support.tiny_model import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+EOS_ID = int(TOKENIZER.eos_token_id)
+
+
+class Refused(Exception):
+    """The grammar was refused, or its process has ended; the message is what the client reads."""
+
+
+def open_request(
+    pool: Grammars, key: int, grammar: Grammar, output: list[int] | None = None
+) -> None:
+    """Returns when the request's first mask can be asked for. Raises Refused."""
+    pool.open(key, grammar, output or [])
+    wait_for(pool, key)
+
+
+def wait_for(pool: Grammars, key: int) -> None:
+    while True:
+        for other, reason in pool.poll():
+            assert other == key, f"{other} was told while {key} waited"
+            if reason:
+                pool.close(key)
+                raise Refused(reason)
+            return
+        time.sleep(0.001)  # the processes work; nothing tells when
+
+
+def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
+    """What may follow, after `tokens` more. Raises Refused."""
+    failed = pool.fill([(key, tokens)])
+    if failed:
+        pool.close(key)
+        raise Refused(failed[key])
+    bits = np.unpackbits(pool.masks[0].view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits)]
+
+
+def write(pool: Grammars, key: int, seed: int, limit: int = 4000) -> list[int]:
+    """A random sentence of an open grammar, without its EOS. Where it may end, it does."""
+    choose = random.Random(seed)
+    tokens: list[int] = []
+    new: list[int] = []
+    while True:
+        choices = allowed(pool, key, new)
+        assert choices, f"nothing may follow {TOKENIZER.decode(tokens)!r}"
+        if EOS_ID in choices:
+            return tokens
+        # Close what is open, once it gets long: random strings and lists would not end.
+        closing = (TOKENIZER.convert_tokens_to_ids(mark) for mark in '"]}')
+        ends = [token for token in closing if len(tokens) > 60 and token in choices]
+        new = [ends[0] if ends and choose.random() < 0.5 else choose.choice(choices)]
+        tokens += new
+        assert len(tokens) < limit, f"does not end: {TOKENIZER.decode(tokens)!r}"
+
+
+def text(tokens: list[int]) -> str:
+    return str(TOKENIZER.decode(tokens, skip_special_tokens=True))

@@ -1,0 +1,152 @@
+"""One grammar's process, seen from the scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from mla_router.worker.grammar import protocol
+from mla_router.worker.grammar.protocol import (
+    Compiled,
+    Fill,
+    Filled,
+    Frame,
+    FromHost,
+    Open,
+    Refused,
+    Row,
+)
+from mla_router.worker.messages import Grammar
+
+# A host that takes too much CPU time is ended by the kernel, long before this. Seconds.
+STALL_S = 10
+
+_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(protocol.FromHost)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class HostLost(Exception):
+    """The process has ended, or has refused the grammar; the message says why, for the client."""
+
+
+class HostClient:
+    """Starts the process; then says what its requests need, and takes the answers in order."""
+
+    def __init__(self, grammar: Grammar, control: socket.socket) -> None:
+        self.grammar = grammar
+        self.keys: set[int] = set()
+        self.eos_ids: frozenset[int] = frozenset()
+        self.own_bytes = 0
+        self.is_compiling = True
+        self._feeds: dict[int, list[int]] = {}  # what requests that are not open yet have to hear
+        self._opening: deque[int] = deque()  # keys whose `Open` is not answered yet
+        self._closed: list[int] = []
+        self._strays: list[int] | None = None  # of the last `Fill`, once it is answered
+        self._opened: list[tuple[int, str]] = []  # as `poll` returns them
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The kernel's time-outs, because Python's own also hold for reads that must not wait.
+        limit = struct.pack("ll", STALL_S, 0)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._connection.setsockopt(socket.SOL_SOCKET, option, limit)
+        source = os.memfd_create("grammar")
+        try:
+            os.pwrite(source, _encoder.encode(grammar), 0)
+            socket.send_fds(control, [b"+"], [theirs.fileno(), source])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the nursery has gone; the next read finds our end closed
+        finally:
+            os.close(source)
+            theirs.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """An answer is due that nobody waits for."""
+        return self.is_compiling or bool(self._opening)
+
+    def open_key(self, key: int, output: Sequence[int]) -> None:
+        self.keys.add(key)
+        self._feeds[key] = list(output)
+        if not self.is_compiling:
+            self._open_next(key)
+
+    def close_key(self, key: int) -> None:
+        self.keys.discard(key)
+        self._feeds.pop(key, None)
+        self._closed.append(key)
+
+    def poll(self) -> list[tuple[int, str]]:
+        """What has been answered by now, as `Grammars.poll`. Raises HostLost."""
+        while self.is_busy and self._receive(wait=False):
+            pass
+        opened, self._opened = self._opened, []
+        return opened
+
+    def ask_masks(self, rows: list[Row]) -> None:
+        self._strays = None
+        closed, self._closed = self._closed, []
+        self._send(Fill(rows, closed))
+
+    def wait_masks(self) -> list[int]:
+        """Keys whose tokens are not in the grammar; the masks of the others are there. Raises
+        HostLost."""
+        while self._strays is None:
+            self._receive(wait=True)
+        return self._strays
+
+    def end(self) -> None:
+        """Let the process go: it ends when it has nobody to answer."""
+        self._connection.close()
+
+    def _receive(self, *, wait: bool) -> bool:
+        """Take one answer; False if there is none yet. Raises HostLost."""
+        try:
+            frame = self._connection.recv(protocol.MAX_FRAME, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:  # or STALL_S are over
+            if not wait:
+                return False
+            frame = b""
+        except ConnectionResetError:
+            frame = b""
+        self._take(frame)
+        return True
+
+    def _take(self, frame: bytes) -> None:
+        if not frame:
+            what = "compile" if self.is_compiling else "match text with"
+            raise HostLost(f"takes too much time or memory to {what}")
+        message = _decoder.decode(frame)
+        if self.is_compiling:
+            if isinstance(message, Refused):
+                raise HostLost(message.reason)
+            assert isinstance(message, Compiled), message
+            self.is_compiling = False
+            self.eos_ids, self.own_bytes = frozenset(message.eos_ids), message.own_bytes
+            for key in list(self._feeds):
+                self._open_next(key)
+        elif isinstance(message, Filled):
+            self._strays = message.strays
+        else:
+            key = self._opening.popleft()
+            if isinstance(message, Refused):
+                self._opened.append((key, message.reason))
+            elif self._feeds.get(key):
+                self._open_next(key)
+            elif key in self.keys:
+                self._opened.append((key, ""))
+
+    def _open_next(self, key: int) -> None:
+        feed = self._feeds[key]
+        self._feeds[key] = feed[protocol.OPEN_TOKENS :]
+        self._opening.append(key)
+        self._send(Open(key, feed[: protocol.OPEN_TOKENS]))
+
+    def _send(self, message: Frame) -> None:
+        # Lost ones are found by the next read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
+            self._connection.send(_encoder.encode(message))

@@ -1,0 +1,96 @@
+"""A grammar's own process: compiles it, then writes masks for all requests that came with it.
+
+Whatever it takes too much of, ends it: the other end of its socket sees that, and needs to watch
+nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import msgspec
+import numpy as np
+
+from mla_router.worker.grammar import protocol
+from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.limits import Allowance, cpu_limit, limit_memory, own_bytes
+from mla_router.worker.grammar.protocol import Compiled, Fill, Filled, Frame, Open, Opened, Refused
+from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher, rehearse
+from mla_router.worker.messages import Grammar
+
+COMPILE_CPU_S = 10.0
+REHEARSAL_CPU_S = 1.0
+COMPILE_BYTES = 512 << 20  # on top of what the nursery has
+# What a step may wait for one grammar: the burst once, the rate always. A mask of a usual schema
+# takes 0.02 to 0.2 ms.
+STEP_BURST_S = 0.25
+STEP_RATE_S = 0.005
+ROW_RATE_S = 0.0005
+OPEN_RATE_S = 0.02  # for one frame of `OPEN_TOKENS`
+
+_decoder = msgspec.msgpack.Decoder(protocol.ToHost)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.ndarray) -> None:
+    """Serve until the other end closes. `source` is a file with the `Grammar`; `masks` [R, words]
+    int32 is shared with the scheduler."""
+    limit_memory(COMPILE_BYTES)
+    with open(source, "rb") as file:
+        grammar = msgspec.msgpack.decode(file.read(), type=Grammar)
+    try:
+        with cpu_limit(COMPILE_CPU_S):
+            compiled = compiler.compile(grammar)
+        with cpu_limit(REHEARSAL_CPU_S):
+            rehearse(compiled, compiler.vocab_size)
+    except GrammarError as error:
+        _send(connection, Refused(str(error)))
+        return
+    except MemoryError:
+        _send(connection, Refused(f"takes more than {COMPILE_BYTES >> 20} MiB of memory"))
+        return
+    _send(connection, Compiled(compiler.eos_ids, own_bytes()))
+    matchers: dict[int, Matcher] = {}
+    allowance = Allowance(STEP_BURST_S)
+    while frame := connection.recv(protocol.MAX_FRAME):
+        message = _decoder.decode(frame)
+        if isinstance(message, Open):
+            allowance.add(OPEN_RATE_S)
+        else:
+            allowance.add(STEP_RATE_S + ROW_RATE_S * len(message.rows))
+        begun = time.process_time()
+        with cpu_limit(allowance.left):
+            if isinstance(message, Open):
+                matcher = matchers.get(message.key) or Matcher(compiled)
+                matchers[message.key] = matcher
+                allowed = all(matcher.accept(token) for token in message.tokens)
+                answer: Frame = (
+                    Opened() if allowed else Refused("does not allow what was generated before")
+                )
+            else:
+                answer = _fill(message, matchers, masks)
+        allowance.spend(time.process_time() - begun)
+        _send(connection, answer)
+
+
+def _fill(message: Fill, matchers: dict[int, Matcher], masks: np.ndarray) -> Filled:
+    for key in message.closed:
+        matchers.pop(key, None)
+    strays = []
+    for row in message.rows:
+        matcher = matchers[row.key]
+        if all(matcher.accept(token) for token in row.tokens):
+            matcher.fill(masks, row.row)
+        else:
+            strays.append(row.key)
+            masks[row.row] = 0
+    return Filled(strays)
+
+
+def _send(connection: socket.socket, answer: Frame) -> None:
+    try:
+        connection.send(_encoder.encode(answer))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # nobody needs this grammar any more

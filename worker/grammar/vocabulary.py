@@ -1,0 +1,98 @@
+"""The bytes of every token, as grammars match them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+
+class VocabularyError(Exception):
+    """The folder has no tokenizer whose tokens are known byte by byte; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`pieces[i]` are the bytes that token i adds to a text: none for a token that is not shown
+    (special ones) or does not exist (ids that only fill the model's last layer)."""
+
+    pieces: list[bytes]
+    eos_ids: list[int]  # tokens that end an answer
+
+
+def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
+    """The tokenizer in `folder`, for a model with logits [.., vocab_size]. Raises VocabularyError.
+
+    Reads tokenizer.json itself: transformers takes seconds to import, and knows no better.
+    """
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing more precise
+        raise VocabularyError(f"{folder}: no usable tokenizer.json ({error})") from error
+    added = tokenizer.get_added_tokens_decoder()
+    decoders = _names(json.loads(tokenizer.to_str())["decoder"])
+    if "ByteLevel" in decoders:
+        alphabet = byte_level_alphabet()
+    elif "ByteFallback" in decoders:
+        alphabet = None
+    else:
+        raise VocabularyError(f"{folder}: tokens that are not made of bytes (decoder {decoders})")
+    pieces = [b""] * vocab_size
+    for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token >= vocab_size or (token in added and added[token].special):
+            continue
+        if token in added:
+            pieces[token] = piece.encode()
+        elif alphabet is not None:
+            pieces[token] = bytes(alphabet[char] for char in piece)
+        elif len(piece) == 6 and piece.startswith("<0x"):
+            pieces[token] = bytes([int(piece[3:5], 16)])
+        else:
+            pieces[token] = piece.replace("\u2581", " ").encode()
+    named = _named_eos(folder)
+    eos_ids = read_eos_ids(folder, tokenizer.token_to_id(named) if named else None)
+    if not eos_ids:
+        raise VocabularyError(f"{folder}: no token that ends an answer")
+    for token in eos_ids:
+        pieces[token] = b""
+    return Vocabulary(pieces, sorted(eos_ids))
+
+
+def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
+    """Every token that ends an answer. The three files of a folder often name different ones."""
+    ids = set() if of_tokenizer is None else {of_tokenizer}
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        if path.is_file():
+            listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            ids.update([listed] if isinstance(listed, int) else listed or [])
+    return frozenset(ids)
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character: bytes that are printable in
+    Latin-1 as themselves, the others as the characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+def _names(decoder: dict[str, Any] | None) -> list[str]:
+    """The types of a decoder and of those it is made of."""
+    if decoder is None:
+        return []
+    return [decoder["type"], *(name for one in decoder.get("decoders", []) for name in _names(one))]
+
+
+def _named_eos(folder: Path) -> str | None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

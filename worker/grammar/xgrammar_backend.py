@@ -1,0 +1,120 @@
+"""Compilation and matching by xgrammar (Dong et al., arXiv:2411.15100).
+
+The only module that knows xgrammar. Nothing here is bounded: see `limits.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import xgrammar
+
+from mla_router.worker.grammar import json_schema
+from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.vocabulary import Vocabulary
+from mla_router.worker.messages import Grammar
+
+# Between two tokens of JSON. Without a bound a model can go on with blanks for ever.
+MAX_WHITESPACE = 32
+REHEARSED_TOKENS = 24
+
+# "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
+_ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
+
+
+class Compiler:
+    """Compiles grammars for one vocabulary. Loading it takes seconds, forking it does not."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = len(vocabulary.pieces)
+        self.eos_ids = vocabulary.eos_ids
+        self._info = xgrammar.TokenizerInfo(
+            vocabulary.pieces,
+            xgrammar.VocabType.RAW,
+            vocab_size=self.vocab_size,
+            stop_token_ids=vocabulary.eos_ids,
+        )
+        # No threads: this process is going to be forked. No cache: each fork compiles once.
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        """Raises GrammarError."""
+        compiler, source = self._compiler, grammar.source
+        try:
+            match grammar.kind:
+                case "json_schema":
+                    return compiler.compile_json_schema(
+                        json_schema.prepare(source), max_whitespace_cnt=MAX_WHITESPACE
+                    )
+                case "regex":
+                    return compiler.compile_regex(source)
+                case "ebnf":
+                    return compiler.compile_grammar(source)
+                case "structural_tag":
+                    return compiler.compile_structural_tag(_structural_tag(source))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(_ORIGIN.sub("", str(error)).strip()) from None
+
+
+class Matcher:
+    """How far one output has come in its grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token; False if the grammar does not allow it here."""
+        return self._matcher.accept_token(token)
+
+    def fill(self, masks: np.ndarray, row: int) -> None:
+        """Write to masks[row], of [R, ceil(vocab / 32)] int32, which tokens may come next."""
+        self._matcher.fill_next_token_bitmask(masks, row)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Has accepted a token that ends the answer."""
+        return self._matcher.is_terminated()
+
+
+def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+    """Follow random paths, as a model without a mind would. Raises GrammarError where no token can
+    come next; what takes too long, takes too long here and not in a step."""
+    masks = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+    choose = random.Random(0)
+    for _ in range(2):
+        matcher = Matcher(compiled)
+        for _ in range(REHEARSED_TOKENS):
+            matcher.fill(masks, 0)
+            allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
+            if len(allowed) == 0:
+                raise GrammarError("leads to where nothing is allowed: it describes no text")
+            matcher.accept(int(choose.choice(allowed)))
+            if matcher.is_terminated:
+                break
+
+
+def _structural_tag(source: str) -> str:
+    """Check the schemas inside, as those that come alone."""
+    try:
+        tag = json.loads(source)
+    except (ValueError, RecursionError):
+        raise GrammarError("not valid JSON") from None
+    _prepare_inside(tag, json_schema.MAX_DEPTH)
+    return json.dumps(tag)
+
+
+def _prepare_inside(node: object, depth: int) -> None:
+    if depth == 0:
+        raise GrammarError(f"nested deeper than {json_schema.MAX_DEPTH} levels")
+    if isinstance(node, list):
+        for item in node:
+            _prepare_inside(item, depth - 1)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key == "json_schema":
+                node[key] = json.loads(json_schema.prepare(json.dumps(value)))
+            else:
+                _prepare_inside(value, depth - 1)
