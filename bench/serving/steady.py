@@ -1,0 +1,147 @@
+"""Ten thousand mixed requests, 30% of them left, and not a page, a slot or a descriptor is lost.
+
+    python bench/serving/steady.py            # --requests 1000 for a try
+
+Starts a router and two workers with the shipped small model (or --model-path), sends every kind of
+request, and compares what the workers say of their memory, and what /proc says of all processes' open
+files, with how it was before. Ends with 1 if there is more of anything, or if a request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from loadgen.mixture import Mixture
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+from record import record
+
+from support import processes
+
+CONCURRENCY = 48  # more than the workers' places together, so that some requests wait
+WARM_UP = 200  # requests after which everything is open that stays open
+SETTLE_TIMEOUT_S = 60.0
+SETTLED_S = 2.0  # longer than what is idle may stay open
+# The router closes idle connections to workers soon: what is open then is not waiting for anything.
+FLAGS: dict[str, processes.Flag] = {
+    "max_running_requests": 16,
+    "router_upstream_idle_timeout_secs": 1,
+}
+
+Counters = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Result:
+    before: Counters
+    after: Counters
+    ends: Counter[str]
+    kinds: Counter[str]
+
+    @property
+    def grown(self) -> list[str]:
+        """What there is more of than before."""
+        return [name for name, value in self.after.items() if value > self.before.get(name, 0)]
+
+    @property
+    def failed(self) -> int:
+        return sum(count for end, count in self.ends.items() if end.startswith("failed"))
+
+
+def counters(server: processes.Running) -> Counters:
+    """What is in use; caches are emptied first."""
+    found: Counters = {}
+    for number, worker in enumerate(processes.workers(server.url)):
+        processes.post_json(worker["url"] + "/flush_cache", {})
+        state = processes.get_json(worker["url"] + "/get_server_info")["scheduler"]
+        found |= {
+            f"worker {number}: requests": state["running"] + state["waiting"],
+            f"worker {number}: slots": state["total_slots"] - state["free_slots"],
+            f"worker {number}: pages": state["total_pages"] - state["free_pages"],
+            f"worker {number}: booked by the router": worker["requests"],
+        }
+    for pid in (server.pid, *(child.number for child in server.tree())):
+        found[f"process {pid}: open files"] = len(os.listdir(f"/proc/{pid}/fd"))
+    return found
+
+
+def settled(server: processes.Running, done: Callable[[Counters], bool]) -> Counters:
+    """The counters when they have not changed for a while and `done`, or after a minute."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    last, since = counters(server), time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.25)
+        now = counters(server)
+        if now != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > SETTLED_S and done(now):
+            break
+    return last
+
+
+def measure(server: processes.Running, requests: int, warm_up: int, seed: int) -> Result:
+    model = processes.get_json(server.url + "/v1/models")["data"][0]["id"]
+
+    async def send(count: int, seed: int) -> Mixture:
+        mixture = Mixture(server.url, model, random.Random(seed))
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            await mixture.run(http, count, CONCURRENCY)
+        return mixture
+
+    asyncio.run(send(warm_up, seed + 1))
+    before = settled(server, lambda _: True)
+    mixture = asyncio.run(send(requests, seed))
+    after = settled(
+        server, lambda now: all(value <= before.get(name, 0) for name, value in now.items())
+    )
+    return Result(before, after, mixture.ends, mixture.kinds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--model-path", type=Path, help="default: the small model that is shipped")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    args = parser.parse_args()
+    print(f"seed {args.seed}")
+    start = time.monotonic()
+    with processes.server(dp_size=2, model_path=args.model_path, **FLAGS) as server:
+        result = measure(server, args.requests, WARM_UP, args.seed)
+    for name, count in (result.ends + result.kinds).most_common():
+        print(f"{count:>8}  {name}")
+    print(f"\n{'in use':<36}{'before':>8}{'after':>8}")
+    for name, value in result.after.items():
+        print(f"{name:<36}{result.before.get(name, 0):>8}{value:>8}")
+    record(
+        "steady",
+        {
+            "config": {"requests": args.requests, "seed": args.seed, "concurrency": CONCURRENCY},
+            "duration_s": round(time.monotonic() - start, 1),
+            "ends": dict(result.ends),
+            "grown": result.grown,
+            "open_files": [
+                sum(value for name, value in found.items() if name.endswith("open files"))
+                for found in (result.before, result.after)
+            ],
+        },
+        args.out,
+    )
+    sys.exit(1 if result.grown or result.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
