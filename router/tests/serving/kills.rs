@@ -26,7 +26,7 @@ fn settings() -> Settings {
 }
 
 /// Streamed requests of every kind that can be continued.
-fn requests() -> Vec<(&'static str, Value)> {
+pub(crate) fn requests() -> Vec<(&'static str, Value)> {
     let usage = json!({"include_usage": true});
     (0..STREAMS)
         .map(|number| {
@@ -59,7 +59,7 @@ fn requests() -> Vec<(&'static str, Value)> {
 
 /// What a stream has said of each choice, its counts and its ends. Everything but times, the cached
 /// tokens, which differ from run to run, and how the tokens were put into events.
-fn said(stream: &str) -> Value {
+pub(crate) fn said(stream: &str) -> Value {
     let whole = stream.strip_suffix("data: [DONE]\n\n");
     let mut choices: HashMap<u64, (String, Vec<Value>)> = HashMap::new();
     let (mut ids, mut usages) = (Vec::new(), Vec::new());

@@ -1,6 +1,7 @@
 //! What the tests stand on: a worker that does as it is told, a client that sees each frame, and a
 //! router on a free port between them. All over real sockets.
 
+mod cable;
 mod client;
 mod folder;
 mod process;
@@ -11,6 +12,7 @@ use std::{net::Ipv4Addr, time::Duration};
 use mla_router::{Config, RouterHandle, fleet::worker::Phase};
 use tokio::net::TcpListener;
 
+pub(crate) use cable::Cable;
 pub(crate) use client::{Client, Raw, post, request};
 pub(crate) use folder::Folder;
 pub(crate) use process::{Process, run};
