@@ -142,6 +142,14 @@ class WorkerConfig:
     def name(self) -> str:
         return self.worker_id or f"{self.host}:{self.port}"
 
+    def settings(self) -> dict[str, Any]:
+        """What may be shown of it: all but the secrets."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in dataclasses.fields(self)
+            if "variable" not in spec.metadata
+        }
+
     def to_argv(self) -> list[str]:
         """The flags that make this config, so that a child process shows in `ps` what it runs. What
         nobody should see there goes by `child_environment`."""

@@ -109,6 +109,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str = ""
     error: str = ""
     prompt_scores: Scores | None = None
+    queue_seconds: float = 0.0  # with the first: from its arrival until it was first admitted
 
 
 class Deltas(Message, frozen=True):

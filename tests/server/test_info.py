@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import openai
@@ -45,7 +46,34 @@ def test_server_info(worker: FakeWorker) -> None:
     } < set(info)
     assert (info["max_total_num_tokens"], info["page_size"]) == (4096, 16)
     assert set(info["scheduler"]) == STATS
-    assert set(info["internal_states"][0]) == STATS | {"last_gen_throughput"}
+    (state,) = info["internal_states"]
+    assert state.pop("memory_usage") == {"token_capacity": 4096}
+    assert state.pop("effective_max_running_requests_per_dp") == 128
+    assert set(state) == STATS | {"last_gen_throughput", "load"}
+
+
+def test_settings_are_shown_and_secrets_are_not() -> None:
+    with fake_worker(ready_path=None, api_key="s3cret", chunked_prefill_size=77) as worker:
+        client = openai.OpenAI(base_url=worker.url, api_key="s3cret", max_retries=0)
+        wait_until(lambda: status_of(worker.url + "/health") == 200, 60.0, "it is ready")
+        text = client.get("/get_server_info", cast_to=str)
+        info = json.loads(text)
+        assert info["chunked_prefill_size"] == 77
+        assert "s3cret" not in text
+        assert "api_key" not in info
+
+
+def test_load(worker: FakeWorker) -> None:
+    (load,) = get_json(worker.url + "/get_load")
+    assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
+
+
+def test_what_is_served(worker: FakeWorker) -> None:
+    info = get_json(worker.url + "/get_model_info")
+    assert info["is_generation"] is True
+    assert info["model_path"] == info["tokenizer_path"]
+    assert info["served_model_name"] == "mla-small"
+    assert status_of(worker.url + "/health_generate") == 200
 
 
 def test_models(worker: FakeWorker) -> None:

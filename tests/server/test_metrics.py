@@ -64,7 +64,7 @@ def test_what_the_scheduler_says() -> None:
     assert got["sglang:prompt_tokens_total"] == got["vllm:prefix_cache_queries_total"] == 400
     assert got["sglang:cached_tokens_total"] == 100
     assert got["sglang:generation_tokens_total"] == 50
-    assert got["sglang:num_retracted_requests_total"] == 6
+    assert got["sglang:num_retracted_requests_total"] == got["sglang:num_retracted_reqs"] == 6
 
 
 def test_nothing_is_said_of_a_scheduler_that_has_said_nothing() -> None:
@@ -127,6 +127,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
     assert grown("sglang:e2e_request_latency_seconds_count") == 2
     assert grown("sglang:generation_tokens_histogram_sum") == 5 + 2
     assert grown("sglang:time_to_first_token_seconds_count") == 3
+    assert grown("sglang:queue_time_seconds_count") == 3
     wait_until(  # the scheduler's own counters come with its heartbeat
         lambda: grown("sglang:generation_tokens_total") == 5 + 2 + 1, 20.0, "the tokens are counted"
     )

@@ -20,10 +20,19 @@ class Outbox:
     ) -> None:
         """New output of a request, and its end if it has come."""
         reason = request.finish_reason.value if request.finish_reason else ""
-        prompt_scores, request.prompt_scores = request.prompt_scores, None  # with the first only
         self._deltas.append(
-            Delta(request.rid, tokens, scores, request.num_cached, reason, error, prompt_scores)
+            Delta(
+                request.rid,
+                tokens,
+                scores,
+                request.num_cached,
+                reason,
+                error,
+                request.prompt_scores,
+                request.queue_seconds,
+            )
         )
+        request.prompt_scores, request.queue_seconds = None, 0.0  # with the first only
 
     def reject(self, rid: str, problem: str) -> None:
         """Say that a request was not accepted."""

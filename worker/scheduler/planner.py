@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission, Share
@@ -69,6 +71,7 @@ class Planner:
         for request in admitted:
             self.running[request.rid] = request
             if not request.was_retracted:
+                request.queue_seconds = time.monotonic() - request.arrived_at
                 self.num_prompt_tokens += len(request.context)
                 self.num_cached_tokens += request.num_cached
         return admitted

@@ -14,6 +14,7 @@ other: whoever gets them next is launched later (`worker/engine/slots.py`).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from enum import Enum, auto
 
@@ -42,6 +43,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "arrived_at",
         "cache_salt",
         "cached_at",
         "cached_tokens",
@@ -58,6 +60,7 @@ class Request:
         "priority",
         "prompt",
         "prompt_scores",
+        "queue_seconds",
         "rid",
         "sampling",
         "scored",
@@ -108,6 +111,8 @@ class Request:
         self.num_cached = 0  # context tokens that needed no computation when it first ran
         self.was_retracted = False
 
+        self.arrived_at = time.monotonic()
+        self.queue_seconds = 0.0  # it waited until it was first admitted
         self.overtaken = 0  # by requests that came later and were admitted before it
         self.cached_at = -1  # version of the prefix cache in which `cached_tokens` was looked up
         self.cached_tokens = 0

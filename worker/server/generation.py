@@ -336,6 +336,7 @@ class Generation:
         """Count what a delta from the scheduler has brought."""
         if choice.cached_here is None:
             choice.cached_here = min(delta.cached_tokens, choice.prompt_tokens)
+            self.service.metrics.queue_time.observe(delta.queue_seconds)
             if choice.cached_tokens is None:
                 choice.cached_tokens = choice.cached_here
         metrics = self.service.metrics

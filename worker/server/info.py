@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from mla_router.worker.messages import Stats
 from mla_router.worker.server.body import read_body
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.native import AbortRequest
 from mla_router.worker.server.schema.parse import parse
@@ -36,23 +36,46 @@ async def server_info(request: web.Request) -> web.Response:
     stats = _fields(await scheduler.stats())
     return json_response(
         {
+            **config.settings(),
+            # What the settings have led to, where they left it open.
+            **msgspec.structs.asdict(limits),
             "model_path": str(config.folder),
+            "tokenizer_path": str(config.folder),
             "served_model_name": config.model_name,
+            "worker_id": config.name,
             "boot_id": state.boot_id,
             "version": package_version(),
-            "worker_id": config.name,
-            "max_total_num_tokens": limits.max_total_num_tokens,
-            "page_size": limits.page_size,
-            "max_running_requests": limits.max_running_requests,
-            "context_length": limits.context_length,
-            "device": limits.device,
-            "dtype": limits.dtype,
-            "attention_backend": limits.attention_backend,
             "uptime_s": time.monotonic() - state.started,
             "scheduler": stats,
-            # SGLang's name and shape: its bench_serving reads the first entry.
-            "internal_states": [{**stats, "last_gen_throughput": scheduler.throughput}],
+            # SGLang's names and shape: its benchmarks read the first entry.
+            "internal_states": [
+                {
+                    **stats,
+                    "last_gen_throughput": scheduler.throughput,
+                    "load": stats["running"] + stats["waiting"],
+                    "effective_max_running_requests_per_dp": limits.max_running_requests,
+                    "memory_usage": {"token_capacity": limits.max_total_num_tokens},
+                }
+            ],
         }
+    )
+
+
+async def load(request: web.Request) -> web.Response:
+    """As of the scheduler's last heartbeat: cheap enough to be asked often."""
+    reading = request.app[STATE].reading()
+    if reading is None:
+        raise Unavailable("The model is loading", code="starting", retry_after=1)
+    stats = reading.stats
+    return json_response(
+        [
+            {
+                "dp_rank": 0,
+                "num_reqs": stats.running + stats.waiting,
+                "num_waiting_reqs": stats.waiting,
+                "num_tokens": reading.used_tokens,
+            }
+        ]
     )
 
 

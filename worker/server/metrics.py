@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import Ready, Stats
 
+SECONDS_QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 60, 120)
 SECONDS_TO_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
 SECONDS_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5)
 SECONDS_IN_ALL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
@@ -31,6 +32,7 @@ VLLM_NAMES = {
     "sglang:generation_tokens": "vllm:generation_tokens",
     "sglang:cached_tokens": "vllm:prefix_cache_hits",
     "sglang:num_retracted_requests": "vllm:num_preemptions",
+    "sglang:queue_time_seconds": "vllm:request_queue_time_seconds",
     "sglang:prompt_tokens_histogram": "vllm:request_prompt_tokens",
     "sglang:generation_tokens_histogram": "vllm:request_generation_tokens",
     "sglang:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -96,6 +98,11 @@ class Metrics:
         self._generated_tokens = histogram(
             "sglang:generation_tokens_histogram", "Generated tokens of an answer.", TOKENS
         )
+        self.queue_time = histogram(
+            "sglang:queue_time_seconds",
+            "From arrival to the first place in a batch.",
+            SECONDS_QUEUED,
+        )
         self.time_to_first_token = histogram(
             "sglang:time_to_first_token_seconds", "From request to first token.", SECONDS_TO_FIRST
         )
@@ -156,6 +163,11 @@ class _SchedulerCollector:
                 reading.cache_hit_rate,
             ),
             ("sglang:gen_throughput", "Generated tokens a second, lately.", reading.throughput),
+            (
+                "sglang:num_retracted_reqs",
+                "sglang:num_retracted_requests_total, by its older name.",
+                stats.retracted,
+            ),
         ):
             yield self._add(GaugeMetricFamily(name, meaning, labels=["model_name"]), value)
         for name, meaning, value in (

@@ -99,6 +99,7 @@ ROUTES = (
     Route("GET", "/health_generate", info.health, "The same as /health.", needs_key=False),
     Route("GET", "/get_model_info", info.model_info, "What is served."),
     Route("GET", "/get_server_info", info.server_info, "Settings, limits and load."),
+    Route("GET", "/get_load", info.load, "How busy it is.", answer=list[dict[str, Any]]),
     Route("GET", "/metrics", info.metrics, "Metrics in Prometheus' text format.", answer=str),
     Route("POST", "/flush_cache", info.flush_cache, "Forget all cached prefixes."),
     Route(

@@ -63,7 +63,7 @@ class ServerState:
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.config.model_name, self._read)
+        self.metrics = Metrics(self.config.model_name, self.reading)
 
     def ready(self) -> Service:
         if self.service is None:
@@ -84,7 +84,8 @@ class ServerState:
             and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
         )
 
-    def _read(self) -> Reading | None:
+    def reading(self) -> Reading | None:
+        """The scheduler's last word; None before there is one."""
         if self.service is None or self.service.scheduler.last_stats is None:
             return None
         scheduler = self.service.scheduler
