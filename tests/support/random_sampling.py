@@ -17,11 +17,13 @@ def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -
         return rng.randrange(vocab_size)
 
     scored = rng.random() < 0.35
-    bias = [(t, rng.choice([-100.0, -1.5, 2.5, 100.0])) for t in {token() for _ in range(5)}]
+    # transformers' SequenceBiasLogitsProcessor takes no token 0.
+    biased = {rng.randrange(1, vocab_size) for _ in range(5)}
+    bias = [(token, rng.choice([-100.0, -1.5, 2.5, 100.0])) for token in biased]
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
-        top_k=some(rng.choice([1, 5, 50]), 0),  # type: ignore[arg-type]
+        top_k=some(rng.choice([1, 5, 50, vocab_size - 1]), 0),  # type: ignore[arg-type]
         top_p=some(rng.choice([0.1, 0.5, 0.9]), 1.0),  # type: ignore[arg-type]
         min_p=some(rng.choice([0.02, 0.2, 1.0]), 0.0),  # type: ignore[arg-type]
         seed=rng.randrange(1 << 62),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.sampling.draw import draw
+from mla_router.worker.engine.sampling.draw import Top, draw
 from mla_router.worker.engine.sampling.settings import RowSettings
 
 DRAWS = 20000
@@ -73,14 +73,15 @@ def expected(
         {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.1},
     ],
 )
-def test_frequencies_are_the_distribution(how: dict[str, float]) -> None:
+@pytest.mark.parametrize("top", [Top.SHORTLIST, Top.SORTED])
+def test_frequencies_are_the_distribution(how: dict[str, float], top: Top) -> None:
     """By Pearson's chi-square, each draw at another position of one request."""
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 1.5
     _, tokens = draw(
         logits.expand(DRAWS, -1),
         settings(DRAWS, **how),  # type: ignore[arg-type]
         torch.arange(DRAWS),
-        top=True,
+        top=top if "top_k" in how else Top.SORTED,
         min_p=True,
     )
     got = np.bincount(tokens.numpy(), minlength=20)
@@ -97,7 +98,7 @@ def test_noise_changes_with_seed_and_position(changed: str) -> None:
     rows, zero = torch.arange(2000), torch.zeros(2000, dtype=torch.int64)
     seed, position = (rows, zero) if changed == "seed" else (zero, rows)
     _, tokens = draw(
-        torch.zeros(2000, 64), settings(2000, seed=seed), position, top=False, min_p=False
+        torch.zeros(2000, 64), settings(2000, seed=seed), position, top=Top.ALL, min_p=False
     )
     counts = np.bincount(tokens.numpy(), minlength=64)
     chi_square = ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum()
@@ -111,7 +112,7 @@ def test_tokens_that_are_equally_likely_stay_together(how: dict[str, float]) -> 
         logits.expand(500, -1),
         settings(500, **how),  # type: ignore[arg-type]
         torch.arange(500),
-        top=True,
+        top=Top.SORTED,
         min_p=False,
     )
     assert set(tokens.tolist()) == {1, 2, 3, 4}
@@ -120,7 +121,11 @@ def test_tokens_that_are_equally_likely_stay_together(how: dict[str, float]) -> 
 def test_extreme_logits_give_a_token_of_the_vocabulary() -> None:
     logits = torch.tensor([[1e30, 0, -1e30], [-1e38, -1e38, -1e38]])
     score, tokens = draw(
-        logits, settings(2, top_p=0.5), torch.zeros(2, dtype=torch.int64), top=True, min_p=True
+        logits,
+        settings(2, top_p=0.5),
+        torch.zeros(2, dtype=torch.int64),
+        top=Top.SORTED,
+        min_p=True,
     )
     assert score.isfinite().all()
     assert tokens[0] == 0

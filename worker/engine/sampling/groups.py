@@ -9,16 +9,18 @@ from enum import IntFlag
 import numpy as np
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan
+from mla_router.worker.engine.sampling.filters import SHORTLIST
 
 _FOR_EVER = 1 << 62
 
 
 class Wants(IntFlag):
     DRAWN = 1  # not greedy
-    TOP = 2  # top_k or top_p, which need a sort
-    MIN_P = 4
-    PENALIZED = 8
-    SCORED = 16
+    TOP = 2  # top_k or top_p
+    SORTED = 4  # those of them that take the whole order
+    MIN_P = 8
+    PENALIZED = 16
+    SCORED = 32
 
 
 def wants(sampling: SamplingParams) -> Wants:
@@ -27,6 +29,8 @@ def wants(sampling: SamplingParams) -> Wants:
         found |= Wants.DRAWN
         if sampling.top_k > 0 or sampling.top_p < 1:
             found |= Wants.TOP
+            if not 1 <= sampling.top_k <= SHORTLIST:
+                found |= Wants.SORTED
         if sampling.min_p > 0:
             found |= Wants.MIN_P
     if sampling.penalized:
@@ -44,7 +48,8 @@ class Groups:
     penalized: np.ndarray
     biased: np.ndarray
     plain: np.ndarray  # drawn from the whole vocabulary
-    filtered: np.ndarray  # drawn under top_k or top_p
+    shortlisted: np.ndarray  # drawn under a small top_k, and maybe a top_p
+    sorted: np.ndarray  # drawn under another top_k or top_p
     scored: np.ndarray
     min_p: bool  # some row has it
     num_top: np.ndarray  # top_logprobs of the scored rows
@@ -79,14 +84,15 @@ class SlotWants:
         def rows(mask: int, value: int) -> np.ndarray:
             return np.flatnonzero((found & mask) == value)
 
-        drawn, top = Wants.DRAWN, Wants.TOP
+        drawn, top, sort = Wants.DRAWN, Wants.TOP, Wants.SORTED
         scored = rows(Wants.SCORED, Wants.SCORED)
         return Groups(
             num_greedy=len(rows(drawn, 0)),
             penalized=rows(Wants.PENALIZED, Wants.PENALIZED),
             biased=np.flatnonzero(positions < self._biased_until[slots]),
             plain=rows(drawn | top, drawn),
-            filtered=rows(drawn | top, drawn | top),
+            shortlisted=rows(top | sort, top),
+            sorted=rows(sort, sort),
             scored=scored,
             min_p=bool((found & Wants.MIN_P).any()),
             num_top=self._num_top[slots[scored]],

@@ -8,7 +8,7 @@ no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mla_router.worker.core import NO_TOKEN, Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.bias import LogitBias
-from mla_router.worker.engine.sampling.draw import draw
+from mla_router.worker.engine.sampling.draw import Top, draw
 from mla_router.worker.engine.sampling.groups import Groups, SlotWants
 from mla_router.worker.engine.sampling.masks import forbid
 from mla_router.worker.engine.sampling.penalties import TokenCounts
@@ -72,12 +72,13 @@ class Sampler:
         """`logits` [R, V] float32 of the plan's sampled rows are written over; `slots` and
         `positions` [R] int64 are theirs, the latter of the tokens about to be sampled."""
         groups = self.wants.groups(plan)
-        penalized, biased, plain, filtered, scored, masked, bits = self._upload(
+        penalized, biased, plain, shortlisted, ordered, scored, masked, bits = self._upload(
             [
                 groups.penalized,
                 groups.biased,
                 groups.plain,
-                groups.filtered,
+                groups.shortlisted,
+                groups.sorted,
                 groups.scored,
                 np.array(masks.rows if masks else (), dtype=np.int64),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
@@ -92,7 +93,8 @@ class Sampler:
         for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
             _put(logits, rows, forbid(_get(logits, rows), some_bits))
 
-        best, tokens = self._choose(logits, slots, positions, groups, plain, filtered)
+        drawn = ((plain, Top.ALL), (shortlisted, Top.SHORTLIST), (ordered, Top.SORTED))
+        best, tokens = self._choose(logits, slots, positions, groups, drawn)
         valid = best.isfinite()
         safe = torch.where(valid, tokens, 0)
         if len(penalized):
@@ -112,8 +114,7 @@ class Sampler:
         slots: Tensor,
         positions: Tensor,
         groups: Groups,
-        plain: Tensor,
-        filtered: Tensor,
+        drawn: Iterable[tuple[Tensor, Top]],
     ) -> tuple[Tensor, Tensor]:
         """The token of each row and the value that was the row's largest: not finite if the row has
         a logit that is no number or infinite, or none that is allowed."""
@@ -122,7 +123,7 @@ class Sampler:
         else:
             best = torch.empty_like(slots, dtype=logits.dtype)
             tokens = torch.empty_like(slots)
-        for group, top in ((plain, False), (filtered, True)):
+        for group, top in drawn:
             for rows in _slices(group):
                 settings = self._settings.of(slots[rows])
                 score, token = draw(
