@@ -171,6 +171,17 @@ def test_abort_is_legal_in_every_state(when: int, overlap: bool) -> None:
     assert_nothing_is_held(outcome)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("heard", [1, 2, 9])
+def test_no_step_is_computed_after_an_abort(heard: int, overlap: bool) -> None:
+    """One step follows each receive: the one that brings the abort is followed by none."""
+    script: dict[int, list[ToScheduler]] = {0: [generate("a", [1, 2], 50)], heard: [Abort("a")]}
+    outcome = run(script, overlap=overlap)
+    assert outcome.channel.reason("a") == "abort"
+    assert outcome.scheduler.stats().steps == heard
+    assert_nothing_is_held(outcome)
+
+
 # -- overlap and normal give the same tokens --------------------------------------------------------
 
 _requests = st.lists(

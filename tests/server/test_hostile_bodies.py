@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mla_router.worker.server.routes import ROUTES
 from support.fake_worker import FakeWorker
 from support.processes import post_json
 
@@ -23,6 +24,19 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "mla-small", "prompt": "a", "max_tokens": 1},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 1}},
 }
+OTHERS: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/abort_request": {"rid": "nobody's"},
+}
+# Of each body, what must be there and not null.
+REQUIRED = {"model", "messages", "prompt", "text", "tokens", "rid"}
+FIELDS = [
+    (route.path, name)
+    for route in ROUTES
+    if route.path in ENDPOINTS | OTHERS
+    for name in route.body.__struct_fields__
+]
 
 
 def send(worker: FakeWorker, path: str, body: bytes) -> tuple[int, Any]:
@@ -45,7 +59,7 @@ def assert_refused(worker: FakeWorker, path: str, body: bytes, status: int = 400
 
 
 def assert_serves(worker: FakeWorker) -> None:
-    for path, body in ENDPOINTS.items():
+    for path, body in (ENDPOINTS | OTHERS).items():
         assert post_json(worker.url + path, body)
 
 
@@ -73,9 +87,44 @@ HOSTILE: list[bytes] = [
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:20]))
-@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("path", ENDPOINTS | OTHERS)
 def test_hostile_bytes(worker: FakeWorker, path: str, body: bytes) -> None:
     assert_refused(worker, path, body)
+
+
+@pytest.mark.parametrize(("path", "name"), FIELDS)
+def test_a_field_of_the_wrong_type(worker: FakeWorker, path: str, name: str) -> None:
+    """Nothing that any endpoint takes is a list of lists of lists that are empty."""
+    status, answer = send(
+        worker, path, json.dumps((ENDPOINTS | OTHERS)[path] | {name: [[[]]]}).encode()
+    )
+    assert status == 400, answer
+    assert answer["error"]["param"].startswith(name), answer
+
+
+@pytest.mark.parametrize(("path", "name"), FIELDS)
+def test_null_is_as_good_as_nothing(worker: FakeWorker, path: str, name: str) -> None:
+    body = (ENDPOINTS | OTHERS)[path]
+    status, answer = send(worker, path, json.dumps(body | {name: None}).encode())
+    needed = name in body and name in REQUIRED
+    assert status == (400 if needed else 200), answer
+
+
+SURROGATES: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "SURROGATE"}]},
+    "/v1/completions": {"prompt": ["a", "SURROGATE"]},
+    "/generate": {"text": "SURROGATE"},
+    "/tokenize": {"prompt": "SURROGATE"},
+    "/abort_request": {"rid": "SURROGATE"},
+}
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "\\udc00\\ud800", "\\ud800x"])
+@pytest.mark.parametrize("path", SURROGATES)
+def test_halves_of_characters(worker: FakeWorker, path: str, half: str) -> None:
+    """JSON can write them, UTF-8 cannot: no tokenizer takes them."""
+    body = json.dumps((ENDPOINTS | OTHERS)[path] | SURROGATES[path]).replace("SURROGATE", half)
+    assert_refused(worker, path, body.encode())
 
 
 CHANGES: list[tuple[str, Any]] = [
@@ -156,7 +205,7 @@ def test_hostile_fields(worker: FakeWorker, path: str, name: str, value: Any) ->
         [{"role": "user"}],
         [{"role": "user", "content": None}],
         [{"role": "wizard", "content": "x"}],
-        [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "tool", "content": None, "tool_call_id": "1"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": ["x"]}],

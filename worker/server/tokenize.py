@@ -40,8 +40,9 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.prompt is None:
         raise InvalidRequest("prompt: must be given", param="prompt")
     tokenizer, context_length = service.tokenizer, service.limits.context_length
+    special = body.add_special_tokens is not False
     tokens = await tokenizer.encode(
-        body.prompt, context_length=context_length, add_special_tokens=body.add_special_tokens
+        body.prompt, context_length=context_length, add_special_tokens=special
     )
     pieces = tokenizer.pieces_of(tokens) if body.return_token_strs else None
     return json_response(TokenizeResponse(len(tokens), context_length, tokens, pieces))

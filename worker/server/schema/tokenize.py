@@ -8,8 +8,8 @@ import msgspec
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     model: str | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
+    add_special_tokens: bool | None = None  # true
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

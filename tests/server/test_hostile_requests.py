@@ -1,0 +1,65 @@
+"""What is not HTTP, or too much of it: refused, and the connection closed."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from support.fake_worker import FakeWorker
+from support.processes import status_of
+
+HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\n"
+BODY = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
+
+
+def talk(worker: FakeWorker, data: bytes) -> bytes:
+    """All that comes back until the other side closes."""
+    host, _, port = worker.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(data)
+        answer = b""
+        try:
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionResetError:
+            pass  # it closed without reading all that was sent
+        return answer
+
+
+def statuses(answer: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64,  # TLS
+        b"\x00" * 1000,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"G\x00T / HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 10_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX\x00Y: z\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n folded: y\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 1e3\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=lambda data: repr(data[:60]),
+)
+def test_malformed_requests(worker: FakeWorker, data: bytes) -> None:
+    # One answer: what comes behind it is not taken for another request.
+    assert statuses(talk(worker, data)) == [b"400"]
+    assert status_of(worker.url + "/health") == 200
+
+
+def test_a_broken_chunk_ends_the_request(worker: FakeWorker) -> None:
+    head = HEAD + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert statuses(talk(worker, head + b"ZZ\r\n" + BODY + b"\r\n0\r\n\r\n")) == [b"400"]
+    assert status_of(worker.url + "/health") == 200
