@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mla_router.worker.messages import ToScheduler
+from mla_router.worker.messages import Abort, ToScheduler
 from support.fake_engine import continuation, logprob
 from support.scripted_scheduler import assert_nothing_is_held, generate, run
 
@@ -42,3 +42,15 @@ def test_a_prompt_whose_scores_are_wanted_does_not_wait_for_a_prefix_that_it_can
     }
     outcome = run(script, chunk_size=256)
     assert outcome.scheduler.stats().steps == 4
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("when", range(1, 8))
+def test_a_request_may_be_aborted_while_they_are_computed(when: int, overlap: bool) -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", PROMPT, prompt_logprobs_from=0), generate("b", PROMPT)],
+        when: [Abort("a")],
+    }
+    outcome = run(script, chunk_size=7, overlap=overlap)
+    assert outcome.channel.tokens("b") == continuation(PROMPT, 4)
+    assert_nothing_is_held(outcome)

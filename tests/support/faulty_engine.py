@@ -27,10 +27,10 @@ class FaultyEngine(FakeEngine):
         usable: bool = True,
     ) -> None:
         super().__init__(capacity)
-        self.fail_forward = fail_forward
-        self.fail_sample = fail_sample
-        self.fail_wait = fail_wait
-        self.no_token = no_token
+        self.fail_forward = set(fail_forward)
+        self.fail_sample = set(fail_sample)
+        self.fail_wait = set(fail_wait)
+        self.no_token = set(no_token)
         self.usable = usable
         self.plans: list[StepPlan] = []
 

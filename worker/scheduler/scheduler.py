@@ -221,11 +221,11 @@ class Scheduler:
 
     def _settle(self, step: Step, result: StepResult) -> None:
         """Count what the step has computed, for those that have not ended meanwhile."""
-        for i, (request, chunk) in enumerate(zip(step.prefills, step.plan.chunks, strict=True)):
-            request.settled_length = chunk.start + len(chunk.tokens)
-            request.add_prompt_scores(
-                chunk, result.prompt_scores[i] if result.prompt_scores else None
-            )
+        scores = result.prompt_scores or [None] * len(step.prefills)
+        for request, chunk, some in zip(step.prefills, step.plan.chunks, scores, strict=True):
+            if request.is_live:
+                request.settled_length = chunk.start + len(chunk.tokens)
+                request.add_prompt_scores(chunk, some)
         for request, length in zip(step.decodes, step.plan.decode_lengths, strict=True):
             request.settled_length = length
 

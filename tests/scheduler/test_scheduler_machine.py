@@ -1,0 +1,210 @@
+"""The whole scheduler under everything that can happen to it, in any order: both loops side by side.
+
+Whatever happens, a request's tokens are those that its prompt and seed give, each told once; pages
+and slots add up after every turn; and when nothing new comes, everybody is served.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
+from support.fake_engine import VOCAB, continuation, logprob
+from support.faulty_engine import FaultyEngine
+from support.scripted_scheduler import generate
+from support.stepped_scheduler import SteppedScheduler
+
+PREFIXES = [[(i * k + k) % VOCAB for i in range(30)] for k in (1, 3, 7)]
+# Failures that follow each other this closely could be taken for a lost device.
+FAILURES_APART = 8
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        chunk_size=st.sampled_from([1, 5, 40]),
+        step_tokens=st.sampled_from([6, 64]),
+        num_slots=st.sampled_from([1, 3, 6]),
+        mixed=st.booleans(),
+        policy=st.sampled_from(["lpm", "fcfs"]),
+        priorities=st.booleans(),
+        conservativeness=st.sampled_from([0.01, 1.0]),
+        use_cache=st.booleans(),
+    )
+    def start(
+        self,
+        page_size: int,
+        chunk_size: int,
+        step_tokens: int,
+        num_slots: int,
+        mixed: bool,
+        policy: str,
+        priorities: bool,
+        conservativeness: float,
+        use_cache: bool,
+    ) -> None:
+        config = WorkerConfig(
+            chunked_prefill_size=chunk_size,
+            max_prefill_tokens=step_tokens,
+            disable_mixed_chunk=not mixed,
+            schedule_policy=policy,
+            enable_priority_scheduling=priorities,
+            schedule_conservativeness=conservativeness,
+            disable_radix_cache=not use_cache,
+        )
+        # 80 tokens in all, of which one request may want 64.
+        self.capacity = Capacity(80 // page_size, page_size, num_slots, 64)
+        self.engines = [FaultyEngine(self.capacity) for _ in range(2)]
+        self.both = [
+            SteppedScheduler(engine, config, overlap=overlap)
+            for engine, overlap in zip(self.engines, (True, False), strict=True)
+        ]
+        self.asked: dict[str, Generate] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.aborted: set[str] = set()
+        self.turns = 0
+        self.next_failure = 0
+
+    def turn(self, *messages: ToScheduler) -> None:
+        self.turns += 1
+        for scheduler in self.both:
+            scheduler.turn(*messages)
+
+    @rule(
+        which=st.integers(0, len(PREFIXES) - 1),
+        share=st.integers(0, 30),
+        tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+        max_tokens=st.integers(1, 30),
+        begun=st.integers(0, 5),
+        stops=st.sampled_from([(), (3, 7), (11, 12, 13, 14, 15)]),
+        seed=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "x"]),
+        priority=st.integers(-1, 1),
+        scored_from=st.none() | st.integers(0, 40),
+    )
+    def arrive(
+        self,
+        which: int,
+        share: int,
+        tail: list[int],
+        max_tokens: int,
+        begun: int,
+        stops: tuple[int, ...],
+        seed: int,
+        salt: str,
+        priority: int,
+        scored_from: int | None,
+    ) -> None:
+        prompt = [*PREFIXES[which][:share], *tail]
+        before = continuation(prompt, min(begun, max_tokens - 1), seed)
+        message = generate(
+            f"r{len(self.asked)}",
+            prompt,
+            max_tokens,
+            output=before if set(stops).isdisjoint(before) else [],
+            stop_token_ids=frozenset(stops),
+            seed=seed,
+            cache_salt=salt,
+            priority=priority,
+            prompt_logprobs_from=scored_from,
+        )
+        self.asked[message.rid] = message
+        left = max_tokens - len(message.output)
+        self.expected[message.rid] = continuation([*prompt, *message.output], left, seed, stops)
+        self.turn(message)
+
+    @rule(count=st.integers(1, 6))
+    def time_passes(self, count: int) -> None:
+        for _ in range(count):
+            self.turn()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        rid = data.draw(st.sampled_from(sorted(self.asked)))
+        self.aborted.add(rid)
+        self.turn(Abort(rid))
+
+    @rule()
+    def flush(self) -> None:
+        self.turn(FlushCache(1))
+
+    @precondition(lambda self: self.turns >= self.next_failure)
+    @rule(phase=st.sampled_from(["fail_forward", "fail_sample", "fail_wait"]))
+    def a_step_fails(self, phase: str) -> None:
+        self.next_failure = self.turns + FAILURES_APART
+        for engine in self.engines:
+            getattr(engine, phase).add(len(engine.plans))
+        self.turn()
+
+    @rule(row=st.integers(0, 3))
+    def a_row_has_no_token(self, row: int) -> None:
+        for engine in self.engines:
+            engine.no_token.add((len(engine.plans), row))
+        self.turn()
+
+    @invariant()
+    def books_are_exact(self) -> None:
+        for scheduler in getattr(self, "both", ()):
+            inner = scheduler.scheduler
+            inner.memory.check(list(inner.requests.values()))
+            assert set(inner.planner.running) <= set(inner.requests)
+            waiting = {request.rid for request in inner.planner.waiting}
+            assert waiting == set(inner.requests) - set(inner.planner.running)
+
+    @invariant()
+    def nothing_wrong_was_said(self) -> None:
+        for scheduler in getattr(self, "both", ()):
+            for rid, expected in self.expected.items():
+                got = scheduler.tokens(rid)
+                assert got == expected[: len(got)]
+
+    def check_end(self, scheduler: SteppedScheduler, asked: Generate) -> None:
+        rid, sampling, expected = asked.rid, asked.sampling, self.expected[asked.rid]
+        got, reason = scheduler.tokens(rid), scheduler.reason(rid)
+        if reason in ("stop", "length"):
+            assert got == expected
+            assert (reason == "stop") == (expected[-1] in sampling.stop_token_ids)
+        else:
+            assert reason == "error" or (reason == "abort" and rid in self.aborted)
+        if got and (first := sampling.prompt_logprobs_from) is not None:
+            scores = scheduler.deltas[rid][0].prompt_scores
+            wanted = range(max(1, first), len(asked.prompt))
+            assert scores is not None
+            assert scores.logprobs == [logprob(asked.prompt[:i], asked.prompt[i]) for i in wanted]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "both"):
+            return
+        # A request alone takes a turn for every token of its prompt, at worst, and of its answer;
+        # and the strongest of those that wait for memory always advances.
+        enough = 2 * (64 + 4) * (len(self.asked) + 1)
+        for _ in range(enough):
+            if not any(scheduler.scheduler.requests for scheduler in self.both):
+                break
+            self.turn()
+        self.turn()  # what was said in the last one
+        for scheduler in self.both:
+            assert not scheduler.scheduler.requests
+            stats = scheduler.scheduler.stats()
+            assert stats.free_slots == stats.total_slots
+            assert stats.free_pages + stats.cached_pages == stats.total_pages
+            for asked in self.asked.values():
+                self.check_end(scheduler, asked)
+        for rid in self.asked:
+            reasons = [scheduler.reason(rid) for scheduler in self.both]
+            if {"error", "abort"}.isdisjoint(reasons):
+                assert reasons[0] == reasons[1]
+                assert self.both[0].tokens(rid) == self.both[1].tokens(rid)
+        for scheduler in self.both:
+            scheduler.stop()
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None
+)
+TestScheduler = SchedulerMachine.TestCase
