@@ -24,6 +24,7 @@ mod listening;
 mod load;
 mod metrics;
 mod models;
+mod overload;
 mod partition;
 mod pool;
 mod queue;
