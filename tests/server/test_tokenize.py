@@ -44,6 +44,20 @@ def test_there_and_back(worker: FakeWorker, backend: tokenizers.Tokenizer, text:
     assert back == {"prompt": text}
 
 
+def test_a_conversation_is_what_a_chat_computes(worker: FakeWorker) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "naïve 😀?"},
+    ]
+    body = {"model": "mla-small", "messages": messages, "max_tokens": 1}
+    post_json(worker.url + "/v1/chat/completions", body)
+    computed = worker.generates()[-1].prompt
+    assert tokenize(worker, messages=messages)["tokens"] == computed
+    closed = tokenize(worker, messages=messages, add_generation_prompt=False)["tokens"]
+    assert computed[: len(closed)] == closed
+    assert len(closed) < len(computed)
+
+
 def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     ids = backend.encode("cats").ids
     text = post_json(worker.url + "/detokenize", {"tokens": ids})["prompt"]
@@ -61,6 +75,10 @@ def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokeni
         ("/tokenize", {"prompt": "x" * 100_000}, 400, None),
         ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "model": "gpt-4o"}, 404, "model"),
+        ("/tokenize", {"prompt": "a", "messages": []}, 400, "prompt"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"messages": [{"role": "wizard"}]}, 400, "messages[0].role"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, 400, "chat_template"),
         ("/detokenize", {}, 400, None),
         ("/detokenize", {"tokens": None}, 400, "tokens"),
         ("/detokenize", {"tokens": "1"}, 400, "tokens"),

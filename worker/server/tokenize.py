@@ -8,11 +8,14 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
+from mla_router.worker.server.chat.run import conversation
+from mla_router.worker.server.chat.tools import read_tools
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.prompts import check_ids
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE
 
 
@@ -32,18 +35,23 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """Text as /v1/completions would feed it to the model."""
+    """What /v1/completions would feed to the model, or /v1/chat/completions."""
     service = request.app[STATE].ready()
     body = parse(await read_body(request), _tokenize_decoder)
     if body.model is not None:
         service.check_model(body.model)
-    if body.prompt is None:
-        raise InvalidRequest("prompt: must be given", param="prompt")
+    refuse_unsupported(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt: give either prompt or messages", param="prompt")
     tokenizer, context_length = service.tokenizer, service.limits.context_length
-    special = body.add_special_tokens is not False
-    tokens = await tokenizer.encode(
-        body.prompt, context_length=context_length, add_special_tokens=special
-    )
+    text, special = body.prompt, True
+    if text is None:
+        chat = body.as_chat()
+        parts = conversation(chat, read_tools(chat), tokenizer.template)
+        text, special = tokenizer.template.render(parts), False
+    if body.add_special_tokens is not None:
+        special = body.add_special_tokens
+    tokens = await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)
     pieces = tokenizer.pieces_of(tokens) if body.return_token_strs else None
     return json_response(TokenizeResponse(len(tokens), context_length, tokens, pieces))
 

@@ -68,7 +68,7 @@ async def prepare(
         vocab_size=service.limits.vocab_size,
     )
     tokenizer, answers = service.tokenizer, service.answers
-    text = tokenizer.template.render(_conversation(body, tools, tokenizer.template))
+    text = tokenizer.template.render(conversation(body, tools, tokenizer.template))
     prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
     check_ids(prompt, service.limits.vocab_size, "messages")
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
@@ -84,7 +84,8 @@ async def prepare(
     return ChatRun(generation, tools, body.separate_reasoning is not False, begins_inside(text))
 
 
-def _conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
+def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
+    """What `template` is to render. Raises InvalidRequest, naming the field."""
     messages = for_template(body.messages, arguments_as_objects=template.wants_objects)
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:

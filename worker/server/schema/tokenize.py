@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest, Tool
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either a prompt or a conversation."""
+
     prompt: str | None = None
+    messages: list[ChatMessage] | None = None
     model: str | None = None
-    add_special_tokens: bool | None = None  # true
+    add_special_tokens: bool | None = None  # true of a prompt; a chat template writes its own
     return_token_strs: bool | None = None
+    # as in a chat
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # refused unless neutral
+    chat_template: Any = None
+
+    def as_chat(self) -> ChatRequest:
+        return ChatRequest(
+            messages=self.messages,
+            tools=self.tools,
+            chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
