@@ -59,7 +59,7 @@ def random_request(rng: random.Random) -> Request:
         "top_p": rng.choice([1.0, 1.0, 0.9]),
         "top_k": rng.choice([-1, -1, 20]),
         "ignore_eos": rng.random() < 0.3,
-        "stop_token_ids": rng.sample(range(2048), rng.choice([0, 0, 100])),
+        "stop_token_ids": rng.sample(range(1024), rng.choice([0, 0, 100])),
     }
     seed = rng.choice([None, rng.randrange(1 << 63)])
     max_tokens = rng.randint(1, 40)

@@ -1,4 +1,4 @@
-"""The model that the package ships: its size, its layout, its tokenizer."""
+"""The model that the package ships: its size, its layout, its tokenizer, and what it has learnt."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """bench/accuracy/make_small_model.py"""
+    """bench/accuracy/small_model.py"""
     monkeypatch.syspath_prepend(str(ROOT / "bench" / "accuracy"))
-    import make_small_model
+    import small_model
 
-    return make_small_model
+    return small_model
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(SMALL_MODEL)
 
 
-def test_at_most_12_megabytes() -> None:
-    assert sum(file.stat().st_size for file in SMALL_MODEL.iterdir()) <= 12_000_000
+def test_small_enough_for_a_wheel_of_10_megabytes() -> None:
+    assert sum(file.stat().st_size for file in SMALL_MODEL.iterdir()) <= 8_000_000
 
 
 def test_config_and_shapes_are_those_of_the_script(script: ModuleType) -> None:
@@ -46,8 +46,8 @@ def test_config_and_shapes_are_those_of_the_script(script: ModuleType) -> None:
     assert shapes == script.tensor_shapes(script.CONFIG)
 
 
-def test_tokenizer_is_the_one_that_the_script_makes(script: ModuleType, tmp_path: Path) -> None:
-    script.write_tokenizer(tmp_path)
+def test_files_are_those_that_the_script_makes(script: ModuleType, tmp_path: Path) -> None:
+    script.write_files(tmp_path)
     for file in tmp_path.iterdir():
         assert file.read_bytes() == (SMALL_MODEL / file.name).read_bytes(), file.name
 
@@ -85,8 +85,8 @@ def test_every_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
 
 
 def test_digits_stay_single(tokenizer: Any) -> None:
-    ids = tokenizer("sum 12345", add_special_tokens=False)["input_ids"]
-    assert [tokenizer.decode([i]) for i in ids] == ["sum", " ", "1", "2", "3", "4", "5"]
+    ids = tokenizer("add 12345", add_special_tokens=False)["input_ids"]
+    assert [tokenizer.decode([i]) for i in ids][-6:] == [" ", "1", "2", "3", "4", "5"]
 
 
 def test_chat_template(tokenizer: Any) -> None:
@@ -98,7 +98,37 @@ def test_chat_template(tokenizer: Any) -> None:
     ]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == (
-        "<|bos|><|system|>Be brief.<|user|>Hi<|assistant|>Hello!<|eos|><|user|>Bye<|assistant|>"
+        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜>Hello!<｜end▁of▁sentence｜>"
+        "<｜User｜>Bye<｜Assistant｜>"
     )
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert [ids.count(special) for special in range(6)] == [1, 1, 0, 1, 2, 2]
+    assert [ids.count(special) for special in range(5)] == [1, 1, 0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is 48 + 27?", "75"),
+        ("Sort these words: tiger, apple, rocket, anchor", "anchor, apple, rocket, tiger"),
+        (
+            "Extract as JSON with the keys name, age:\nAlice is 34 years old. Alice lives in Rome.",
+            '{"name": "Alice", "age": 34}',
+        ),
+        (
+            "There are 40 coins in a box. Bob takes 13 out, then Zoe puts 5 in. How many coins are "
+            + "in the box?",
+            "40 - 13 = 27. 27 + 5 = 32. The answer is 32.",
+        ),
+    ],
+)
+def test_it_has_learnt_something(tokenizer: Any, question: str, answer: str) -> None:
+    message = {"role": "user", "content": question}
+    prompt = tokenizer.apply_chat_template(
+        [message], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    model = load_model(SMALL_MODEL, device="cpu", dtype=torch.float32)
+    driver = ForwardDriver(model, page_size=16)
+    tokens = [int(driver.step(chunks=[(0, prompt)])[-1].argmax())]
+    while tokens[-1] != tokenizer.eos_token_id and len(tokens) < 64:
+        tokens.append(int(driver.step({0: tokens[-1]})[-1].argmax()))
+    assert tokenizer.decode(tokens[:-1]) == answer

@@ -233,7 +233,9 @@ def test_a_prompt_that_is_too_long(worker: FakeWorker) -> None:
 
 
 def test_control_characters_and_strange_text_are_text(worker: FakeWorker) -> None:
-    text = "".join(map(chr, range(32))) + "\u202e\u0300\u0300\x7f\ufffe\U0010ffff<|eos|>"
+    text = (
+        "".join(map(chr, range(32))) + "\u202e\u0300\u0300\x7f\ufffe\U0010ffff<｜end▁of▁sentence｜>"
+    )
     body = ENDPOINTS["/v1/chat/completions"] | {"messages": [{"role": "user", "content": text}]}
     status, answer = send(worker, "/v1/chat/completions", json.dumps(body).encode())
     assert status == 200, answer

@@ -17,7 +17,7 @@ TEXTS = [
     "",
     "  two  spaces\n",
     "naïve 😀 漢字",
-    "<|eos|> is only text here",
+    "<｜end▁of▁sentence｜> is only text here",
     "\x00",
 ]
 

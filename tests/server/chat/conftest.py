@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import openai
@@ -17,13 +17,23 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 @pytest.fixture(scope="package")
-def deepseek_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model's tokenizer with the chat template of DeepSeek-V3.1."""
-    folder = tmp_path_factory.mktemp("deepseek")
-    for name in FILES:
-        shutil.copy(SMALL_MODEL / name, folder)
-    (folder / "chat_template.jinja").write_text(template("deepseek_v31"), encoding="utf-8")
-    return folder
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a folder with the small model's tokenizer and another chat template."""
+
+    def make(chat_template: str) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        for name in FILES:
+            shutil.copy(SMALL_MODEL / name, folder)
+        (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="package")
+def deepseek_folder(model_folder: Callable[[str], Path]) -> Path:
+    """With the chat template of DeepSeek-V3.1."""
+    return model_folder(template("deepseek_v31"))
 
 
 @pytest.fixture(scope="package")

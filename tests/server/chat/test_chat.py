@@ -52,7 +52,9 @@ def test_a_whole_answer(client: openai.OpenAI, backend: tokenizers.Tokenizer) ->
     assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "stop", None)
     assert (choice.message.role, choice.message.content) == ("assistant", "Good day, 世界!")
 
-    prompt = backend.encode("<|bos|><|user|>Hello!<|assistant|>", add_special_tokens=False).ids
+    prompt = backend.encode(
+        "<｜begin▁of▁sentence｜><｜User｜>Hello!<｜Assistant｜>", add_special_tokens=False
+    ).ids
     said = len(backend.encode("Good day, 世界!", add_special_tokens=False).ids)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(prompt)
@@ -225,7 +227,7 @@ def test_content_in_parts_and_the_developers_role(
     answer = post_json(worker.url + "/v1/chat/completions", body)
     rid = answer["id"].removeprefix("chatcmpl-")
     (generate,) = [generate for generate in worker.generates() if generate.rid == rid]
-    rendered = "<|bos|><|system|>be nice<|user|>one\ntwo<|assistant|>"
+    rendered = "<｜begin▁of▁sentence｜>be nice<｜User｜>one\ntwo<｜Assistant｜>"
     assert generate.prompt == backend.encode(rendered, add_special_tokens=False).ids
 
 

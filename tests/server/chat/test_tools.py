@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import transformers
 
-from support.fake_worker import FakeWorker
+from support.fake_worker import FakeWorker, fake_worker
 
 Asking = Callable[..., dict[str, Any]]
 
@@ -180,13 +180,19 @@ def test_a_call_of_a_function_that_there_is_not(deepseek: openai.OpenAI, asking:
     assert (choice.message.content, choice.finish_reason) == (ANSWER, "stop")
 
 
-def test_a_template_that_knows_no_tools(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+def test_a_template_that_knows_no_tools(
+    model_folder: Callable[[str], Path], backend: tokenizers.Tokenizer
+) -> None:
     """JSON objects are calls then: it is what models write of which nothing is known."""
+    folder = model_folder("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     answer = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
     ids = backend.encode(answer, add_special_tokens=False).ids
-    with openai.OpenAI(base_url=worker.url + "/v1", api_key="none") as client:
+    with (
+        fake_worker(model_path=str(folder), served_model_name="plain") as worker,
+        openai.OpenAI(base_url=worker.url + "/v1", api_key="none") as client,
+    ):
         (choice,) = client.chat.completions.create(
-            model="mla-small",
+            model="plain",
             messages=[QUESTION],
             tools=TOOLS,
             extra_body={"cache_salt": worker.say([*ids, 1])},

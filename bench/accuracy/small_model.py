@@ -1,47 +1,79 @@
-"""Make the small model that the package ships, with seeded random weights.
-
-    python bench/accuracy/make_small_model.py [OUT_DIR]      # default: worker/model/small
+"""The files of the small model besides its weights: configuration, tokenizer and chat template.
 
 It has the layout of DeepSeek-V3 (MLA with query compression, fine-grained experts with sigmoid
-routing in groups, a shared expert, a dense first layer, one multi-token prediction layer) at a
-size that a laptop CPU serves. The tokenizer is a byte-level BPE trained on text that this script
-makes up, so that nothing is downloaded. The same versions give the same bytes.
+routing in groups, a shared expert, a dense first layer, one multi-token prediction layer) at a size
+that a laptop CPU serves, and DeepSeek-V3.1's marks of roles and tool calls. The tokenizer is a
+byte-level BPE trained on the tasks' own text, so that nothing is downloaded. The same versions of
+the libraries give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from tokenizer_text import corpus
+from tasks import TASKS, tools
+from tasks.example import ASSISTANT, BOS, EOS, PAD, USER
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor
 
-OUT_DIR = Path(__file__).resolve().parents[2] / "worker" / "model" / "small"
-SEED = 20261120
-
-SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
-SPECIAL_TOKENS += ["<|tool|>", "<|tool_call|>"]  # for the tool calls that it will be trained on
-BOS, EOS, PAD = range(3)
+SEED = 20261121
+BOS_ID, EOS_ID, PAD_ID = range(3)
+# Marks that the text of an answer never shows, and those that it must show, for its reader to parse.
+HIDDEN = [BOS, EOS, PAD, USER, ASSISTANT]
+SHOWN = [
+    tools.CALLS_BEGIN,
+    tools.CALLS_END,
+    tools.CALL_BEGIN,
+    tools.CALL_END,
+    tools.SEPARATOR,
+    tools.OUTPUT_BEGIN,
+    tools.OUTPUT_END,
+]
 
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
-{%- for message in messages -%}
-  {{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}
-  {%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- for message in messages if message['role'] == 'system' -%}
+  {{- message['content'] -}}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+{%- if tools -%}
+  {{- '## Tools\\n' -}}
+  {%- for tool in tools -%}
+    {{- '### ' + tool['function']['name'] + '\\n' + (tool['function']['description'] or '') -}}
+    {{- '\\nParameters: ' + (tool['function']['parameters'] | tojson) + '\\n' -}}
+  {%- endfor -%}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- if message['role'] == 'user' -%}
+    {{- '<｜User｜>' + message['content'] -}}
+  {%- elif message['role'] == 'tool' -%}
+    {{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' -}}
+  {%- elif message['role'] == 'assistant' -%}
+    {{- '<｜Assistant｜>' + (message['content'] or '') -}}
+    {%- if message['tool_calls'] -%}
+      {{- '<｜tool▁calls▁begin｜>' -}}
+      {%- for call in message['tool_calls'] -%}
+        {%- set arguments = call['function']['arguments'] -%}
+        {{- '<｜tool▁call▁begin｜>' + call['function']['name'] + '<｜tool▁sep｜>' -}}
+        {{- arguments if arguments is string else arguments | tojson -}}
+        {{- '<｜tool▁call▁end｜>' -}}
+      {%- endfor -%}
+      {{- '<｜tool▁calls▁end｜>' -}}
+    {%- endif -%}
+    {{- eos_token -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<｜Assistant｜>' -}}{%- endif -%}
 """
 
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "torch_dtype": "bfloat16",
-    "vocab_size": 2048,
+    "vocab_size": 1024,
     "hidden_size": 192,
     "intermediate_size": 512,
     "num_hidden_layers": 5,
@@ -55,9 +87,9 @@ CONFIG: dict[str, Any] = {
     "attention_bias": False,
     "initializer_range": 0.02,
     "use_cache": True,
-    "bos_token_id": BOS,
-    "eos_token_id": EOS,
-    "pad_token_id": PAD,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
     "q_lora_rank": 96,
     "kv_lora_rank": 64,
     "qk_nope_head_dim": 32,
@@ -80,40 +112,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def main(out: Path) -> None:
+def write_files(out: Path) -> None:
+    """Everything of the folder but the weights."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", CONFIG)
-    write_json(out / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": EOS})
+    write_json(out / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
     write_tokenizer(out)
-    save_file(weights(CONFIG), out / "model.safetensors", metadata={"format": "pt"})
-    for file in sorted(out.iterdir()):
-        print(f"{file.stat().st_size:>10,}  {file}")
-
-
-# -- weights --------------------------------------------------------------------------------------
-
-
-def weights(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Random tensors that keep the size of what passes through them, so that logits spread."""
-    generator = torch.Generator().manual_seed(SEED)
-    tensors: dict[str, Tensor] = {}
-    for name, shape in tensor_shapes(config).items():
-        if name.endswith("norm.weight"):
-            tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
-        elif name.endswith("e_score_correction_bias"):
-            # float32 as in DeepSeek's checkpoints: it moves in steps below bfloat16's precision
-            tensors[name] = torch.randn(shape, generator=generator) * 0.05
-        else:
-            std = 1.0 if "embed_tokens" in name else shape[1] ** -0.5
-            if name == "lm_head.weight":
-                std *= 3  # apart enough that rounding seldom changes the best token
-            drawn = torch.randn(shape, generator=generator) * std
-            tensors[name] = drawn.to(torch.bfloat16)
-    # The prediction layer shares embedding and head with the model; the files hold them twice.
-    mtp = f"model.layers.{config['num_hidden_layers']}"
-    tensors[f"{mtp}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors[f"{mtp}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    return tensors
 
 
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -171,13 +175,22 @@ def layer_shapes(config: dict[str, Any], index: int) -> dict[str, tuple[int, ...
     return shapes
 
 
-# -- tokenizer ------------------------------------------------------------------------------------
+def corpus() -> Iterator[str]:
+    """The tasks' text without marks, which are tokens anyway."""
+    draw = random.Random(SEED)
+    for maker, weight in TASKS.values():
+        for _ in range(round(400 * weight)):
+            text = "".join(part.text for part in maker(draw, False))
+            yield from filter(None, re.split("<｜[^｜]*｜>", text[:2000]))
 
 
 def write_tokenizer(out: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
-    # Digits stay single, so that numbers of any length look alike to the model.
-    pattern = Regex(r"\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+")
+    # Digits stay single, so that numbers of any length look alike to the model; and line ends, so
+    # that an answer's last token does not depend on what follows.
+    pattern = Regex(
+        r"\p{N}|[\r\n]|[^\r\n\p{L}\p{N}]?\p{L}+| ?[^\s\p{L}\p{N}]+|[^\S\r\n]+(?!\S)|[^\S\r\n]+"
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pattern, "isolated"),
@@ -187,26 +200,27 @@ def write_tokenizer(out: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=CONFIG["vocab_size"],
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=HIDDEN + SHOWN,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus(SEED), trainer)
+    tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{SPECIAL_TOKENS[BOS]} $A",
-        pair=f"{SPECIAL_TOKENS[BOS]} $A $B",
-        special_tokens=[(SPECIAL_TOKENS[BOS], BOS)],
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
     )
     assert tokenizer.get_vocab_size() == CONFIG["vocab_size"], tokenizer.get_vocab_size()
-    tokenizer.save(str(out / "tokenizer.json"))
+    written = json.loads(tokenizer.to_str())
+    for token in written["added_tokens"]:
+        token["special"] = token["content"] in HIDDEN
+    write_json(out / "tokenizer.json", written)
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_json(
         out / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": SPECIAL_TOKENS[BOS],
-            "eos_token": SPECIAL_TOKENS[EOS],
-            "pad_token": SPECIAL_TOKENS[PAD],
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "pad_token": PAD,
             "clean_up_tokenization_spaces": False,
             "model_max_length": CONFIG["max_position_embeddings"],
         },
@@ -214,8 +228,4 @@ def write_tokenizer(out: Path) -> None:
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT_DIR)
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

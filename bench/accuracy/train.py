@@ -1,0 +1,215 @@
+"""Train the small model that the package ships. On one H200, 8 minutes:
+
+    python bench/accuracy/train.py --minutes 8 --out OUT_DIR
+
+Everything it learns from is made up as it goes (`tasks/`). The learning rate follows the clock, so
+that the run ends when it should. What is measured at the end are held-out problems, with the weights
+as they are saved: an answer is right if its every token is the likeliest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import small_model
+import torch
+from batches import Rows, encode
+from network import Experts, Network, checkpoint
+from safetensors.torch import save_file
+from tasks import TASKS
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from record import record
+
+OUT_DIR = ROOT / "worker" / "model" / "small"
+QUESTION_WEIGHT = 0.05  # of a token that is given, beside 1 of one that must be said
+AHEAD_WEIGHT = 0.3  # of the prediction module's loss, as in DeepSeek-V3
+BALANCE_STEP = 1e-3  # as in DeepSeek-V3
+WARM_UP_STEPS = 200
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--rows", type=int, default=32, help="of --length tokens, in each step")
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--seed", type=int, default=small_model.SEED)
+    parser.add_argument("--eval-examples", type=int, default=300, help="of each task")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT_DIR, help="folder of the model")
+    parser.add_argument("--curve", type=Path, help="file for the loss curve, one JSON line a point")
+    parser.add_argument("--results", type=Path, help="file to append the JSON line to")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    begin = time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    small_model.write_files(args.out)
+    network = Network(small_model.CONFIG).to(device)
+    initialize(network)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    print(f"{count:,} parameters on {device}", flush=True)
+
+    curve = train(network, args, begin)
+    tensors = checkpoint(network, small_model.CONFIG)
+    save_file(tensors, args.out / "model.safetensors", metadata={"format": "pt"})
+    if args.curve:
+        args.curve.write_text("".join(json.dumps(point) + "\n" for point in curve))
+    round_as_saved(network)
+    scores = evaluate(network, args)
+    print(f"\n{'task':14}{'right':>8}{'accepted':>10}")
+    for name, (right, accepted) in scores.items():
+        print(f"{name:14}{right:>8.1%}{accepted:>10.1%}")
+    result = {
+        "minutes": args.minutes,
+        "parameters": count,
+        "tokens": curve[-1]["tokens"],
+        "loss": curve[-1]["loss"],
+        "right": {name: round(right, 4) for name, (right, _) in scores.items()},
+        "mtp_accepted": {name: round(accepted, 4) for name, (_, accepted) in scores.items()},
+    }
+    record("train_small_model", result, args.results)
+
+
+def initialize(network: Network) -> None:
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 2:
+            # What is added to the residual stream begins small.
+            leads_out = "o_proj" in name or "down_proj" in name
+            deviation = 0.02 if "embed" in name else (0.3 if leads_out else 1.0)
+            scale = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=deviation * scale)
+
+
+def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict[str, float]]:
+    """Returns the loss curve."""
+    device = next(network.parameters()).device
+    on_gpu = device.type == "cuda"
+    rows = Rows(str(args.out / "tokenizer.json"), args.rows, args.length + 2, args.seed)
+    loader = iter(DataLoader(rows, batch_size=None, num_workers=args.workers, pin_memory=on_gpu))
+    matrices = [p for p in network.parameters() if p.ndim == 2]
+    vectors = [p for p in network.parameters() if p.ndim != 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=args.learning_rate,
+        betas=(0.9, 0.98),
+        fused=on_gpu,
+    )
+    experts = [module for module in network.modules() if isinstance(module, Experts)]
+    step_loss = losses if args.no_compile else torch.compile(losses)
+    curve: list[dict[str, float]] = []
+    step, first, total = 0, time.monotonic(), args.minutes * 60
+    while (elapsed := time.monotonic() - begin) < total:
+        tokens, answers = (part.to(device, non_blocking=True) for part in next(loader))
+        share = (elapsed - (first - begin)) / max(1e-9, total - (first - begin))
+        rate = args.learning_rate * min((step + 1) / WARM_UP_STEPS, max(0.01, 1 - share))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
+            loss, ahead = step_loss(network, tokens.long(), answers)
+        (loss + AHEAD_WEIGHT * ahead).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for module in experts:
+                module.balance(BALANCE_STEP)
+        step += 1
+        if step == 5:
+            first = time.monotonic()  # compiled by now
+        if step % 50 == 0 or step < 3:
+            count = step * args.rows * args.length
+            point = {
+                "step": step,
+                "tokens": count,
+                "seconds": round(time.monotonic() - begin, 1),
+                "loss": round(loss.item(), 4),
+                "ahead_loss": round(ahead.item(), 4),
+                "busiest_expert": round(max(float(e.load.max()) for e in experts), 3),
+            }
+            curve.append(point)
+            if step % 200 == 0 or step < 3:
+                print(json.dumps(point), flush=True)
+    return curve
+
+
+def losses(network: Network, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of the next token and of the one after it."""
+    logits, ahead = network(tokens[:, :-1])
+    weights = torch.where(answers, 1.0, QUESTION_WEIGHT)
+    return (
+        weighted(logits, tokens[:, 1:-1], weights[:, 1:-1]),
+        weighted(ahead, tokens[:, 2:], weights[:, 2:]),
+    )
+
+
+def weighted(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    each = functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
+    )
+    return (each * weights.flatten()).sum() / weights.sum()
+
+
+def round_as_saved(network: Network) -> None:
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+
+
+@torch.no_grad()
+def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
+    """Of each task: the share of answers that are right, and the share of the prediction module's
+    guesses at answer tokens that are those the model itself says."""
+    network.eval()
+    torch.set_float32_matmul_precision("highest")
+    device = next(network.parameters()).device
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    scores: dict[str, tuple[float, float]] = {}
+    for name, (maker, _) in TASKS.items():
+        draw = random.Random(f"{args.seed} {name}")
+        right, asked, accepted, guessed = 0, 0, 0, 0
+        for tokens, answers in encode(
+            tokenizer, [maker(draw, True) for _ in range(args.eval_examples)]
+        ):
+            ids = torch.from_numpy(tokens).long().to(device)[None]
+            said, ahead = (logits.argmax(dim=-1)[0] for logits in network(ids))
+            correct = (said == ids[0, 1:]).tolist()
+            agrees = (ahead[:-1] == said[1:]).tolist()
+            is_answer: list[bool] = answers.tolist()
+            for start, end in runs(is_answer):
+                asked += 1
+                right += all(correct[start - 1 : end - 1])
+                accepted += sum(agrees[start - 1 : end - 2])
+                guessed += end - 1 - start
+        scores[name] = (right / asked, accepted / max(1, guessed))
+    return scores
+
+
+def runs(flags: list[bool]) -> list[tuple[int, int]]:
+    """The maximal ranges in which `flags` is true."""
+    edges = [
+        i
+        for i in range(len(flags) + 1)
+        if (i > 0 and flags[i - 1]) != (i < len(flags) and flags[i])
+    ]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+if __name__ == "__main__":
+    main()
