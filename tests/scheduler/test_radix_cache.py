@@ -9,22 +9,30 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 
 Prefix = tuple[str, tuple[int, ...]]  # salt, and tokens from the root to the end of a page
-_tokens = st.lists(st.integers(0, 1), max_size=14)
+# Pages that differ, and what is left of another one.
+_pages = st.lists(st.integers(0, 1), max_size=8)
+_rest = st.integers(0, 63)
 _salts = st.sampled_from(["", "a"])
 
 
 class RadixCacheMachine(RuleBasedStateMachine):
     """Every cached page is named by the tokens that lead to it; nothing else identifies it."""
 
-    @initialize(page_size=st.sampled_from([1, 2, 3]))
+    @initialize(page_size=st.sampled_from([1, 3, 16, 32, 64]))
     def start(self, page_size: int) -> None:
         self.size = page_size
         self.cache = RadixCache(page_size)
         self.model: dict[Prefix, int] = {}  # prefix -> its last page
         self.locked: list[tuple[Node, Prefix]] = []
         self.used: dict[Prefix, int] = {}
+        self.versions: dict[int, frozenset[Prefix]] = {}
         self.clock = 0
         self.next_page = 1
+
+    def text(self, pages: list[int], rest: int = 0) -> list[int]:
+        """Tokens in which a page is told apart by its last token alone."""
+        tokens = [token for page in pages for token in (*range(self.size - 1), -page)]
+        return tokens + list(range(rest % self.size))
 
     def prefixes(self, salt: str, tokens: list[int]) -> list[Prefix]:
         ends = range(self.size, len(tokens) + 1, self.size)
@@ -47,9 +55,9 @@ class RadixCacheMachine(RuleBasedStateMachine):
         salt, tokens = prefix
         return any(s == salt and t[: len(tokens)] == tokens for _, (s, t) in self.locked)
 
-    @rule(salt=_salts, tokens=_tokens)
-    def insert(self, salt: str, tokens: list[int]) -> None:
-        tokens = tokens[: len(tokens) // self.size * self.size]
+    @rule(salt=_salts, content=_pages)
+    def insert(self, salt: str, content: list[int]) -> None:
+        tokens = self.text(content)
         prefixes = self.prefixes(salt, tokens)
         pages = list(range(self.next_page, self.next_page + len(prefixes)))
         self.next_page += len(pages)
@@ -59,8 +67,9 @@ class RadixCacheMachine(RuleBasedStateMachine):
             self.model[prefix] = page
         self.touch(prefixes)
 
-    @rule(salt=_salts, tokens=_tokens, lock=st.booleans())
-    def match(self, salt: str, tokens: list[int], lock: bool) -> None:
+    @rule(salt=_salts, content=_pages, rest=_rest, lock=st.booleans())
+    def match(self, salt: str, content: list[int], rest: int, lock: bool) -> None:
+        tokens = self.text(content, rest)
         node, pages = self.cache.match(salt, tokens)
         found = self.cached_prefixes(salt, tokens)
         assert pages == [self.model[prefix] for prefix in found]
@@ -73,8 +82,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def extend_a_locked_prefix(self, data: st.DataObject) -> None:
         node, (salt, start) = data.draw(st.sampled_from(self.locked))
-        tail = data.draw(st.lists(st.integers(0, 1), max_size=6))
-        tail = tail[: len(tail) // self.size * self.size]
+        tail = self.text(data.draw(_pages))
         prefixes = self.prefixes(salt, [*start, *tail])[len(start) // self.size :]
         pages = list(range(self.next_page, self.next_page + len(prefixes)))
         self.next_page += len(pages)
@@ -117,6 +125,12 @@ class RadixCacheMachine(RuleBasedStateMachine):
             for salt, tokens in tails:
                 had_child = any(s == salt and t[: -self.size] == tokens for s, t in gone)
                 assert had_child or self.used[salt, tokens] >= newest_gone
+
+    @invariant()
+    def an_unchanged_version_means_unchanged_content(self) -> None:
+        if hasattr(self, "cache"):
+            content = frozenset(self.model)
+            assert self.versions.setdefault(self.cache.version, content) == content
 
     @invariant()
     def counts_add_up(self) -> None:

@@ -1,0 +1,121 @@
+"""Memory against what its pages really hold: every token that is written is remembered here."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mla_router.worker.core import Capacity, FinishReason
+from mla_router.worker.scheduler.memory import Memory
+from mla_router.worker.scheduler.request import Request, State
+from support.scripted_scheduler import generate
+
+PROMPTS = [[(i // 5 * k + i) % 3 for i in range(200)] for k in (0, 1)]
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Requests come, compute, and go in any order, with no scheduler to keep them from anything."""
+
+    @initialize(page_size=st.sampled_from([1, 16, 32, 64]), use_cache=st.booleans())
+    def start(self, page_size: int, use_cache: bool) -> None:
+        # As many pages as four requests of 200 tokens need.
+        self.memory = Memory(
+            Capacity(4 * -(-200 // page_size), page_size, 4, 200), use_prefix_cache=use_cache
+        )
+        self.written: dict[tuple[int, int], int] = {}  # (page, place in it) -> token
+        self.live: list[Request] = []
+        self.count = 0
+        self.random = random.Random(0)
+
+    @precondition(lambda self: self.memory.free_slots)
+    @rule(
+        which=st.integers(0, 1),
+        length=st.integers(1, 150),
+        salt=st.sampled_from(["", "x"]),
+        scored_from=st.none() | st.integers(0, 150),
+    )
+    def admit(self, which: int, length: int, salt: str, scored_from: int | None) -> None:
+        self.count += 1
+        sampling = generate("", [], 50, prompt_logprobs_from=scored_from).sampling
+        request = Request(f"r{self.count}", PROMPTS[which][:length], sampling, cache_salt=salt)
+        node, pages = self.memory.find_prefix(request)
+        self.memory.cache.lock(node)
+        self.memory.admit(request, node, pages)
+        self.live.append(request)
+        assert request.num_cached <= request.max_cached < length
+        for at in range(request.num_cached):
+            assert self.read(request, at) == request.prompt[at]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), tokens=st.integers(1, 80))
+    def compute(self, data: st.DataObject, tokens: int) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        if request.state is State.PREFILL:
+            chunk = request.take_chunk(tokens)
+            self.write(request, chunk.start, list(chunk.tokens))
+            self.memory.share(request)
+            if chunk.is_last:
+                request.add_token(self.random.randrange(3))
+        else:
+            for _ in range(min(tokens, request.sampling.max_tokens - request.launched_outputs)):
+                at = request.take_decode() - 1
+                self.write(request, at, [request.output[-1]])
+                request.add_token(self.random.randrange(3))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), how=st.sampled_from(["stop", "error", "retract"]))
+    def let_go(self, data: st.DataObject, how: str) -> None:
+        request = data.draw(st.sampled_from(self.live))
+        self.live.remove(request)
+        if how == "retract":
+            request.retract()
+        else:
+            request.finish(FinishReason(how))
+        self.memory.release(request)
+
+    @rule()
+    def flush(self) -> None:
+        self.memory.flush_cache()
+        held = sum(len(request.pages) for request in self.live)
+        assert self.memory.room >= self.memory.capacity.num_pages - held
+
+    def write(self, request: Request, start: int, tokens: list[int]) -> None:
+        end = start + len(tokens)
+        new = self.memory.grow(request, end)
+        assert [index for _, index, _ in new] == list(
+            range(len(request.pages) - len(new), len(request.pages))
+        )
+        for at, token in enumerate(tokens, start):
+            page, place = divmod(at, self.memory.page_size)
+            self.written[request.pages[page], place] = token
+        request.settled_length = end
+
+    def read(self, request: Request, at: int) -> int:
+        page, place = divmod(at, self.memory.page_size)
+        return self.written[request.pages[page], place]
+
+    @invariant()
+    def pages_hold_what_their_owners_wrote(self) -> None:
+        for request in getattr(self, "live", ()):
+            known = request.prompt + request.output
+            for at in range(request.settled_length):
+                assert self.read(request, at) == known[at], (request, at)
+
+    @invariant()
+    def cached_pages_hold_the_tokens_that_they_are_found_by(self) -> None:
+        for node in self.memory.cache if hasattr(self, "memory") else ():
+            size = self.memory.page_size
+            for at, token in enumerate(node.tokens):
+                assert self.written[node.pages[at // size], at % size] == token
+
+    @invariant()
+    def every_page_and_slot_has_one_owner(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.check(self.live)
+
+
+MemoryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestMemory = MemoryMachine.TestCase
