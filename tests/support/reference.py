@@ -29,6 +29,12 @@ class Reference:
         return int(self._model.config.vocab_size)
 
     @torch.inference_mode()
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """[len(tokens), vocab] float32: row i is of the token that comes after tokens[: i + 1]."""
+        logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
+        return logits.float().log_softmax(-1)
+
+    @torch.inference_mode()
     def greedy(self, prompt: list[int], max_new_tokens: int) -> Continuation:
         """One step a token, each from the logits of the whole cache before it."""
         step, cache = torch.tensor([prompt]), None
