@@ -192,3 +192,43 @@ def test_an_unknown_model_and_an_unknown_path_are_404(client: openai.OpenAI) -> 
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.moderations.create(input="no such path here")
+
+
+def test_several_answers(client: openai.OpenAI, model: str) -> None:
+    arguments: dict[str, Any] = {"messages": MESSAGES, "n": 3, "seed": 7, "max_tokens": 12}
+    first = client.chat.completions.create(model=model, **arguments)
+    texts = [choice.message.content for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3, "each choice has a seed of its own"
+    again = client.chat.completions.create(model=model, **arguments)
+    assert [choice.message.content for choice in again.choices] == texts
+    alone = client.chat.completions.create(model=model, **arguments | {"n": 1, "seed": 8})
+    assert alone.choices[0].message.content == texts[1]
+    assert first.usage is not None
+    assert alone.usage is not None
+    assert first.usage.prompt_tokens == alone.usage.prompt_tokens, "the prompt counts once"
+
+
+def test_responses_say_what_chats_say(client: openai.OpenAI, model: str) -> None:
+    chat = client.chat.completions.create(
+        model=model, messages=MESSAGES, max_tokens=24, temperature=0.0
+    )
+    arguments: dict[str, Any] = {
+        "input": QUESTION,
+        "instructions": MESSAGES[0]["content"],
+        "max_output_tokens": 24,
+        "temperature": 0.0,
+    }
+    whole = client.responses.create(model=model, **arguments)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert whole.usage.input_tokens == chat.usage.prompt_tokens
+    events = list(client.responses.create(model=model, stream=True, **arguments))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    assert "".join(deltas) == last.response.output_text == whole.output_text
+    assert last.response.status == whole.status
+    assert last.response.usage is not None
+    assert last.response.usage.output_tokens == whole.usage.output_tokens

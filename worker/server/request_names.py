@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from mla_router.worker.server.errors import InvalidRequest
 
-PREFIXES = ("chatcmpl-", "cmpl-")  # how the OpenAI endpoints show our ids
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # how the OpenAI endpoints show our ids
 
 
 class RequestNames:

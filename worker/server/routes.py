@@ -18,6 +18,8 @@ from mla_router.worker.server import (
     tokenize,
 )
 from mla_router.worker.server.chat import handler, shapes
+from mla_router.worker.server.responses_api.handler import responses
+from mla_router.worker.server.responses_api.shapes import Response
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.native import (
@@ -25,6 +27,7 @@ from mla_router.worker.server.schema.native import (
     GenerateRequest,
     StartProfileRequest,
 )
+from mla_router.worker.server.schema.responses import ResponsesRequest
 from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -60,6 +63,15 @@ ROUTES = (
         CompletionRequest,
         completions.Completion,
         completions.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        responses,
+        "Answer a conversation, in the form of OpenAI's Responses.",
+        ResponsesRequest,
+        Response,
+        dict[str, Any],
     ),
     Route(
         "POST",

@@ -27,22 +27,25 @@ STREAM_HEADERS = {
 DONE = b"data: [DONE]\n\n"
 
 
-def event(body: msgspec.Struct | dict[str, Any], marks: bytes = b"") -> bytes:
-    """`marks` are comment lines that go before the data."""
-    return marks + b"data: " + encode(body) + b"\n\n"
+def event(body: msgspec.Struct | dict[str, Any], before: bytes = b"") -> bytes:
+    """`before` are lines that go before the data: marks for a router, or the event's name."""
+    return before + b"data: " + encode(body) + b"\n\n"
 
 
 async def stream(
     request: web.Request,
     events: AsyncIterator[bytes],
     headers: Callable[[], Mapping[str, str]],
+    *,
+    done: bytes = DONE,
 ) -> web.StreamResponse:
-    """Send `events` as they come; `headers` is asked when the first one is there."""
+    """Send `events` as they come, and `done` if none was missing; `headers` is asked when the first
+    one is there."""
     first = await anext(events, b"")  # none, if only the end of a broken stream was missing
     response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
     await response.prepare(request)
     await response.write(first)
-    last = DONE
+    last = done
     try:
         async for chunk in events:
             await response.write(chunk)

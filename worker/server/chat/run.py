@@ -25,6 +25,18 @@ MAX_TEMPLATE_KWARGS = 4096  # bytes as JSON
 
 
 @dataclass(frozen=True, slots=True)
+class FieldNames:
+    """How the client calls what endpoints call differently, for error messages."""
+
+    messages: str = "messages"
+    max_tokens: str = "max_completion_tokens"
+    tool: str = "tools[{}].function.name"  # by its index
+
+
+CHAT_NAMES = FieldNames()
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRun:
     """Everything of a request that is checked and rendered; nothing of it runs yet."""
 
@@ -44,12 +56,11 @@ class ChatRun:
 
 
 async def prepare(
-    service: Service, body: ChatRequest, replay: Replay | None, *, max_tokens_field: str = ""
+    service: Service, body: ChatRequest, replay: Replay | None, names: FieldNames = CHAT_NAMES
 ) -> ChatRun:
-    """`max_tokens_field` is how the client calls max_completion_tokens, if not so. Raises
-    InvalidRequest, naming the field."""
+    """Raises InvalidRequest, naming the field."""
     refuse_unsupported(body)
-    tools = read_tools(body)
+    tools = read_tools(body, names.tool)
     if tools.required:
         raise InvalidRequest(
             "tool_choice: only none and auto are supported yet",
@@ -60,7 +71,7 @@ async def prepare(
     sampling = check_sampling(
         body,
         max_tokens=body.max_completion_tokens if named else body.max_tokens,
-        max_tokens_field=max_tokens_field or ("max_completion_tokens" if named else "max_tokens"),
+        max_tokens_field=names.max_tokens if named else "max_tokens",
         min_tokens=body.min_tokens,
         seed=body.seed,
         logprobs=bool(body.logprobs),
@@ -70,7 +81,7 @@ async def prepare(
     tokenizer, answers = service.tokenizer, service.answers
     text = tokenizer.template.render(conversation(body, tools, tokenizer.template))
     prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
-    check_ids(prompt, service.limits.vocab_size, "messages")
+    check_ids(prompt, service.limits.vocab_size, names.messages)
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     generation = Generation(
         service,

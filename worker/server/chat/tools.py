@@ -25,8 +25,9 @@ class ToolUse:
     several: bool = True  # calls may be made in one answer
 
 
-def read_tools(body: ChatRequest) -> ToolUse:
-    """Raises InvalidRequest, naming the field."""
+def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -> ToolUse:
+    """`name_field` is how the client calls a tool's name, by its index. Raises InvalidRequest, naming
+    the field."""
     tools, choice = body.tools or [], body.tool_choice or "auto"
     if len(tools) > MAX_TOOLS:
         raise _invalid("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
@@ -35,10 +36,10 @@ def read_tools(body: ChatRequest) -> ToolUse:
         name = tool.function.name
         if not _NAME.fullmatch(name):
             raise _invalid(
-                f"tools[{index}].function.name", "1 to 64 letters, digits, underscores and dashes"
+                name_field.format(index), "1 to 64 letters, digits, underscores and dashes"
             )
         if name in functions:
-            raise _invalid(f"tools[{index}].function.name", f"there are two functions {name}")
+            raise _invalid(name_field.format(index), f"there are two functions {name}")
         functions[name] = tool.function.parameters or _NO_PARAMETERS
     several = body.parallel_tool_calls is not False
     if isinstance(choice, NamedToolChoice):

@@ -1,0 +1,309 @@
+"""/v1/responses through the openai client, whose types are the reference."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import tokenizers
+import transformers
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from support.client import session
+from support.fake_worker import FakeWorker, script
+
+Asking = Callable[..., dict[str, Any]]
+
+TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "What it is like outside.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+ARGUMENTS = ['{"city": "Zürich 😀"}', '{"city": "Oslo"}']
+CALLS = (
+    "<｜tool▁calls▁begin｜>"
+    + "".join(
+        f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+        for arguments in ARGUMENTS
+    )
+    + "<｜tool▁calls▁end｜>"
+)
+THINKING = {"chat_template_kwargs": {"thinking": True}}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def asking(deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer) -> Asking:
+    """The arguments of a request to which the model answers so."""
+
+    def ask(answer: str, burst: int = 1, extra: Any = None, **fields: Any) -> dict[str, Any]:
+        ids = backend.encode(answer, add_special_tokens=False).ids
+        salt = deepseek_worker.say([*ids, 1], burst=burst, cached=2)  # 1: the EOS token
+        values = {"model": "deepseek", "input": "Hello!"} | fields
+        return values | {"extra_body": {"cache_salt": salt} | (extra or {})}
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def rendered(deepseek_folder: Path, deepseek_worker: FakeWorker) -> Callable[..., bool]:
+    """Whether the last prompt was what transformers renders of these messages."""
+    reference: Any = transformers.AutoTokenizer.from_pretrained(str(deepseek_folder))
+
+    def compare(messages: list[dict[str, Any]], **fields: Any) -> bool:
+        expected = reference.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **fields
+        )
+        return bool(expected == deepseek_worker.generates()[-1].prompt)
+
+    return compare
+
+
+def test_text(deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]) -> None:
+    response = deepseek.responses.create(**asking("Good day, 世界!", instructions="Be nice."))
+    assert isinstance(response, Response)
+    assert response.id.startswith("resp_")
+    assert (response.status, response.error, response.incomplete_details) == (
+        "completed",
+        None,
+        None,
+    )
+    assert response.output_text == "Good day, 世界!"
+    (item,) = response.output
+    assert item.type == "message"
+    assert (item.role, item.status) == ("assistant", "completed")
+    assert response.instructions == "Be nice."
+    assert response.store is False  # type: ignore[attr-defined]
+    assert rendered(
+        [{"role": "system", "content": "Be nice."}, {"role": "user", "content": "Hello!"}]
+    )
+    usage = response.usage
+    assert usage is not None
+    assert usage.input_tokens_details.cached_tokens == 2
+    assert usage.output_tokens_details.reasoning_tokens == 0
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+
+
+def test_what_clients_send_by_default_is_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
+    """Some of it cannot be honoured and does no harm."""
+    response = deepseek.responses.create(
+        **asking("x"),
+        store=True,
+        metadata={"a": "b"},
+        truncation="disabled",
+        background=False,
+        include=["reasoning.encrypted_content"],
+        service_tier="auto",
+        text={"format": {"type": "text"}},
+        reasoning={"effort": "low"},
+        user="u",
+    )
+    assert response.output_text == "x"
+    assert response.metadata == {"a": "b"}
+
+
+def test_cut_off(deepseek: openai.OpenAI, asking: Asking) -> None:
+    response = deepseek.responses.create(**asking("Good day to you all"), max_output_tokens=2)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[0].type == "message"
+    assert response.output[0].status == "incomplete"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 2
+
+
+def test_a_conversation_with_calls(
+    deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]
+) -> None:
+    """An answer's items go back as they are, with the results of the calls behind them."""
+    first = deepseek.responses.create(**asking("I look. " + CALLS, tools=[TOOL]))
+    message, *calls = first.output
+    assert message.type == "message"
+    assert first.output_text == "I look. "
+    for call, arguments in zip(calls, ARGUMENTS, strict=True):
+        assert call.type == "function_call"
+        assert (call.name, call.arguments, call.status) == ("get_weather", arguments, "completed")
+    assert len({call.call_id for call in calls if call.type == "function_call"}) == 2
+    conversation: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        *(item.model_dump(exclude_none=True) for item in first.output),
+        *(
+            {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+            for call in calls
+            if call.type == "function_call"
+        ),
+        {"role": "user", "content": "So?"},
+    ]
+    second = deepseek.responses.create(**asking("Rain.", tools=[TOOL], input=conversation))
+    assert second.output_text == "Rain."
+    functions = [
+        {"type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        for arguments in ARGUMENTS
+    ]
+    chat = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "I look. ", "tool_calls": functions},
+        {"role": "tool", "content": "rain"},
+        {"role": "tool", "content": "rain"},
+        {"role": "user", "content": "So?"},
+    ]
+    function = {key: TOOL[key] for key in ("name", "description", "parameters")}
+    assert rendered(chat, tools=[{"type": "function", "function": function}])
+
+
+def test_reasoning(deepseek: openai.OpenAI, asking: Asking, backend: tokenizers.Tokenizer) -> None:
+    response = deepseek.responses.create(**asking("Hm. Well.</think>\n\nYes.", extra=THINKING))
+    thought, message = response.output
+    assert thought.type == "reasoning"
+    assert thought.content is not None
+    assert [part.text for part in thought.content] == ["Hm. Well."]
+    assert (message.type, response.output_text) == ("message", "Yes.")
+    assert response.usage is not None
+    tokens = len(backend.encode("Hm. Well.", add_special_tokens=False).ids)
+    assert response.usage.output_tokens_details.reasoning_tokens == tokens
+    again: list[Any] = [item.model_dump(exclude_none=True) for item in response.output]
+    question: Any = {"role": "user", "content": "?"}
+    asked = asking("Yes.", input=[question, *again, question])
+    assert deepseek.responses.create(**asked).output_text == "Yes."
+
+
+def kinds(events: list[Any]) -> list[str]:
+    """The types, with runs of one kind of delta as one."""
+    types = [event.type.removeprefix("response.") for event in events]
+    return [kind for kind, _ in itertools.groupby(types)]
+
+
+ITEM = ["output_item.added", "content_part.added"]
+DONE = ["content_part.done", "output_item.done"]
+CALL = [
+    "output_item.added",
+    "function_call_arguments.delta",
+    "function_call_arguments.done",
+    "output_item.done",
+]
+
+
+@pytest.mark.parametrize("burst", [1, 9, 1000])
+def test_a_stream(deepseek: openai.OpenAI, asking: Asking, burst: int) -> None:
+    asked = asking("Hm.</think>I look." + CALLS, burst, THINKING, tools=[TOOL])
+    whole = deepseek.responses.create(**asked)
+    events = list(deepseek.responses.create(**asked, stream=True))
+    for event in events:
+        EVENT.validate_python(event.model_dump(), strict=True)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    thought = [*ITEM, "reasoning_text.delta", "reasoning_text.done", *DONE]
+    said = [*ITEM, "output_text.delta", "output_text.done", *DONE]
+    expected = ["created", "in_progress", *thought, *said, *CALL, *CALL, "completed"]
+    assert kinds(events) == expected
+    last = events[-1]
+    assert last.type == "response.completed"
+
+    def anonymous(response: Response) -> Any:
+        items = response.model_dump()["output"]
+        return [{**item, "id": None, "call_id": None} for item in items]
+
+    assert anonymous(last.response) == anonymous(whole)
+    assert last.response.usage == whole.usage
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert done == last.response.output
+    text: dict[int, str] = {}
+    for event in events:
+        if event.type.endswith(".delta"):
+            delta: Any = event
+            text[delta.output_index] = text.get(delta.output_index, "") + delta.delta
+            assert delta.item_id == done[delta.output_index].id
+    assert text == dict(enumerate(["Hm.", "I look.", *ARGUMENTS]))
+
+
+def test_the_clients_own_accumulation(deepseek: openai.OpenAI, asking: Asking) -> None:
+    asked = asking("I look." + CALLS, 3, tools=[TOOL])
+    with deepseek.responses.stream(**asked) as stream:
+        snapshots = [event for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert snapshots[-1].snapshot == "I look."
+    assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
+
+
+def test_a_stream_on_the_wire(deepseek_worker: FakeWorker) -> None:
+    async def read() -> str:
+        url = deepseek_worker.url + "/v1/responses"
+        body = {"model": "deepseek", "input": "a", "stream": True, "max_output_tokens": 1}
+        async with session() as http, http.post(url, json=body) as response:
+            assert response.content_type == "text/event-stream"
+            assert response.headers["x-mla-cached-tokens"] == "0"
+            return await response.text()
+
+    *blocks, rest = asyncio.run(read()).split("\n\n")
+    assert rest == ""
+    assert blocks[0].startswith('event: response.created\ndata: {"type":"response.created"')
+    assert blocks[-1].startswith("event: response.incomplete\n")
+
+
+def test_an_error_within_a_stream(deepseek: openai.OpenAI) -> None:
+    salt = script(error="broke", hold_after=2)
+    stream = deepseek.responses.create(
+        model="deepseek", input="x", stream=True, extra_body={"cache_salt": salt}
+    )
+    events = iter(stream)
+    assert next(events).type == "response.created"
+    deepseek.post("/../flush_cache", cast_to=object)  # now the fake fails
+    with pytest.raises(openai.APIError, match="broke"):
+        list(events)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": [MESSAGE, {"type": "item_reference", "id": "x"}]}, "input[1].type"),
+        ({"input": [MESSAGE, {"type": "function_call", "name": "x"}]}, "input[1].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"max_tool_calls": 1}, "max_tool_calls"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"n": 2}, "n"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"type": "custom"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"temperature": 3}, "temperature"),
+        ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"model": "gpt-4o"}, "model"),
+    ],
+)
+def test_what_is_refused(
+    deepseek: openai.OpenAI, asking: Asking, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        deepseek.responses.create(**asking("x", extra=fields))
+    assert caught.value.status_code in (400, 404)
+    body: Any = caught.value.body
+    assert body["param"] == param

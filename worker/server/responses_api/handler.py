@@ -1,0 +1,138 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.core import FinishReason
+from mla_router.worker.server.body import read_body
+from mla_router.worker.server.chat.choice import ChatChoice
+from mla_router.worker.server.chat.run import ChatRun, FieldNames, prepare
+from mla_router.worker.server.responses import json_response
+from mla_router.worker.server.responses_api.builder import Event, ResponseBuilder
+from mla_router.worker.server.responses_api.request import as_chat
+from mla_router.worker.server.responses_api.shapes import (
+    IncompleteDetails,
+    Response,
+    ResponseUsage,
+)
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.responses import (
+    ResponsesRequest,
+    TextFormat,
+    TextSettings,
+)
+from mla_router.worker.server.sse import event, stream
+from mla_router.worker.server.state import STATE
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name")
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    model = service.check_model(body.model)
+    run = await prepare(service, as_chat(body), None, FIELD_NAMES)
+    answer = _Answer.of(run, body, model)
+    async with run.generation.running():
+        if body.stream:
+            # OpenAI's streams of this kind end with the last event, and without [DONE].
+            return await stream(request, answer.events(), lambda: run.generation.headers, done=b"")
+        async for _ in answer.outputs():
+            pass
+        return json_response(await answer.response(), headers=run.generation.headers)
+
+
+@dataclass(slots=True)
+class _Answer:
+    run: ChatRun
+    choice: ChatChoice
+    builder: ResponseBuilder
+    begun: Response  # as it was before there was any output
+    reason: str = ""  # why it ended
+
+    @classmethod
+    def of(cls, run: ChatRun, body: ResponsesRequest, model: str) -> _Answer:
+        choice = ChatChoice(run, 0)
+        return cls(run, choice, ResponseBuilder(choice), _begun(run, body, model))
+
+    async def outputs(self) -> AsyncIterator[list[Event]]:
+        """Run it to the end; the events of what has come at a time."""
+        while outputs := await self.run.generation.next():
+            events: list[Event] = []
+            for output in outputs:
+                for part in self.choice.take(output):
+                    events += self.builder.add(part)
+                if output.finish is not None:
+                    self.reason = output.finish.reason
+                    stopped = self.reason == FinishReason.STOP.value
+                    events += self.builder.close("completed" if stopped else "incomplete")
+            yield events
+
+    async def response(self) -> Response:
+        """The whole of it, at the end."""
+        generation = self.run.generation
+        reasoning = self.builder.reasoning
+        tokens = 0
+        if reasoning:
+            limit = len(reasoning)  # at least a character a token
+            tokenizer = generation.service.tokenizer
+            tokens = len(await tokenizer.encode_rendered(reasoning, context_length=limit))
+        stopped = self.reason == FinishReason.STOP.value
+        reached = self.reason == FinishReason.LENGTH.value
+        details = IncompleteDetails("max_output_tokens" if reached else None)
+        return msgspec.structs.replace(
+            self.begun,
+            status="completed" if stopped else "incomplete",
+            incomplete_details=None if stopped else details,
+            output=self.builder.items,
+            usage=ResponseUsage.of(generation.usage, tokens),
+        )
+
+    async def events(self) -> AsyncIterator[bytes]:
+        sequence = 0
+
+        def written(events: Iterable[Event]) -> bytes:
+            nonlocal sequence
+            lines = []
+            for body in events:
+                numbered = {"type": body["type"], "sequence_number": sequence, **body}
+                lines.append(event(numbered, f"event: {body['type']}\n".encode()))
+                sequence += 1
+            return b"".join(lines)
+
+        beginning: list[Event] = [
+            {"type": "response.created", "response": self.begun},
+            {"type": "response.in_progress", "response": self.begun},
+        ]
+        async for events in self.outputs():
+            # The beginning comes with the first output: until then another worker can answer.
+            yield written([*beginning, *events])
+            beginning = []
+        response = await self.response()
+        yield written([*beginning, {"type": f"response.{response.status}", "response": response}])
+
+
+def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
+    origin, params = run.generation.origin, run.generation.sampling.params
+    return Response(
+        id="resp_" + origin.id.hex(),
+        created_at=origin.created,
+        status="in_progress",
+        model=model,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=run.tools.several,
+        temperature=params.temperature,
+        text=body.text or TextSettings(TextFormat()),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_p=params.top_p,
+    )

@@ -1,0 +1,75 @@
+"""The body of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from mla_router.worker.server.schema.chat import ContentPart
+from mla_router.worker.server.schema.fields import SamplingFields
+
+
+class InputItem(msgspec.Struct):
+    """A message, a call that was made, its result, or reasoning. Which fields there must be depends
+    on `type`, which messages may leave out."""
+
+    type: str = "message"
+    role: str | None = None  # of a message
+    content: str | list[ContentPart] | None = None  # of a message, or of reasoning
+    call_id: str | None = None  # of a call and of its result
+    name: str | None = None  # of a call
+    arguments: str | None = None  # of a call
+    output: str | list[ContentPart] | None = None  # of a result
+
+
+class ResponseTool(msgspec.Struct):
+    name: str
+    type: Literal["function"] = "function"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; null: it takes none
+    strict: bool | None = None
+
+
+class ResponseToolChoice(msgspec.Struct):
+    """The one function that must be called."""
+
+    name: str
+    type: Literal["function"] = "function"
+
+
+class TextFormat(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextSettings(msgspec.Struct):
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(SamplingFields, kw_only=True):
+    model: str | None = None
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextSettings | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    seed: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    # refused unless neutral
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    background: Any = None
+    max_tool_calls: Any = None
+    truncation: Any = None
+    top_logprobs: Any = None
