@@ -9,7 +9,12 @@ use std::{
 };
 
 use crate::{
-    fleet::{breaker::Outcome, worker::Worker},
+    fleet::{
+        breaker::Outcome,
+        computing::{Awaited, Promise},
+        worker::Worker,
+    },
+    key::RouteKey,
     policy::Reason,
     proxy::correct::{Epoch, Prediction},
 };
@@ -46,6 +51,9 @@ pub struct Booking {
     waiting_since: Option<Instant>,
     /// Until the prompt is computed.
     epoch: Option<Epoch>,
+    promise: Option<Promise>,
+    /// A prefix of the prompt that the worker is computing for another request.
+    awaited: Option<Awaited>,
     /// What the router expects of the worker's cache.
     pub prediction: Prediction,
     /// The one request that a half-open breaker has let through, and nothing is known of it yet.
@@ -66,6 +74,8 @@ impl Worker {
             tokens_ahead: before + pending_tokens,
             waiting_since: Some(now),
             epoch: Some(self.learned.begin()),
+            promise: None,
+            awaited: None,
             prediction: Prediction::default(),
             on_trial: self.breaker.enter(now),
             worker: Arc::clone(self),
@@ -77,6 +87,25 @@ impl Worker {
 impl Booking {
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
+    }
+
+    /// The worker should have the first `held` blocks of the prompt, or has been asked to compute them.
+    pub fn share_prefix(&mut self, key: &RouteKey, held: u32) {
+        self.awaited = self.worker.computing.awaited(key, held);
+        if self.awaited.is_some() {
+            self.worker.counters.prefix_waits.increment();
+        }
+        // The first byte of others comes with the last, and says nothing about the prefix.
+        if key.stream {
+            self.promise = self.worker.computing.promise(key, held);
+        }
+    }
+
+    /// What to wait for before the request is sent, and no longer than all that is to be computed
+    /// before its first byte should take.
+    pub fn prefix_computed(&mut self) -> Option<impl Future<Output = ()> + use<>> {
+        let limit = self.worker.pace.expected(self.tokens_ahead);
+        self.awaited.take().map(|awaited| awaited.within(limit))
     }
 
     /// The first byte is out, so the prompt is computed: its tokens no longer stand in the way. Only of
@@ -107,6 +136,7 @@ impl Booking {
     fn release_tokens(&mut self) {
         let tokens = std::mem::take(&mut self.pending_tokens);
         self.worker.load.pending_tokens.fetch_sub(tokens, Ordering::Relaxed);
+        self.promise = None;
         if let Some(epoch) = self.epoch.take() {
             self.worker.learned.end(&epoch);
         }

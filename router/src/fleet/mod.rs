@@ -3,6 +3,7 @@
 pub mod address;
 mod booking;
 mod breaker;
+mod computing;
 pub mod health;
 mod info;
 pub mod model_name;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 /// A first byte may take so many times what the worker's pace says. Prompts are estimated from
 /// their bytes and batches are uneven, so that twice is nothing; a frozen worker takes for ever.
-const LENIENCE: f64 = 4.0;
+const LENIENCE: u32 = 4;
 
 /// The share of what was observed before that each observation leaves.
 const MEMORY: f64 = 0.95;
@@ -41,10 +41,14 @@ impl Pace {
 
     /// What a first byte behind so many tokens may take.
     pub(super) fn limit(&self, tokens_ahead: u64, least: Duration) -> Duration {
+        self.expected(tokens_ahead).saturating_mul(LENIENCE).max(least)
+    }
+
+    /// What it should take.
+    pub(super) fn expected(&self, tokens_ahead: u64) -> Duration {
         let sums = self.0.lock();
-        let expected = sums.seconds / sums.tokens.max(1.0) * tokens_ahead as f64;
-        let allowed = Duration::try_from_secs_f64(expected * LENIENCE).unwrap_or(Duration::MAX);
-        allowed.max(least)
+        let seconds = sums.seconds / sums.tokens.max(1.0) * tokens_ahead as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 

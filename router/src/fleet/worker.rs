@@ -23,6 +23,7 @@ use crate::{
     fleet::{
         booking::Load,
         breaker::Breaker,
+        computing::Computing,
         model_name::ModelName,
         pace::Pace,
         phase::Rotation,
@@ -50,6 +51,7 @@ pub struct Worker {
     pub(super) load: Load,
     pub(super) pulse: Pulse,
     pub(super) pace: Pace,
+    pub(super) computing: Computing,
     pub(super) breaker: Breaker,
     pub(super) rotation: Rotation,
     first_token_timeout: Duration,
@@ -71,6 +73,7 @@ impl Worker {
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
             pace: Pace::default(),
+            computing: Computing::default(),
             breaker: Breaker::new(
                 config.cb_failure_threshold,
                 config.cb_timeout_duration_secs.get(),

@@ -29,6 +29,11 @@ const CACHED_TOKENS: Family = Family::counter(
     "Those of them that were cached.",
     &["worker", "reason"],
 );
+const PREFIX_WAITS: Family = Family::counter(
+    "mla_router_prefix_waits_total",
+    "Requests that were sent to a worker only when it had computed a prefix for another one.",
+    &["worker"],
+);
 const EVICTED_BLOCKS: Family = Family::counter(
     "mla_router_tree_corrected_blocks_total",
     "Blocks that the prefix tree took from a worker because its cache hits showed that it had evicted them.",
@@ -88,6 +93,8 @@ pub struct WorkerCounters {
     pub predicted_tokens: Counters<Reason>,
     /// and those that were.
     pub cached_tokens: Counters<Reason>,
+    /// Requests that first waited for a prefix.
+    pub prefix_waits: Counter,
     /// What its reports have taken from its share of the tree, in blocks,
     pub evicted_blocks: Counter,
     /// and how often they took all.
@@ -112,6 +119,7 @@ pub(super) fn write(page: &mut Page, router: &Router) {
     counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
     counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
     counters(page, &CACHED_TOKENS, workers, |counters| &counters.cached_tokens);
+    values(page, &PREFIX_WAITS, workers, |worker| worker.counters.prefix_waits.get());
     values(page, &EVICTED_BLOCKS, workers, |worker| worker.counters.evicted_blocks.get());
     values(page, &EMPTIED, workers, |worker| worker.counters.emptied.get());
     counters(page, &EJECTIONS, workers, |counters| &counters.ejections);

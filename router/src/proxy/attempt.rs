@@ -151,10 +151,17 @@ impl<'a> Round<'a> {
         let mut pending = Pending { router, key, booking: Some(booking) };
         let expect = Expect::of(*endpoint, key);
         let exchange = Exchange { request, body: &self.body, expect, metrics: &router.metrics };
+        let prefix = pending.booking().prefix_computed().map(Box::pin);
+        let asked = async {
+            if let Some(prefix) = prefix {
+                prefix.await;
+            }
+            exchange.with(&worker).await
+        };
         let mut asking = pin!(async {
             tokio::select! {
                 biased;
-                outcome = exchange.with(&worker) => outcome,
+                outcome = asked => outcome,
                 () = worker.lost() => Err(Trouble::Lost),
             }
         });

@@ -111,6 +111,7 @@ impl Router {
         worker.counters.selections.increment(reason);
         if let Some(key) = key {
             let note = self.tree.insert(key, worker.id);
+            booking.share_prefix(key, note.held);
             booking.prediction = worker.learned.predict(note);
             // Removed meanwhile: its share was dropped before this insert, so drop it again.
             if worker.is_removed() {

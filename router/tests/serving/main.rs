@@ -27,6 +27,7 @@ mod models;
 mod overload;
 mod partition;
 mod pool;
+mod prefix_waits;
 mod queue;
 mod refusals;
 mod replay;

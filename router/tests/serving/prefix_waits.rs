@@ -1,0 +1,95 @@
+//! Requests with the same new prefix: the worker gets one of them first, and the others when the prefix
+//! is computed.
+
+use bytes::Bytes;
+use http::StatusCode;
+use mla_router::RouterHandle;
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::{JoinHandle, yield_now},
+};
+
+use crate::support::{
+    Client, FakeWorker, Reply, assert_nothing_booked, config, post, router, soon,
+};
+
+const EVENT: Bytes = Bytes::from_static(b"data: {\"n\":0}\n\n");
+const END: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
+
+/// Prompts that have 3,000 bytes in common.
+fn ask(number: usize) -> String {
+    let shared = "All happy families are alike. ".repeat(100);
+    format!(r#"{{"prompt":"{shared}{number}","stream":true}}"#)
+}
+
+/// A worker that streams what the test says, and the streams of its requests as they come.
+async fn worker() -> (FakeWorker, UnboundedReceiver<UnboundedSender<Bytes>>) {
+    let (streams, began) = unbounded_channel();
+    let script = move |_: &_| {
+        let (frames, source) = unbounded_channel();
+        streams.send(frames).expect("the test listens");
+        Reply::Events(source)
+    };
+    (FakeWorker::start(script).await, began)
+}
+
+/// Sends these requests, each on its own; returns when so many of them wait in the router.
+async fn ask_at_once(router: &RouterHandle, requests: usize, waiting: u64) -> Vec<JoinHandle<()>> {
+    let counters = &router.router().registry.workers()[0].counters;
+    let address = router.local_addr();
+    let mut asked = Vec::new();
+    for number in 0..requests {
+        asked.push(tokio::spawn(async move {
+            let answer = Client::connect(address).await.post("/v1/completions", ask(number)).await;
+            assert_eq!(answer.status, StatusCode::OK);
+            assert!(answer.body.ends_with(&END), "{:?}", answer.body);
+        }));
+    }
+    let all_wait = async {
+        while counters.prefix_waits.get() < waiting {
+            yield_now().await;
+        }
+    };
+    soon(all_wait).await;
+    asked
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_is_asked_for_once_until_its_first_byte() {
+    let (mut worker, mut began) = worker().await;
+    let router = router(config(), &[&worker]).await;
+    let asked = ask_at_once(&router, 5, 4).await;
+    let first = soon(began.recv()).await.expect("one request");
+    assert_eq!(worker.requests_so_far(), 1, "the others wait");
+    first.send(EVENT).expect("the router listens");
+    let mut streams = vec![first];
+    for _ in 1..5 {
+        streams.push(soon(began.recv()).await.expect("the others follow, before the first ends"));
+    }
+    for stream in streams {
+        stream.send(END).expect("the router listens");
+    }
+    for asked in asked {
+        soon(asked).await.expect("answered in full");
+    }
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_the_first_client_leaves_nobody_waits_on() {
+    let (worker, mut began) = worker().await;
+    let router = router(config(), &[&worker]).await;
+    let mut leaver = Client::connect(router.local_addr()).await;
+    let leaving = tokio::spawn(async move { leaver.send(post("/v1/completions", ask(9))).await });
+    let _unanswered = soon(began.recv()).await.expect("one request");
+    let asked = ask_at_once(&router, 2, 2).await;
+    leaving.abort();
+    for _ in 0..2 {
+        let stream = soon(began.recv()).await.expect("the next");
+        stream.send(END).expect("the router listens");
+    }
+    for asked in asked {
+        soon(asked).await.expect("answered in full");
+    }
+    assert_nothing_booked(&router).await;
+}
