@@ -153,6 +153,30 @@ def test_a_seed_fixes_the_text_whatever_else_runs(client: openai.OpenAI, model: 
     assert len(set(texts)) > 12  # other seeds say other things
 
 
+def test_a_bias_forces_a_token_and_penalties_end_its_repetition(
+    client: openai.OpenAI, model: str
+) -> None:
+    def tokens(**settings: Any) -> list[str]:
+        answer = client.chat.completions.create(
+            model=model,
+            messages=MESSAGES,
+            max_tokens=8,
+            temperature=0.0,
+            logprobs=True,
+            **settings,
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        return [entry.token for entry in logprobs.content]
+
+    forced = tokens(logit_bias={"300": 100})
+    assert len(forced) == 8
+    assert len(set(forced)) == 1
+    two = tokens(logit_bias={"300": 100, "301": 99}, presence_penalty=2.0)
+    assert set(two[:2]) > set(forced)
+
+
 def test_chat_logprobs_of_the_sampled_tokens(client: openai.OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=4, temperature=0.0, logprobs=True
@@ -172,8 +196,11 @@ def test_chat_logprobs_of_the_sampled_tokens(client: openai.OpenAI, model: str) 
         ("max_tokens", 10_000_000),
         ("temperature", -1.0),
         ("top_p", 2.0),
-        ("n", 3),
+        ("n", 0),
         ("stop", 7),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("logit_bias", {"50256000": 1}),
     ],
 )
 def test_a_bad_field_is_a_400_that_names_it(

@@ -49,7 +49,9 @@ class Upload:
         packed = host.numpy()
         for array, start in zip(arrays, starts, strict=True):
             packed[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        copied = self._on_device[:size].copy_(host, non_blocking=True)
+        copied = self._on_device[:size]
+        if size:
+            copied.copy_(host, non_blocking=True)
         return [
             copied[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
             for array, start in zip(arrays, starts, strict=True)

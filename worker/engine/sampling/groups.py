@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
 
 import numpy as np
 
@@ -12,32 +11,6 @@ from mla_router.worker.core import Admitted, SamplingParams, StepPlan
 from mla_router.worker.engine.sampling.filters import SHORTLIST
 
 _FOR_EVER = 1 << 62
-
-
-class Wants(IntFlag):
-    DRAWN = 1  # not greedy
-    TOP = 2  # top_k or top_p
-    SORTED = 4  # those of them that take the whole order
-    MIN_P = 8
-    PENALIZED = 16
-    SCORED = 32
-
-
-def wants(sampling: SamplingParams) -> Wants:
-    found = Wants(0)
-    if not sampling.greedy:
-        found |= Wants.DRAWN
-        if sampling.top_k > 0 or sampling.top_p < 1:
-            found |= Wants.TOP
-            if not 1 <= sampling.top_k <= SHORTLIST:
-                found |= Wants.SORTED
-        if sampling.min_p > 0:
-            found |= Wants.MIN_P
-    if sampling.penalized:
-        found |= Wants.PENALIZED
-    if sampling.logprobs:
-        found |= Wants.SCORED
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +32,14 @@ class SlotWants:
     """What each slot's request wants, on the host."""
 
     def __init__(self, num_slots: int) -> None:
-        self._wants = np.zeros(num_slots, dtype=np.int64)
+        self._wants = np.zeros((6, num_slots), dtype=np.bool_)  # rows: see `_wants`
         self._biased_until = np.zeros(num_slots, dtype=np.int64)  # position
         self._num_top = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
         for request in requests:
             slot, sampling = request.slot, request.sampling
-            self._wants[slot] = wants(sampling)
+            self._wants[:, slot] = _wants(sampling)
             self._num_top[slot] = sampling.top_logprobs
             self._biased_until[slot] = (
                 _FOR_EVER if sampling.logit_bias else len(request.prompt) + sampling.min_tokens
@@ -79,21 +52,31 @@ class SlotWants:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
-        found = self._wants[slots]
-
-        def rows(mask: int, value: int) -> np.ndarray:
-            return np.flatnonzero((found & mask) == value)
-
-        drawn, top, sort = Wants.DRAWN, Wants.TOP, Wants.SORTED
-        scored = rows(Wants.SCORED, Wants.SCORED)
+        penalized, plain, shortlisted, ordered, min_p, scored = map(
+            np.flatnonzero, self._wants[:, slots]
+        )
         return Groups(
-            num_greedy=len(rows(drawn, 0)),
-            penalized=rows(Wants.PENALIZED, Wants.PENALIZED),
+            num_greedy=len(slots) - len(plain) - len(shortlisted) - len(ordered),
+            penalized=penalized,
             biased=np.flatnonzero(positions < self._biased_until[slots]),
-            plain=rows(drawn | top, drawn),
-            shortlisted=rows(top | sort, top),
-            sorted=rows(sort, sort),
+            plain=plain,
+            shortlisted=shortlisted,
+            sorted=ordered,
             scored=scored,
-            min_p=bool((found & Wants.MIN_P).any()),
+            min_p=len(min_p) > 0,
             num_top=self._num_top[slots[scored]],
         )
+
+
+def _wants(sampling: SamplingParams) -> tuple[bool, ...]:
+    drawn = not sampling.greedy
+    top = drawn and (sampling.top_k > 0 or sampling.top_p < 1)
+    short = 1 <= sampling.top_k <= SHORTLIST
+    return (
+        sampling.penalized,
+        drawn and not top,
+        top and short,
+        top and not short,
+        drawn and sampling.min_p > 0,
+        sampling.logprobs,
+    )
