@@ -23,7 +23,6 @@ class LogitBias:
     """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
-        self._device = device
         self._tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
         self._until = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
         self._values = torch.zeros(num_slots, 0, dtype=torch.float32, device=device)
