@@ -42,6 +42,16 @@ WORDS = [
     "def",
     "f(x):\n",
 ]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Current weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/generate")
 
 CACHED = re.compile(r'"cached_tokens":\d+')
@@ -54,6 +64,7 @@ def random_request(rng: random.Random) -> Request:
     path = rng.choice(ENDPOINTS)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(rng.randint(1, 3))]
     sampling: dict[str, Any] = {
+        "n": rng.choice([1, 1, 1, 2]),
         # The hotter, the more broken characters.
         "temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
         "top_p": rng.choice([1.0, 1.0, 0.9]),
@@ -76,6 +87,10 @@ def random_request(rng: random.Random) -> Request:
         prompt = prompts if rng.random() < 0.5 else prompts[0]
         return path, body | {"prompt": prompt, "logprobs": 0 if scored else None}
     messages = [{"role": "user", "content": prompt} for prompt in prompts[:1]]
+    if rng.random() < 0.5:
+        content = f"What is the weather in {rng.choice(['Oslo', 'Paris', 'Zürich'])}?"
+        messages[0]["content"] = content
+        body |= {"tools": TOOLS, "max_tokens": rng.randint(20, 60)}
     return path, body | {"messages": messages, "logprobs": scored}
 
 
@@ -136,7 +151,8 @@ def assert_continues(path: str, rest: list[Event], expected: list[Event], where:
 
 async def run(seed: int, urls: list[str]) -> dict[str, int]:
     """Compare; returns how often each kind of cut was met, for the test to see that it was."""
-    seen = dict.fromkeys(["begun", "middle", "unfinished", "finished", "twice", "stop string"], 0)
+    kinds = ["begun", "middle", "unfinished", "finished", "twice", "stop string", "call"]
+    seen = dict.fromkeys(kinds, 0)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(http: aiohttp.ClientSession, number: int) -> None:
@@ -155,6 +171,7 @@ async def run(seed: int, urls: list[str]) -> dict[str, int]:
             has_usage = index_of(events[-1]) == -1
             cut = rng.randint(1, len(events) - has_usage)
             given = uncut.after(cut)
+            seen["call"] += any("tool_calls" in event.data for event in events[cut:])
             where = f"request {number} {path} cut at {cut} of {len(events)}: {body} {given}"
             again = await stream(http, second + path, body, continuation=given)
             assert again.status == 200, f"{where} {again.error}"

@@ -1,0 +1,65 @@
+"""Functions called by the model that the package ships, through the router."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from support.processes import Running
+
+CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": CITY},
+    }
+    for name, description in (
+        ("get_weather", "Current weather of a city."),
+        ("get_time", "Local time of a city."),
+    )
+]
+QUESTION: Any = {"role": "user", "content": "What is the weather in Oslo?"}
+
+
+@pytest.fixture(scope="module")
+def client(small_server: Running) -> Iterator[openai.OpenAI]:
+    url = small_server.url + "/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60.0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, *messages: Any, **fields: Any) -> Any:
+    values: dict[str, Any] = {"tools": TOOLS, "temperature": 0.0, "max_tokens": 64} | fields
+    return client.chat.completions.create(model="mla-small", messages=messages, **values)
+
+
+def test_a_call_and_what_becomes_of_its_result(client: openai.OpenAI) -> None:
+    (choice,) = ask(client, QUESTION).choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather",
+        {"city": "Oslo"},
+    )
+    result = json.dumps({"sky": "rainy", "degrees": 7})
+    tool = {"role": "tool", "tool_call_id": call.id, "content": result}
+    (last,) = ask(client, QUESTION, choice.message.model_dump(exclude_none=True), tool).choices
+    assert last.finish_reason == "stop"
+    assert "rainy" in last.message.content
+    assert "7" in last.message.content
+
+
+def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    (whole,) = ask(client, QUESTION).choices[0].message.tool_calls
+    names, arguments, reasons = [], "", []
+    for chunk in ask(client, QUESTION, stream=True):
+        reasons.append(chunk.choices[0].finish_reason)
+        for call in chunk.choices[0].delta.tool_calls or []:
+            names += [call.function.name] if call.function.name else []
+            arguments += call.function.arguments
+    assert (names, arguments) == ([whole.function.name], whole.function.arguments)
+    assert reasons[-1] == "tool_calls"
