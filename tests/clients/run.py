@@ -3,8 +3,8 @@
     make test-clients                          # ARGS="--venvs DIR openai_sdk lm_eval_cli"
 
 Each client is a script of this folder, which says at its top what is to be installed; uv makes it an
-environment of its own, thrown away at the end unless `--venvs` names a place to keep them. The model
-has random weights: what is checked is the protocol, not the sense. What a client printed is in
+environment of its own, thrown away at the end unless `--venvs` names a place to keep them. What is
+checked is the protocol, not the sense of what a small model says. What a client printed is in
 `target/clients`. Ends with a table, and with 1 if a check failed.
 """
 
@@ -33,7 +33,6 @@ from support import processes
 TOKENIZER = processes.ROOT / "worker/model/small"
 LOGS = processes.ROOT / "target/clients"
 VERSION = re.compile(r'"[\w-]+(?:\[\w+\])?==([^"]+)"')  # the first that is named is the client's
-CONTEXT_LENGTH = 1024  # an untrained model talks until there is no more room
 TIMEOUT = 900.0  # seconds for one client, its installation included; it is killed then
 
 
@@ -128,10 +127,7 @@ def environments(kept: Path | None) -> Iterator[dict[str, str]]:
 
 def main() -> None:
     args = parse_args()
-    with (
-        environments(args.venvs) as environment,
-        processes.server(dp_size=2, context_length=CONTEXT_LENGTH) as server,
-    ):
+    with environments(args.venvs) as environment, processes.server(dp_size=2) as server:
         model = processes.get_json(server.url + "/v1/models")["data"][0]["id"]
         LOGS.mkdir(parents=True, exist_ok=True)
         rows = []

@@ -79,13 +79,14 @@ class Mixture:
         rng = self.rng
         path = rng.choice(PATHS)
         several = rng.choice((1, 1, 1, 2, 3))
+        endless = tokens is not None
         tokens = tokens or rng.randint(1, MAX_TOKENS)
-        sampling: dict[str, Any] = {"temperature": 0.0, "ignore_eos": rng.random() < 0.5}
+        sampling: dict[str, Any] = {"temperature": 0.0, "ignore_eos": endless or rng.random() < 0.5}
         if rng.random() < 0.5:
             self.kinds["sampled"] += 1
             sampling |= {"temperature": rng.uniform(0.2, 2), "top_p": rng.uniform(0.1, 1)}
             sampling |= {"top_k": rng.choice((-1, 5, 50))}
-        if tokens != ENDLESS_TOKENS and rng.random() < 0.3:
+        if not endless and rng.random() < 0.3:
             self.kinds["stops"] += 1
             sampling["stop"] = rng.sample(["a", "e", " ", "th", "\n"], 2)
         if several > 1:
