@@ -23,6 +23,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     },
     "/v1/completions": {"model": "mla-small", "prompt": "a", "max_tokens": 1},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 1}},
+    "/v1/responses": {"model": "mla-small", "input": "a", "max_output_tokens": 16},
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
@@ -30,7 +31,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/abort_request": {"rid": "nobody's"},
 }
 # Of each body, what must be there and not null.
-REQUIRED = {"model", "messages", "prompt", "text", "tokens", "rid"}
+REQUIRED = {"model", "messages", "prompt", "text", "tokens", "rid", "input"}
 FIELDS = [
     (route.path, name)
     for route in ROUTES
@@ -114,6 +115,7 @@ SURROGATES: dict[str, Any] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "SURROGATE"}]},
     "/v1/completions": {"prompt": ["a", "SURROGATE"]},
     "/generate": {"text": "SURROGATE"},
+    "/v1/responses": {"input": "SURROGATE"},
     "/tokenize": {"prompt": "SURROGATE"},
     "/abort_request": {"rid": "SURROGATE"},
 }

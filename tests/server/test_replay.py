@@ -107,6 +107,43 @@ def test_every_cut(
         assert both == uncut.after(len(uncut.events))["choices"]
 
 
+def by_choice(events: list[Any]) -> dict[int, dict[str, Any]]:
+    """What the events of text completions add up to."""
+    choices: dict[int, dict[str, Any]] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        whole = choices.setdefault(choice["index"], {"text": ""})
+        whole["text"] += choice["text"]
+        whole["finish_reason"] = choice["finish_reason"]
+        for name, values in choice["logprobs"].items():
+            whole[name] = whole.get(name, []) + values
+    return choices
+
+
+@pytest.mark.parametrize("max_tokens", [0, 7])
+def test_every_cut_of_what_is_echoed_and_scored(
+    worker: FakeWorker, backend: tokenizers.Tokenizer, max_tokens: int
+) -> None:
+    """Each choice shows its prompt once, and the score of each token once."""
+    prompts = [backend.encode(text).ids for text in ("Hello 😀", "日本")]
+    body = LISTED["/v1/completions"] | {
+        "prompt": prompts,
+        "n": 2,
+        "max_tokens": max_tokens,
+        "echo": True,
+        "logprobs": 2,
+        "cache_salt": script(say=prompts[1][1:] + prompts[0][1:]),
+    }
+    uncut = ask(worker, "/v1/completions", body)
+    bodies = [event.body for event in uncut.events[:-1]]
+    expected = by_choice(bodies)
+    assert len(expected) == 4
+    assert len(expected[0]["tokens"]) == len(prompts[0]) + max_tokens
+    for cut in range(1, len(bodies)):
+        again = ask(worker, "/v1/completions", body, continuation=uncut.after(cut))
+        rest = [event.body for event in again.events[:-1]]
+        assert by_choice(bodies[:cut] + rest) == expected, cut
+
+
 @pytest.mark.parametrize("path", LISTED)
 def test_only_the_end_was_missing(worker: FakeWorker, path: str) -> None:
     body = body_of(path, 3)
