@@ -63,6 +63,11 @@ class WorkerConfig:
     device: str = _flag("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
     tp_size: int = _flag(1, "GPUs that share one copy of the model", low=1)
+    grammar_backend: str = _flag(
+        "xgrammar",
+        "what makes output follow a JSON schema, regex or EBNF; none: such requests are refused",
+        choices=("xgrammar", "none"),
+    )
     attention_backend: str = _flag("torch", "attention kernels", choices=("torch",))
     # memory
     mem_fraction_static: float = _flag(

@@ -26,6 +26,7 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens reached
     ABORT = "abort"  # the client left or asked for it
     ERROR = "error"  # it could not be computed
+    REFUSED = "refused"  # the request itself is at fault
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):

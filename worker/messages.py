@@ -137,6 +137,7 @@ class Stats(Message, frozen=True):
     cached_tokens: int
     generated_tokens: int
     retracted: int  # times that a running request had to wait again for memory
+    compiling: int = 0  # requests that wait for their grammar
 
 
 class Profiled(Message, frozen=True):

@@ -14,7 +14,7 @@ TESTS += ("streaming-response", "streaming-usage")
 
 def _comply(server: Server, form: str, *names: str) -> None:
     where = ("-u", server.v1, "-k", KEY, "-m", server.model)
-    flags = ("--filter", ",".join(names), "--timeout", "300", "--verbose")
+    flags = ("--filter", ",".join(names), "--timeout", "300")
     output = command("llm-comply", "--format", form, *flags, *where, cwd=server.folder)
     assert f"All {len(names)} tests passed!" in output  # a name that it does not know is ignored
 

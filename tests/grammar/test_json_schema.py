@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from typing import Any
 
 import jsonschema
@@ -14,8 +13,6 @@ from mla_router.worker.grammar.json_schema import prepare
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import open_request, text, write
-
-keys = count(1)
 
 
 def obj(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> Any:
@@ -116,8 +113,7 @@ def test_what_is_written_is_valid(grammars: Grammars, name: str) -> None:
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
     for seed in range(4):
-        key = next(keys)
-        open_request(grammars, key, Grammar("json_schema", json.dumps(schema)))
+        key = open_request(grammars, Grammar("json_schema", json.dumps(schema)))
         written = text(write(grammars, key, seed))
         validator.validate(json.loads(written))
         grammars.close(key)

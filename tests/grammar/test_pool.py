@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import count
 
 import pytest
 
@@ -21,8 +20,6 @@ from support.grammar_driver import (
     write,
 )
 
-keys = count(1)
-
 
 @pytest.mark.parametrize(
     "pattern",
@@ -36,8 +33,7 @@ keys = count(1)
 )
 def test_a_regular_expression_matches_the_whole_text(grammars: Grammars, pattern: str) -> None:
     for seed in range(3):
-        key = next(keys)
-        open_request(grammars, key, Grammar("regex", pattern))
+        key = open_request(grammars, Grammar("regex", pattern))
         written = text(write(grammars, key, seed))
         assert re.fullmatch(pattern, written), written
         grammars.close(key)
@@ -45,16 +41,14 @@ def test_a_regular_expression_matches_the_whole_text(grammars: Grammars, pattern
 
 def test_ebnf(grammars: Grammars) -> None:
     source = 'root ::= sum\nsum ::= number (" + " number){2}\nnumber ::= [1-9] [0-9]?'
-    key = next(keys)
-    open_request(grammars, key, Grammar("ebnf", source))
+    key = open_request(grammars, Grammar("ebnf", source))
     written = text(write(grammars, key, 0))
     assert re.fullmatch(r"[1-9]\d? \+ [1-9]\d? \+ [1-9]\d?", written), written
     grammars.close(key)
 
 
 def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars: Grammars) -> None:
-    key = next(keys)
-    open_request(grammars, key, Grammar("regex", "ab?"))
+    key = open_request(grammars, Grammar("regex", "ab?"))
     a, b = TOKENIZER.convert_tokens_to_ids(["a", "b"])
     assert EOS_ID not in allowed(grammars, key, [])
     assert EOS_ID in allowed(grammars, key, [a])
@@ -65,8 +59,7 @@ def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars:
 
 def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
     """<|user|> is spelled with characters that the pattern allows, but would not be in the text."""
-    key = next(keys)
-    open_request(grammars, key, Grammar("regex", "[<|>a-z]+"))
+    key = open_request(grammars, Grammar("regex", "[<|>a-z]+"))
     hidden = set(TOKENIZER.all_special_ids) | {
         token for token, entry in TOKENIZER.added_tokens_decoder.items() if entry.special
     }
@@ -81,10 +74,9 @@ def test_an_output_goes_on_where_it_was(grammars: Grammars, cut: int) -> None:
     whole = [int(token) for token in TOKENIZER.encode("[" + "12, " * 150, add_special_tokens=False)]
     assert len(whole) > 300
     grammar = Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}')
-    here, there = next(keys), next(keys)
-    open_request(grammars, here, grammar)
+    here = open_request(grammars, grammar)
     expected = allowed(grammars, here, whole[:cut])
-    open_request(grammars, there, grammar, whole[:cut])
+    there = open_request(grammars, grammar, whole[:cut])
     assert allowed(grammars, there, []) == expected
     grammars.close(here)
     grammars.close(there)
@@ -92,14 +84,13 @@ def test_an_output_goes_on_where_it_was(grammars: Grammars, cut: int) -> None:
 
 def test_output_that_is_not_in_the_grammar_is_refused(grammars: Grammars) -> None:
     with pytest.raises(Refused, match="generated before"):
-        open_request(grammars, next(keys), Grammar("regex", "b+"), [TOKENIZER.encode("a")[0]])
+        open_request(grammars, Grammar("regex", "b+"), [TOKENIZER.encode("a")[0]])
 
 
 def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
     grammar = Grammar("regex", "[ab]{9}")
-    good, bad = next(keys), next(keys)
-    open_request(grammars, good, grammar)
-    open_request(grammars, bad, grammar)
+    good = open_request(grammars, grammar)
+    bad = open_request(grammars, grammar)
     a, c = TOKENIZER.convert_tokens_to_ids(["a", "c"])
     assert list(grammars.fill([(bad, [c]), (good, [a])])) == [bad]
     grammars.close(bad)
@@ -127,7 +118,7 @@ def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
 )
 def test_what_is_wrong_is_said(grammars: Grammars, kind: str, source: str, reason: str) -> None:
     with pytest.raises(Refused, match=reason) as refused:
-        open_request(grammars, next(keys), Grammar(kind, source))  # type: ignore[arg-type]
+        open_request(grammars, Grammar(kind, source))  # type: ignore[arg-type]
     assert "/" not in str(refused.value).replace("</", ""), "names a file of the library's authors"
 
 
@@ -144,36 +135,33 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_and_others_go_on(grammars: Grammars, name: str) -> None:
-    other = next(keys)
-    open_request(grammars, other, Grammar("regex", "[a-z]+!"))
+    other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     kind, source = BOMBS[name]
     with pytest.raises(Refused):
-        open_request(grammars, next(keys), Grammar(kind, source))  # type: ignore[arg-type]
+        open_request(grammars, Grammar(kind, source))  # type: ignore[arg-type]
     assert allowed(grammars, other, [])
     grammars.close(other)
 
 
 def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars) -> None:
     """Each letter costs more than the one before; masks for it come until they cost too much."""
-    other, bomb = next(keys), next(keys)
-    open_request(grammars, other, Grammar("regex", "[a-z]+!"))
+    other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     a = TOKENIZER.convert_tokens_to_ids("a")
     grammar = Grammar("ebnf", 'root ::= s "!"\ns ::= s s s | s s | [a-z] | ""')
     with pytest.raises(Refused, match="too much time"):
-        open_request(grammars, bomb, grammar)
+        bomb = open_request(grammars, grammar)
         for _ in range(5000):
             allowed(grammars, bomb, [a])
     assert allowed(grammars, other, [a])
     with pytest.raises(Refused, match="too much time"):  # remembered: not even tried
-        open_request(grammars, next(keys), grammar)
+        open_request(grammars, grammar)
     grammars.close(other)
 
 
 def test_a_request_can_leave_while_its_grammar_compiles(grammars: Grammars) -> None:
-    gone, stays = next(keys), next(keys)
     grammar = Grammar("regex", "[x-z]{40}")
-    grammars.open(gone, grammar, [])
-    grammars.open(stays, grammar, [])
+    gone = grammars.open(grammar, [])
+    stays = grammars.open(grammar, [])
     grammars.close(gone)
     wait_for(grammars, stays)
     assert allowed(grammars, stays, [])
@@ -181,12 +169,10 @@ def test_a_request_can_leave_while_its_grammar_compiles(grammars: Grammars) -> N
 
 
 def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars) -> None:
-    waiting = {next(keys): Grammar("regex", f"a{{{n}}}") for n in range(1, 9)}
-    for key, grammar in waiting.items():
-        grammars.open(key, grammar, [])
+    waiting = [grammars.open(Grammar("regex", f"a{{{n}}}"), []) for n in range(1, 9)]
     open_keys: list[int] = []
     while len(open_keys) < len(waiting):
         open_keys += [key for key, reason in grammars.poll() if not reason]
-    assert open_keys == sorted(waiting), "first come, first served"
+    assert open_keys == waiting, "first come, first served"
     for key in waiting:
         grammars.close(key)

@@ -84,13 +84,12 @@ def test_prompts_of_all_four_kinds() -> None:
 
 
 UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
-    (ChatRequest, "response_format", {"type": "json_object"}),
     (ChatRequest, "chat_template", "{{ 1 }}"),
     (CompletionRequest, "suffix", "end"),
     (GenerateRequest, "token_ids_logprob", [1]),
     (GenerateRequest, "image_data", "x"),
     (GenerateRequest, "custom_logit_processor", "x"),
-    (NativeSampling, "regex", "a+"),
+    (NativeSampling, "stop_regex", "a+"),
 ]
 
 

@@ -7,10 +7,13 @@ step is computed only when its result is waited for, or when the next one is lau
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mla_router.worker.core import (
+    NO_TOKEN,
     Capacity,
     PrefillChunk,
     Scores,
@@ -22,12 +25,12 @@ from mla_router.worker.core import (
 VOCAB = 50
 
 
-def next_token(history: list[int], seed: int) -> int:
+def next_token(history: list[int], seed: int, allowed: Sequence[int] = range(VOCAB)) -> int:
     """The model: the next token of a text is a hash of all of it."""
     state = seed + 17
     for token in history:
         state = (state * 1103515245 + token + 12345) % (1 << 31)
-    return (state >> 8) % VOCAB
+    return allowed[(state >> 8) % len(allowed)] if allowed else NO_TOKEN
 
 
 def continuation(
@@ -53,6 +56,7 @@ class FakeStep:
     plan: StepPlan
     inputs: list[tuple[int, int, int]] = field(default_factory=list)  # slot, position, token
     result: StepResult | None = None
+    allowed: dict[int, list[int]] = field(default_factory=dict)  # by sampled row
 
     def wait(self) -> StepResult:
         self.engine.run_until(self)
@@ -80,7 +84,12 @@ class FakeEngine:
         return step
 
     def sample(self, step: FakeStep, masks: TokenMasks | None = None) -> FakeStep:
-        assert masks is None
+        if masks is not None:
+            bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+            step.allowed = {
+                row: np.flatnonzero(some).tolist()
+                for row, some in zip(masks.rows, bits, strict=True)
+            }
         self.sampled += 1
         return step
 
@@ -107,10 +116,11 @@ class FakeEngine:
                 self._write(chunk.slot, chunk.start + i, token)
             lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         tokens = []
-        for slot in plan.sampled_slots:
+        for row, slot in enumerate(plan.sampled_slots):
             history = [self.cache[self._location(slot, i)] for i in range(lengths[slot])]
-            tokens.append(next_token(history, self.seeds[slot]))
-            self.last_token[slot] = tokens[-1]
+            allowed = step.allowed.get(row, range(VOCAB))
+            tokens.append(next_token(history, self.seeds[slot], allowed))
+            self.last_token[slot] = max(tokens[-1], 0)
         scores: list[Scores | None] = [Scores([-float(token)]) for token in tokens]
         step.result = StepResult(tokens, scores, [self._prompt_scores(c) for c in plan.chunks])
 

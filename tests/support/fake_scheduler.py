@@ -52,6 +52,7 @@ class Script(msgspec.Struct):
     burst: int = 1  # tokens a step
     hold_after: int | None = None  # say nothing more after so many tokens
     error: str = ""  # fail: at once, or after `hold_after` tokens, when the cache is flushed
+    refuse: str = ""  # say that the request is at fault
     die_after: int | None = None  # end this process after so many tokens
     only: int | None = None  # all this is for a prompt of this length; others hold after a token
     silent: bool = False  # no more heartbeats from now on
@@ -157,6 +158,8 @@ class FakeScheduler:
             self.outbox.close()  # waits until what was said before is out
             self.outbox.context.term()
             os._exit(9)
+        if script.refuse:
+            return Delta(generate.rid, [], finish_reason="refused", error=script.refuse)
         if script.error and request.said >= (script.hold_after or 0):
             del self.requests[generate.rid]
             return Delta(generate.rid, [], finish_reason="error", error=script.error)

@@ -19,12 +19,11 @@ class Refused(Exception):
     """The grammar was refused, or its process has ended; the message is what the client reads."""
 
 
-def open_request(
-    pool: Grammars, key: int, grammar: Grammar, output: list[int] | None = None
-) -> None:
-    """Returns when the request's first mask can be asked for. Raises Refused."""
-    pool.open(key, grammar, output or [])
+def open_request(pool: Grammars, grammar: Grammar, output: list[int] | None = None) -> int:
+    """Returns its key when the request's first mask can be asked for. Raises Refused."""
+    key = pool.open(grammar, output or [])
     wait_for(pool, key)
+    return key
 
 
 def wait_for(pool: Grammars, key: int) -> None:

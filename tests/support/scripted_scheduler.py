@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, SamplingParams, StepEngine
+from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import (
     Delta,
     Deltas,
@@ -35,11 +38,14 @@ class ScriptedChannel:
     said: list[ToServer] = field(default_factory=list)
     after_receive: object = None
     now: int = 0
+    is_idle: Callable[[], bool] = lambda: True
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:
         messages = self.script.pop(self.now, [])
         self.now += 1
-        if timeout_s > 0 and not messages:  # idle: nothing would happen until the next message
+        if timeout_s > 0 and not messages and not self.is_idle():
+            time.sleep(timeout_s)  # a grammar compiles
+        elif timeout_s > 0 and not messages:  # idle: nothing would happen until the next message
             if not self.script:
                 return [Shutdown()]
             self.now = min(self.script)
@@ -82,6 +88,7 @@ def run(
     use_prefix_cache: bool = True,
     engine: StepEngine[Any] | None = None,
     vocab_size: int = VOCAB,
+    grammars: Grammars | None = None,
     **settings: Any,
 ) -> Run:
     """Run a scheduler over a script until it is idle, checking its books at every step. `settings`
@@ -99,7 +106,9 @@ def run(
             **settings,
         ),
         vocab_size=vocab_size,
+        grammars=grammars,
     )
+    channel.is_idle = lambda: not scheduler.requests
     postprocess = scheduler.postprocess
 
     def checked(last: object) -> None:

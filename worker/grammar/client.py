@@ -65,8 +65,12 @@ class HostClient:
             theirs.close()
 
     @property
-    def is_busy(self) -> bool:
-        """An answer is due that nobody waits for."""
+    def has_news(self) -> bool:
+        """`poll` may have something to tell, now or later."""
+        return self._is_asked or bool(self._opened)
+
+    @property
+    def _is_asked(self) -> bool:
         return self.is_compiling or bool(self._opening)
 
     def open_key(self, key: int, output: Sequence[int]) -> None:
@@ -82,7 +86,7 @@ class HostClient:
 
     def poll(self) -> list[tuple[int, str]]:
         """What has been answered by now, as `Grammars.poll`. Raises HostLost."""
-        while self.is_busy and self._receive(wait=False):
+        while self._is_asked and self._receive(wait=False):
             pass
         opened, self._opened = self._opened, []
         return opened

@@ -5,6 +5,7 @@ Nothing here waits but `fill`, and that at most as long as a host may take for o
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import signal
@@ -40,26 +41,30 @@ class Grammars:
         self._host_of: dict[int, HostClient] = {}
         self._refused: OrderedDict[Grammar, str] = OrderedDict()
         self._failed: list[tuple[int, str]] = []
+        self._keys = itertools.count()
 
     # -- requests --------------------------------------------------------------------------------
 
-    def open(self, key: int, grammar: Grammar, output: Sequence[int]) -> None:
-        """Begin a request; `poll` tells when its first mask can be asked for, or why never.
+    def open(self, grammar: Grammar, output: Sequence[int]) -> int:
+        """Begin a request; returns its key. `poll` tells when its first mask can be asked for, or
+        why never.
 
         `output` is what was generated for it before.
         """
+        key = next(self._keys)
         reason = self._refused.get(grammar)
         if reason is not None:
             self._failed.append((key, reason))
-            return
+            return key
         self._line.append((key, grammar, output))
         self._advance_line()
+        return key
 
     def poll(self) -> list[tuple[int, str]]:
         """Keys whose wait is over since the last call: with an empty string, or with what is wrong
         with the grammar."""
         opened: list[tuple[int, str]] = []
-        for host in [host for host in self._hosts.values() if host.is_busy]:
+        for host in [host for host in self._hosts.values() if host.has_news]:
             opened += self._poll(host)
         self._advance_line()
         opened += self._failed

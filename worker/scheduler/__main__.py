@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 from mla_router.worker import config as worker_config
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
@@ -50,13 +51,14 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
     from mla_router.worker.engine.loader import load_engine
     from mla_router.worker.model.config import ModelError
 
+    grammars = _start_grammars(config)
     try:
         engine = load_engine(config)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
     channel = ZmqChannel(ipc_dir)
     vocab_size = engine.model.config.vocab_size
-    scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size)
+    scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size, grammars=grammars)
     channel.send(
         Ready(
             max_total_num_tokens=engine.capacity.max_total_tokens,
@@ -73,6 +75,23 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
     finally:
         channel.close()
+        if grammars is not None:
+            grammars.shut_down()
+
+
+def _start_grammars(config: WorkerConfig) -> Grammars | None:
+    """After torch was imported, which the grammars' processes share then, and before it is used: it
+    starts threads."""
+    from mla_router.worker.grammar import pool
+    from mla_router.worker.model.config import ModelError, read_config
+
+    if config.grammar_backend == "none":
+        return None
+    try:
+        vocab_size = read_config(config.folder).vocab_size
+    except ModelError as error:
+        raise ConfigError(f"--model-path {config.folder}: {error}") from error
+    return pool.start(config.folder, vocab_size=vocab_size, max_rows=config.max_running_requests)
 
 
 if __name__ == "__main__":

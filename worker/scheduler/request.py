@@ -1,12 +1,13 @@
 """One request inside the scheduler: its state, its tokens and what it holds.
 
-    WAITING --admit--> PREFILL --last chunk launched--> DECODE
-     | ^                  |                              |
-     | `------------------+---------- retract -----------|
-     `--------------------+---------- finish ------------+--> FINISHED
+    COMPILING --grammar--> WAITING --admit--> PREFILL --last chunk launched--> DECODE
+        |                   | ^                  |                              |
+        |                   | `------------------+---------- retract -----------|
+        `-------------------`--------------------+---------- finish ------------+--> FINISHED
 
-A request is retracted when others need its memory: it waits again, and later computes what is no
-longer in the prefix cache, its own output included. A finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
+A request without a grammar begins as WAITING. One is retracted when others need its memory: it
+waits again, and later computes what is no longer in the prefix cache, its own output included. A
+finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
 overlap loop has launched up to two steps that still name the request, and their tokens for it are
 dropped. Either way its slot and pages are free at once, because the device does one thing after the
 other: whoever gets them next is launched later (`worker/engine/slots.py`).
@@ -24,6 +25,7 @@ from mla_router.worker.scheduler.radix_cache import Node
 
 
 class State(Enum):
+    COMPILING = auto()
     WAITING = auto()
     PREFILL = auto()
     DECODE = auto()
@@ -31,6 +33,7 @@ class State(Enum):
 
 
 _NEXT = {
+    State.COMPILING: {State.WAITING, State.FINISHED},
     State.WAITING: {State.PREFILL, State.FINISHED},
     State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
     State.DECODE: {State.WAITING, State.FINISHED},
@@ -90,7 +93,7 @@ class Request:
         self.priority = priority
         self.arrival = arrival  # its number, by which requests are told apart in age
         self.grammar = grammar
-        self.state = State.WAITING
+        self.state = State.WAITING if grammar is None else State.COMPILING
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
         self.context = prompt + self.output  # what is known before it runs

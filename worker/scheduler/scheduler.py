@@ -22,6 +22,7 @@ from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import NO_TOKEN, FinishReason, Scores, StepEngine, StepResult
+from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import (
     Abort,
     FlushCache,
@@ -34,16 +35,18 @@ from mla_router.worker.messages import (
     ToScheduler,
 )
 from mla_router.worker.scheduler.channel import Channel
+from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.outbox import Outbox
 from mla_router.worker.scheduler.planner import Planner
 from mla_router.worker.scheduler.profiler import Profiler
-from mla_router.worker.scheduler.request import Request
+from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step import Step
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+COMPILE_POLL_S = 0.002
 # So many steps that fail one after the other are no accident of one batch.
 MAX_FAILURES = 3
 
@@ -62,6 +65,7 @@ class Scheduler:
         config: WorkerConfig,
         *,
         vocab_size: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self.engine = engine
         self.channel = channel
@@ -70,6 +74,7 @@ class Scheduler:
         self.profiler = Profiler.of(config)
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
+        self.grammars = GrammarRequests(grammars)
         self.requests: dict[str, Request] = {}  # those that have not ended
         self.stopping = False
         self.num_generated_tokens = 0
@@ -109,8 +114,16 @@ class Scheduler:
         if (now := time.monotonic()) >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
             self.channel.send(self.stats())
-        for message in self.channel.receive(self._next_heartbeat - now if idle else 0.0):
+        # Nothing tells when a grammar is compiled: look again soon, if that is all that is going on.
+        only_compiling = not in_flight and len(self.requests) == self.grammars.num_compiling
+        timeout = self._next_heartbeat - now if idle else COMPILE_POLL_S if only_compiling else 0.0
+        for message in self.channel.receive(timeout):
             self._handle(message)
+        for request, problem in self.grammars.compiled():
+            if problem:
+                self._end(request, FinishReason.REFUSED, problem)
+            else:
+                self.planner.waiting.add(request)
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
@@ -144,6 +157,8 @@ class Scheduler:
             problem = f"{len(message.prompt)} + {sampling.max_tokens} tokens can never fit"
         elif len(message.output) >= sampling.max_tokens:
             problem = f"there are {len(message.output)} of {sampling.max_tokens} tokens already"
+        elif message.grammar is not None and not self.grammars.is_available:
+            problem = "this worker has no grammars"
         if problem:
             self.outbox.reject(message.rid, problem)
             return
@@ -158,7 +173,10 @@ class Scheduler:
             grammar=message.grammar,
         )
         self.requests[request.rid] = request
-        self.planner.waiting.add(request)
+        if request.grammar is None:
+            self.planner.waiting.add(request)
+        else:
+            self.grammars.add(request)
 
     # -- forward(N), sample(N) ------------------------------------------------------------------
 
@@ -180,10 +198,13 @@ class Scheduler:
         if step is None or step.pending is not None:
             return step
         try:
-            step.pending = self.engine.sample(step.launched)
+            masks, stuck = self.grammars.masks(step)
+            step.pending = self.engine.sample(step.launched, masks)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return None
+        for request, problem in stuck:
+            self._end(request, FinishReason.REFUSED, problem)
         return step
 
     # -- postprocess(N-1) -----------------------------------------------------------------------
@@ -208,7 +229,7 @@ class Scheduler:
             request.add_token(token)
             self.num_generated_tokens += 1
             scores = result.scores[i] if result.scores and request.sampling.logprobs else None
-            if token in request.sampling.stop_token_ids:
+            if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
                 self._end(request, FinishReason.STOP, tokens=[token], scores=scores)
             elif len(request.output) == request.sampling.max_tokens:
                 self._end(request, FinishReason.LENGTH, tokens=[token], scores=scores)
@@ -241,9 +262,12 @@ class Scheduler:
         scores: Scores | None = None,
     ) -> None:
         """Tell the server, and give back what the request holds."""
+        was_compiling = request.state is State.COMPILING
         request.finish(reason)
         self.outbox.tell(request, tokens or [], scores, error)
-        self.planner.remove(request)
+        self.grammars.remove(request)
+        if not was_compiling:
+            self.planner.remove(request)
         del self.requests[request.rid]
 
     def _fail(self, step: Step, error: Exception) -> None:
@@ -269,6 +293,7 @@ class Scheduler:
             query=query,
             running=len(self.planner.running),
             waiting=len(self.planner.waiting),
+            compiling=self.grammars.num_compiling,
             total_pages=self.memory.capacity.num_pages,
             free_pages=self.memory.allocator.num_free,
             cached_pages=self.memory.cache.num_evictable,

@@ -61,6 +61,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         top_logprobs=wanted.logprobs or 0,
         prompt_logprobs_from=1 if wanted.echo and scored else None,
         vocab_size=service.limits.vocab_size,
+        response_format=body.response_format,
     )
     sampling = dataclasses.replace(sampling, n=computed)
     replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))

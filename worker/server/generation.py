@@ -223,6 +223,8 @@ class Generation:
             raise InvalidRequest(
                 f"cache_salt: at most {MAX_SALT_LENGTH} characters", param="cache_salt"
             )
+        if sampling.constraint is not None and config.grammar_backend == "none":
+            raise sampling.constraint.refused("this worker runs with --grammar-backend none")
         check_priority(self.priority, enabled=config.enable_priority_scheduling)
         if self.size > MAX_PROMPTS:
             raise InvalidRequest(
@@ -266,6 +268,7 @@ class Generation:
                     ),
                     cache_salt=self.cache_salt or "",
                     priority=self.priority or 0,
+                    grammar=sampling.constraint.grammar if sampling.constraint else None,
                 )
             )
         return requests
@@ -309,6 +312,11 @@ class Generation:
             await asyncio.sleep(0)
 
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
+        if delta.finish_reason == FinishReason.REFUSED.value:
+            choice.finish = Finish(delta.finish_reason)
+            self._count_end(choice, delta.finish_reason)
+            assert self.sampling.constraint is not None, "nothing else can be wrong so late"
+            raise self.sampling.constraint.refused(delta.error)
         if delta.finish_reason == "error":
             choice.finish = Finish("error")  # the scheduler has ended it: nothing to abort
             self._count_end(choice, "error")

@@ -40,7 +40,7 @@ VLLM_NAMES = {
     "sglang:e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
 }
 WHOLE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
-ENDS = (*WHOLE, FinishReason.ABORT.value, "error")
+ENDS = tuple(reason.value for reason in FinishReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,11 @@ class _SchedulerCollector:
         for name, meaning, value in (
             ("sglang:num_running_reqs", "Requests in the batch.", stats.running),
             ("sglang:num_queue_reqs", "Requests waiting for a place.", stats.waiting),
+            (
+                "sglang:num_grammar_queue_reqs",
+                "Requests waiting for their grammar.",
+                stats.compiling,
+            ),
             ("sglang:num_used_tokens", "KV cache tokens held by requests.", reading.used_tokens),
             ("sglang:token_usage", "Share of the KV cache held, 0 to 1.", reading.token_usage),
             (

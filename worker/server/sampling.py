@@ -12,9 +12,11 @@ import msgspec
 
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
+from mla_router.worker.server.constraint import Constraint, read_constraint
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.response_format import ResponseFormat
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
 MAX_STOP_STRINGS = 16
@@ -45,6 +47,7 @@ class Sampling:
     n: int = 1  # answers to each prompt
     skip_special_tokens: bool = True  # in the text
     keep_stop: bool = False  # whatever ends the answer is a part of its text
+    constraint: Constraint | None = None  # what the answers must be a sentence of
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
@@ -66,6 +69,7 @@ def check_sampling(
     top_logprobs: int = 0,
     prompt_logprobs_from: int | None = None,
     vocab_size: int,
+    response_format: ResponseFormat | None = None,
     prefix: str = "",
 ) -> Sampling:
     """Check `fields`; the arguments are what the endpoints spell differently. `prefix` is where
@@ -119,6 +123,7 @@ def check_sampling(
         stop=_stop_strings(fields.stop, prefix + "stop"),
         ignore_eos=bool(fields.ignore_eos),
         n=n,
+        constraint=read_constraint(fields, response_format, prefix),
     )
 
 

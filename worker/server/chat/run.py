@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +14,7 @@ from mla_router.worker.server.chat_template import ChatTemplate, Conversation
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.prompts import check_ids
-from mla_router.worker.server.reasoning import begins_inside
+from mla_router.worker.server.reasoning import END, begins_inside
 from mla_router.worker.server.replay import Replay
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.chat import ChatRequest
@@ -77,11 +78,15 @@ async def prepare(
         logprobs=bool(body.logprobs),
         top_logprobs=_top_logprobs(body),
         vocab_size=service.limits.vocab_size,
+        response_format=body.response_format,
     )
     tokenizer, answers = service.tokenizer, service.answers
     text = tokenizer.template.render(conversation(body, tools, tokenizer.template))
     prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
     check_ids(prompt, service.limits.vocab_size, names.messages)
+    inside = begins_inside(text)
+    if inside and sampling.constraint is not None:
+        sampling = dataclasses.replace(sampling, constraint=sampling.constraint.after(END))
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     generation = Generation(
         service,
@@ -92,7 +97,7 @@ async def prepare(
         priority=body.priority,
         markers=markers,
     )
-    return ChatRun(generation, tools, body.separate_reasoning is not False, begins_inside(text))
+    return ChatRun(generation, tools, body.separate_reasoning is not False, inside)
 
 
 def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.schema.continuation import Continuation
+from mla_router.worker.server.schema.response_format import ResponseFormat
 
 PromptItems = list[str | int | list[int]]
 
@@ -26,10 +27,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     n: int | None = None
-    # refused unless neutral
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
+    # at most one of these and `response_format`
+    json_schema: str | dict[str, Any] | bool | None = (
+        None  # a string with a schema, as SGLang has it
+    )
+    regex: str | None = None  # matches the whole answer
+    ebnf: str | None = None  # its first rule is `root`
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -48,7 +52,7 @@ class OpenAIFields(SamplingFields, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
-    response_format: Any = None
+    response_format: ResponseFormat | None = None
 
     @property
     def wants_usage(self) -> bool:

@@ -13,7 +13,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
@@ -22,9 +21,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 # Fields that are off only when they are null or absent.
 NULL_ONLY = frozenset(
     {
-        "regex",
-        "ebnf",
-        "json_schema",
         "audio",
         "chat_template",
         "token_ids_logprob",

@@ -1,0 +1,152 @@
+"""What an answer must be a sentence of: the fields that ask for it, checked as far as that is cheap.
+
+Whether a grammar is a good one is known when it is compiled, in a process of its own
+(`worker/grammar`); what is wrong with it then comes back under the name of the field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from mla_router.worker.messages import Grammar
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.response_format import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuralTagFormat,
+)
+
+MAX_SOURCE = 256 << 10  # bytes
+
+ANY_OBJECT = '{"type":"object"}'
+ANY_JSON = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    grammar: Grammar
+    field: str  # where the client has written it, for error messages
+
+    def refused(self, reason: str) -> InvalidRequest:
+        """The error that says what is wrong with the grammar."""
+        return InvalidRequest(f"{self.field}: {reason}", param=self.field, code="invalid_grammar")
+
+    def after(self, marker: str) -> Constraint:
+        """Any text up to `marker` first: a model that thinks does so before it answers."""
+        kind, source = self.grammar.kind, self.grammar.source
+        inner: dict[str, Any]
+        match kind:
+            case "json_schema":
+                inner = {"type": kind, "json_schema": msgspec.json.decode(source)}
+            case "regex":
+                inner = {"type": kind, "pattern": source}
+            case "ebnf":
+                inner = {"type": "grammar", "grammar": source}
+            case "structural_tag":
+                inner = msgspec.json.decode(source)["format"]
+        thoughts = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
+        elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, inner]
+        return Constraint(structural_tag({"type": "sequence", "elements": elements}), self.field)
+
+
+def structural_tag(format: dict[str, Any]) -> Grammar:
+    """xgrammar's language for texts made of parts: see `xgrammar.structural_tag`."""
+    return _grammar("structural_tag", {"type": "structural_tag", "format": format})
+
+
+def read_constraint(
+    fields: SamplingFields, response_format: ResponseFormat | None, prefix: str = ""
+) -> Constraint | None:
+    """Raises InvalidRequest, naming the field. `prefix` is where `fields` lie in the body."""
+    found = [
+        Constraint(grammar, prefix + field)
+        for field, grammar in (
+            ("json_schema", _of_json(fields.json_schema, "json_schema", prefix)),
+            ("regex", fields.regex and Grammar("regex", fields.regex)),
+            ("ebnf", fields.ebnf and Grammar("ebnf", fields.ebnf)),
+            ("structural_tag", _of_json(fields.structural_tag, "structural_tag", prefix)),
+        )
+        if grammar
+    ]
+    if response_format is not None and (wanted := _of_format(response_format)):
+        found.insert(0, wanted)
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{found[1].field}: cannot be combined with {found[0].field}", param=found[1].field
+        )
+    if not found:
+        return None
+    size = len(found[0].grammar.source.encode())
+    if size > MAX_SOURCE:
+        raise found[0].refused(f"has {size} bytes, more than {MAX_SOURCE}")
+    return found[0]
+
+
+def _of_format(format: ResponseFormat) -> Constraint | None:
+    match format:
+        case JsonObjectFormat():
+            return Constraint(Grammar("json_schema", ANY_OBJECT), "response_format")
+        case JsonSchemaFormat(json_schema):
+            schema = ANY_JSON if json_schema.schema is None else json_schema.schema
+            grammar = _grammar("json_schema", schema)
+            return Constraint(grammar, "response_format.json_schema.schema")
+        case StructuralTagFormat():
+            return Constraint(_of_tag(format), "response_format")
+        case _:
+            return None
+
+
+def _of_tag(tag: StructuralTagFormat) -> Grammar:
+    if tag.format is not None and tag.structures is None and tag.triggers is None:
+        return structural_tag(tag.format)
+    if tag.format is not None or not tag.structures or not tag.triggers:
+        raise InvalidRequest(
+            "response_format: a structural_tag has structures and triggers, or a format",
+            param="response_format",
+        )
+    tags = [
+        {
+            "begin": structure.begin,
+            "content": {
+                "type": "json_schema",
+                "json_schema": {} if structure.schema is None else structure.schema,
+            },
+            "end": structure.end,
+        }
+        for structure in tag.structures
+    ]
+    return structural_tag({"type": "triggered_tags", "triggers": tag.triggers, "tags": tags})
+
+
+def _of_json(
+    value: str | dict[str, Any] | bool | None,
+    kind: Literal["json_schema", "structural_tag"],
+    prefix: str,
+) -> Grammar | None:
+    """A field that is JSON, or a string with JSON in it, as SGLang has it."""
+    if value is None:
+        return None
+    if kind == "structural_tag":
+        try:
+            text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+            return _of_tag(_tag_decoder.decode(text))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            field = prefix + kind
+            raise InvalidRequest(f"{field}: {error}", param=field) from None
+        except InvalidRequest as error:
+            message = error.body.error.message.removeprefix("response_format")
+            raise InvalidRequest(prefix + kind + message, param=prefix + kind) from None
+    return _grammar(kind, value)
+
+
+def _grammar(kind: Literal["json_schema", "structural_tag"], value: Any) -> Grammar:
+    source = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return Grammar(kind, source)
+
+
+_tag_decoder = msgspec.json.Decoder(StructuralTagFormat)
