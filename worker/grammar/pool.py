@@ -35,7 +35,7 @@ class Grammars:
     def __init__(self, control: socket.socket, masks: np.ndarray, nursery_pid: int) -> None:
         self.masks = masks  # [R, ceil(vocab / 32)] int32; `fill` writes the leading rows
         self._control = control
-        self._nursery_pid = nursery_pid
+        self.nursery_pid = nursery_pid
         self._hosts: OrderedDict[Grammar, HostClient] = OrderedDict()  # least recently used first
         self._line: deque[tuple[int, Grammar, Sequence[int]]] = deque()
         self._host_of: dict[int, HostClient] = {}
@@ -106,8 +106,8 @@ class Grammars:
         for host in self._hosts.values():
             host.end()
         self._control.close()
-        os.kill(self._nursery_pid, signal.SIGKILL)  # it takes the hosts with it
-        os.waitpid(self._nursery_pid, 0)
+        os.kill(self.nursery_pid, signal.SIGKILL)  # it takes the hosts with it
+        os.waitpid(self.nursery_pid, 0)
 
     def _poll(self, host: HostClient) -> list[tuple[int, str]]:
         try:
