@@ -13,6 +13,7 @@ use super::{
     Shared,
     broadcast::{Answer, ask_all, reports},
 };
+use crate::router::Router;
 
 /// Every worker's prefix cache and its share of the tree. A worker that did not flush keeps both.
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
@@ -36,6 +37,23 @@ pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Respons
         refused.map(|(status, _)| *status).next().unwrap_or(StatusCode::BAD_GATEWAY)
     };
     reports(status, &answers)
+}
+
+/// A trace of every worker; those that did not begin one say why.
+pub(super) async fn start_profile(State(router): Shared, body: Bytes) -> Response {
+    profile(&router, "/start_profile", body).await
+}
+
+pub(super) async fn stop_profile(State(router): Shared, body: Bytes) -> Response {
+    profile(&router, "/stop_profile", body).await
+}
+
+async fn profile(router: &Router, path: &'static str, body: Bytes) -> Response {
+    let answers = ask_all(router, Method::POST, path, body).await;
+    let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
+    let refused = refused.map(|(status, _)| *status).find(|status| !status.is_success());
+    let all = answers.iter().all(Answer::is_success);
+    reports(if all { StatusCode::OK } else { refused.unwrap_or(StatusCode::BAD_GATEWAY) }, &answers)
 }
 
 /// All workers' states in the place where clients of one SGLang server look for one.

@@ -42,6 +42,8 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/remove_worker", post(workers::remove_worker))
         .route("/flush_cache", post(engine::flush_cache))
         .route("/abort_request", post(engine::abort_request))
+        .route("/start_profile", post(engine::start_profile))
+        .route("/stop_profile", post(engine::stop_profile))
         .route("/get_server_info", get(engine::server_info))
         .fallback(async |uri: Uri| Error::NotFound(uri.path().to_owned()))
         // axum itself adds which methods are allowed.

@@ -17,12 +17,14 @@ pub enum Endpoint {
     Detokenize,
     Models,
     ModelInfo,
+    /// What the workers understand, as a document.
+    OpenApi,
     /// Answered by the router itself.
     Admin,
 }
 
 impl Endpoint {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Generate,
@@ -32,6 +34,7 @@ impl Endpoint {
         Self::Detokenize,
         Self::Models,
         Self::ModelInfo,
+        Self::OpenApi,
         Self::Admin,
     ];
 
@@ -45,6 +48,7 @@ impl Endpoint {
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
             "/get_model_info" => Self::ModelInfo,
+            "/openapi.json" => Self::OpenApi,
             "/v1/models" => Self::Models,
             _ if path.starts_with("/v1/models/") => Self::Models,
             _ if path.starts_with("/v1/") => Self::OtherV1,
@@ -73,7 +77,12 @@ impl Endpoint {
     pub fn is_work(self) -> bool {
         let is_light = matches!(
             self,
-            Self::Tokenize | Self::Detokenize | Self::Models | Self::ModelInfo | Self::Admin
+            Self::Tokenize
+                | Self::Detokenize
+                | Self::Models
+                | Self::ModelInfo
+                | Self::OpenApi
+                | Self::Admin
         );
         !is_light
     }
@@ -85,7 +94,7 @@ impl Endpoint {
 
     pub fn method(self) -> &'static str {
         match self {
-            Self::Models | Self::ModelInfo => "GET",
+            Self::Models | Self::ModelInfo | Self::OpenApi => "GET",
             _ => "POST",
         }
     }
@@ -102,6 +111,7 @@ impl Endpoint {
             Self::Detokenize => "/detokenize",
             Self::Models => "/v1/models",
             Self::ModelInfo => "/get_model_info",
+            Self::OpenApi => "/openapi.json",
             Self::Admin => "",
         }
     }
@@ -117,6 +127,7 @@ impl Endpoint {
             Self::Detokenize => "detokenize",
             Self::Models => "models",
             Self::ModelInfo => "model_info",
+            Self::OpenApi => "openapi",
             Self::Admin => "router",
         }
     }

@@ -70,9 +70,10 @@ impl Router {
             held[id] = *blocks;
         }
         let model = known(&workers, model);
-        // When every breaker is open, trying is better than refusing.
-        let heed_breakers =
-            workers.iter().any(|worker| worker.takes_requests() && worker.may_serve(model));
+        // When every breaker of those that are left is open, trying is better than refusing.
+        let heed_breakers = workers.iter().any(|worker| {
+            worker.takes_requests() && worker.may_serve(model) && !tried.contains(&worker.id)
+        });
         candidates.clear();
         places.clear();
         for (place, worker) in workers.iter().enumerate() {

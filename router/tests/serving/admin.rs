@@ -92,6 +92,23 @@ async fn an_abort_goes_to_every_worker_and_one_yes_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn profiles_are_of_all_workers_and_one_refusal_is_told() {
+    let mut able = FakeWorker::plain().await;
+    let mut unable = FakeWorker::start(|_| Reply::status(404)).await;
+    let router = router(config(), &[&able, &unable]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for path in ["/start_profile", "/stop_profile"] {
+        let answer = client.post(path, "").await;
+        assert_eq!(answer.status, StatusCode::NOT_FOUND, "{path}");
+        let workers = &answer.json()["workers"];
+        assert_eq!((&workers[0]["status"], &workers[1]["status"]), (&json!(200), &json!(404)));
+        for worker in [&mut able, &mut unable] {
+            assert_eq!(worker.request().await.head.uri.path(), path);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_that_one_worker_misses_is_not_a_success() {
     let good = FakeWorker::plain().await;
     let mut dead = FakeWorker::plain().await;

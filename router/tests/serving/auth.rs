@@ -16,7 +16,7 @@ const OPEN: [&str; 6] = [
     "/dashboard/page.css",
     "/dashboard/page.js",
 ];
-const DATA: [(&str, &str); 8] = [
+const DATA: [(&str, &str); 9] = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -25,6 +25,7 @@ const DATA: [(&str, &str); 8] = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/m"),
     ("GET", "/get_model_info"),
+    ("GET", "/openapi.json"),
 ];
 
 /// Every route and method that the source registers, so that a new one is looked at, too.

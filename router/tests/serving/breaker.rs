@@ -141,6 +141,31 @@ async fn when_every_breaker_is_open_trying_is_better_than_refusing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_left_is_tried_even_if_its_breaker_is_open() {
+    let switches = [true, false].map(|broken| Arc::new(AtomicBool::new(broken)));
+    let start = |switch: &Arc<AtomicBool>| {
+        let state = Arc::clone(switch);
+        FakeWorker::start(move |_| {
+            if state.load(Ordering::SeqCst) {
+                Reply::status(500)
+            } else {
+                Reply::ok("{\"ok\":true}")
+            }
+        })
+    };
+    let (first, second) = (start(&switches[0]).await, start(&switches[1]).await);
+    let router = router(in_turn(), &[&first, &second]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    while breakers(&router)[0] != BreakerState::Open {
+        assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+    }
+    // Now the one that is trusted fails, and the other one would answer.
+    switches[0].store(false, Ordering::SeqCst);
+    switches[1].store(true, Ordering::SeqCst);
+    assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_whose_engine_hangs_is_out_after_one_late_byte() {
     // Its health check answers all the time: only the requests can tell.
     let config = Config { first_token_timeout_secs: secs(0.2), ..in_turn() };
