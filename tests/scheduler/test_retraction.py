@@ -38,7 +38,7 @@ def test_everybody_gets_all_tokens_once(
         first, *others = outcome.channel.deltas()[f"r{i}"]
         assert first.cached_tokens < len(prompt)
         # What a request finds cached of its own when it comes back is nobody's business.
-        assert all(delta.cached_tokens == first.cached_tokens for delta in others)
+        assert all(delta.cached_tokens == 0 for delta in others)
     stats = outcome.scheduler.stats()
     assert stats.retracted > 0
     assert stats.prompt_tokens == sum(len(prompt) for prompt in PROMPTS)

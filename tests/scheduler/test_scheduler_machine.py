@@ -19,8 +19,8 @@ from support.scripted_scheduler import generate
 from support.stepped_scheduler import SteppedScheduler
 
 PREFIXES = [[(i * k + k) % VOCAB for i in range(30)] for k in (1, 3, 7)]
-# Failures that follow each other this closely could be taken for a lost device.
-FAILURES_APART = 8
+# Steps from one that fails to the next: several in a row would be taken for a lost device.
+FAILURES_APART = 4
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -66,11 +66,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.asked: dict[str, Generate] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
-        self.turns = 0
-        self.next_failure = 0
 
     def turn(self, *messages: ToScheduler) -> None:
-        self.turns += 1
         for scheduler in self.both:
             scheduler.turn(*messages)
 
@@ -133,10 +130,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.turn(FlushCache(1))
 
-    @precondition(lambda self: self.turns >= self.next_failure)
+    @precondition(
+        lambda self: all(len(e.plans) >= e.last_fault + FAILURES_APART for e in self.engines)
+    )
     @rule(phase=st.sampled_from(["fail_forward", "fail_sample", "fail_wait"]))
     def a_step_fails(self, phase: str) -> None:
-        self.next_failure = self.turns + FAILURES_APART
         for engine in self.engines:
             getattr(engine, phase).add(len(engine.plans))
         self.turn()

@@ -34,6 +34,11 @@ class FaultyEngine(FakeEngine):
         self.usable = usable
         self.plans: list[StepPlan] = []
 
+    @property
+    def last_fault(self) -> int:
+        """The last step that has failed or is going to."""
+        return max([-1, *self.fail_forward, *self.fail_sample, *self.fail_wait])
+
     def forward(self, plan: StepPlan) -> FakeStep:
         number = len(self.plans)
         self.plans.append(plan)

@@ -8,6 +8,7 @@ Started by `python -m mla_router.worker`; dies with it.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -71,6 +72,9 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
             attention_backend=config.attention_backend,
         )
     )
+    # What was made until now stays: a collection in the middle of a step need not look at it again.
+    gc.collect()
+    gc.freeze()
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
     finally:

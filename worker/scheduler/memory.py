@@ -56,7 +56,8 @@ class Memory:
     def admit(self, request: Request, node: Node, pages: list[int]) -> None:
         """Give the request a slot and its cached prefix; the caller has locked `node` for it."""
         request.node, request.pages, request.tree_pages = node, pages, len(pages)
-        request.launched_prompt = request.settled_length = len(pages) * self.page_size
+        request.held_tokens = len(pages) * self.page_size
+        request.launched_prompt = request.settled_length = request.held_tokens
         if not request.was_retracted:
             request.num_cached = request.settled_length
         request.slot = self.free_slots.pop()
@@ -75,6 +76,7 @@ class Memory:
             self.allocator.free(self.cache.evict(count - self.allocator.num_free))
         first = len(request.pages)
         request.pages += self.allocator.allocate(count)
+        request.held_tokens = len(request.pages) * self.page_size
         return [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
 
     def share(self, request: Request) -> None:
@@ -119,7 +121,7 @@ class Memory:
         self.allocator.free(request.pages[kept:])
         self.cache.unlock(request.node)
         self.free_slots.append(request.slot)
-        request.pages, request.node, request.slot = [], None, -1
+        request.pages, request.held_tokens, request.node, request.slot = [], 0, None, -1
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request holds."""
@@ -129,6 +131,7 @@ class Memory:
         """Assert that every page and slot has exactly one owner."""
         owned = [page for request in live for page in request.pages[request.tree_pages :]]
         cached = [page for node in self.cache for page in node.pages]
+        assert all(len(r.pages) * self.page_size == r.held_tokens for r in live)
         pages = sorted([*self.allocator.free_pages, *owned, *cached])
         assert pages == list(range(1, self.capacity.num_pages + 1)), "a page is lost or shared"
         assert len(cached) == self.cache.num_pages

@@ -20,6 +20,10 @@ class Outbox:
     ) -> None:
         """New output of a request, and its end if it has come."""
         reason = request.finish_reason.value if request.finish_reason else ""
+        if request.is_known:
+            self._deltas.append(Delta(request.rid, tokens, scores, 0, reason, error))
+            return
+        request.is_known = True
         self._deltas.append(
             Delta(
                 request.rid,
@@ -32,7 +36,7 @@ class Outbox:
                 request.queue_seconds,
             )
         )
-        request.prompt_scores, request.queue_seconds = None, 0.0  # with the first only
+        request.prompt_scores = None
 
     def reject(self, rid: str, problem: str) -> None:
         """Say that a request was not accepted."""

@@ -93,20 +93,22 @@ class Planner:
     def _make_room(self, decodes: list[Request], shares: list[Share]) -> bool:
         """Retract requests until the pages suffice for the rows of the others; returns whether any
         had to go. Then nobody is admitted: it would be as if they had gone for it."""
-        needs = {r: self.memory.lacking(r, r.next_decode_length) for r in decodes}
-        for share in shares:
-            end = share.request.launched_prompt + share.tokens
-            needs[share.request] = self.memory.lacking(share.request, end)
-        needed = sum(needs.values())
+        needed = sum(request.next_decode_length > request.held_tokens for request in decodes)
+        needed += sum(self._lacking(share) for share in shares)
         if needed <= self.memory.room:
             self.estimate.step()
             return False
+        needs = {r: int(r.next_decode_length > r.held_tokens) for r in decodes}
+        needs |= {share.request: self._lacking(share) for share in shares}
         while needed > self.memory.room:
             victim = cheapest(all_but_strongest(self.running.values()))
             needed -= needs.get(victim, 0)
             self._retract(victim)
         self.estimate.learn(self.running.values())
         return True
+
+    def _lacking(self, share: Share) -> int:
+        return self.memory.lacking(share.request, share.request.launched_prompt + share.tokens)
 
     def _retract(self, request: Request) -> None:
         del self.running[request.rid]
@@ -125,14 +127,15 @@ class Planner:
         for request in decodes:
             length = request.take_decode()
             lengths.append(length)
-            writes += self.memory.grow(request, length)
+            if length > request.held_tokens:
+                writes += self.memory.grow(request, length)
         chunks = []
         for share in shares:
             chunks.append(share.request.take_chunk(share.tokens))
             writes += self.memory.grow(share.request, share.request.launched_prompt)
         prefills = [share.request for share in shares]
         plan = StepPlan(
-            decode_slots=tuple(request.slot for request in decodes),
+            decode_slots=tuple([request.slot for request in decodes]),
             decode_lengths=tuple(lengths),
             chunks=tuple(chunks),
             page_writes=tuple(writes),

@@ -53,8 +53,11 @@ class Request:
         "context",
         "finish_reason",
         "grammar",
+        "held_tokens",
+        "is_known",
         "launched_outputs",
         "launched_prompt",
+        "max_tokens",
         "node",
         "num_cached",
         "output",
@@ -89,6 +92,7 @@ class Request:
         self.rid = rid
         self.prompt = prompt
         self.sampling = sampling
+        self.max_tokens = sampling.max_tokens
         self.cache_salt = cache_salt
         self.priority = priority
         self.arrival = arrival  # its number, by which requests are told apart in age
@@ -109,10 +113,12 @@ class Request:
 
         self.slot = -1
         self.pages: list[int] = []
+        self.held_tokens = 0  # for which there is room in its pages
         self.tree_pages = 0  # leading pages that belong to the prefix cache
         self.node: Node | None = None  # locked by this request: where its tree pages end
         self.num_cached = 0  # context tokens that needed no computation when it first ran
         self.was_retracted = False
+        self.is_known = False  # to the server: its first delta is out
 
         self.arrived_at = time.monotonic()
         self.queue_seconds = 0.0  # it waited until it was first admitted
@@ -159,7 +165,7 @@ class Request:
     @property
     def max_length(self) -> int:
         """Tokens that can ever be in its KV cache: the last sampled one never gets there."""
-        return len(self.prompt) + self.sampling.max_tokens - 1
+        return len(self.prompt) + self.max_tokens - 1
 
     @property
     def max_cached(self) -> int:
@@ -171,7 +177,7 @@ class Request:
     @property
     def wants_decode(self) -> bool:
         """A finish by length is known before its token is: no step is launched past it."""
-        return self.state is State.DECODE and self.launched_outputs < self.sampling.max_tokens
+        return self.state is State.DECODE and self.launched_outputs < self.max_tokens
 
     @property
     def next_decode_length(self) -> int:

@@ -220,18 +220,18 @@ class Scheduler:
         self._failures = 0
         self._settle(step, result)
         for i, request in enumerate(step.sampled):
-            if not request.is_live:
+            if request.finish_reason is not None:
                 continue  # it ended while this step was under way
-            token = result.tokens[i]
+            token, sampling = result.tokens[i], request.sampling
             if token == NO_TOKEN:
                 self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
                 continue
             request.add_token(token)
             self.num_generated_tokens += 1
-            scores = result.scores[i] if result.scores and request.sampling.logprobs else None
-            if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
+            scores = result.scores[i] if result.scores and sampling.logprobs else None
+            if token in sampling.stop_token_ids or self.grammars.ends(request, token):
                 self._end(request, FinishReason.STOP, tokens=[token], scores=scores)
-            elif len(request.output) == request.sampling.max_tokens:
+            elif len(request.output) == request.max_tokens:
                 self._end(request, FinishReason.LENGTH, tokens=[token], scores=scores)
             else:
                 self.outbox.tell(request, [token], scores)

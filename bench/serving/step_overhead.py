@@ -1,0 +1,244 @@
+"""What the scheduler itself costs: CPU time of each phase of its loop, on an engine that does nothing.
+
+    python bench/serving/step_overhead.py --out bench/results/step_overhead.jsonl
+
+Time is that of the scheduler's thread on its CPU, so that other processes disturb little; medians
+are over steps. Messages go through real sockets. Beside it: requests a second of prompts of one
+token, and operations a second of the prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import (
+    Capacity,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+)
+from mla_router.worker.messages import Generate, ToScheduler
+from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.radix_cache import RadixCache
+from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.scheduler.step import Step
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+GOALS_US = {1: 300, 256: 1000}
+PAGE_SIZE = 16
+VOCAB = 1 << 17
+PROMPT_TOKENS = 100
+PHASES = ("receive", "schedule", "launch", "postprocess")
+
+
+@dataclass
+class Nothing:
+    """A step whose tokens are known at once."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class NullEngine:
+    """Every token is 7, and costs nothing."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+
+    def forward(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def sample(
+        self,
+        launched: StepPlan,
+        masks: TokenMasks | None = None,  # noqa: ARG002 (nobody asks for a grammar)
+    ) -> Nothing:
+        rows = len(launched.decode_slots) + sum(chunk.is_last for chunk in launched.chunks)
+        return Nothing(StepResult([7] * rows))
+
+    def is_usable_after(self, error: Exception) -> bool:
+        raise error
+
+
+class Bench:
+    """A scheduler on a null engine, and the server's end of its sockets."""
+
+    def __init__(self, folder: Path, capacity: Capacity) -> None:
+        self.context = zmq.Context()
+        self.heard = self.context.socket(zmq.PULL)
+        self.heard.bind(f"ipc://{folder}/to_server")
+        self.said = self.context.socket(zmq.PUSH)
+        for socket in (self.heard, self.said):
+            socket.set_hwm(0)
+        self.channel = ZmqChannel(folder)
+        self.said.connect(f"ipc://{folder}/to_scheduler")
+        self.scheduler = Scheduler(
+            NullEngine(capacity), self.channel, WorkerConfig(), vocab_size=VOCAB
+        )
+        self.last: Step | None = None
+
+    def send(self, messages: list[ToScheduler]) -> None:
+        """Deliver messages, and take turns until all of them have arrived."""
+        for message in messages:
+            self.said.send(msgspec.msgpack.encode(message))
+        wanted = len(self.scheduler.requests) + len(messages)
+        while len(self.scheduler.requests) < wanted:
+            self.scheduler.receive(in_flight=True)
+
+    def turn(self) -> tuple[int, ...]:
+        """One turn of the overlap loop; CPU nanoseconds of its phases."""
+        scheduler, clock = self.scheduler, time.thread_time_ns
+        begin = clock()
+        scheduler.receive(in_flight=self.last is not None)
+        received = clock()
+        step = scheduler.planner.next_step()
+        scheduled = clock()
+        step = scheduler.forward(step)
+        launched = clock()
+        if self.last is not None:
+            scheduler.postprocess(self.last)
+        processed = clock()
+        self.last = scheduler.sample(step)
+        end = clock()
+        return (
+            received - begin,
+            scheduled - received,
+            launched - scheduled + end - processed,
+            processed - launched,
+        )
+
+    def close(self) -> None:
+        self.channel.close()
+        self.context.destroy(linger=0)
+
+
+def requests(
+    count: int, max_tokens: int, prompt_tokens: int, name: str = "row"
+) -> list[ToScheduler]:
+    """Prompts that differ from their first token on."""
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset([0, 1]))
+    text = [VOCAB // 2 + i % 1000 for i in range(prompt_tokens - 1)]
+    return [Generate(f"{name}-{i}", [i, *text], sampling) for i in range(count)]
+
+
+def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -> dict[str, Any]:
+    """Median microseconds of the phases of a step with so many decode rows, while others wait for a
+    slot or for memory."""
+    max_tokens = 2 * count + 1000
+    pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
+    slots = 2 * rows if for_memory else rows
+    bench = Bench(folder, Capacity(pages, PAGE_SIZE, slots, 1 << 20))
+    bench.send(requests(rows, max_tokens, PROMPT_TOKENS))
+    while bench.scheduler.planner.waiting:
+        bench.turn()
+    # What waits for memory wants all of it.
+    prompt_tokens = pages * PAGE_SIZE - 64 if for_memory else PROMPT_TOKENS
+    bench.send(requests(waiting, 64, prompt_tokens, "other"))
+    for _ in range(100):
+        bench.turn()
+    gc.collect()
+    gc.freeze()
+    timed = [bench.turn() for _ in range(count)]
+    assert len(bench.scheduler.planner.running) == rows, "somebody has ended or come"
+    assert len(bench.scheduler.planner.waiting) == waiting
+    bench.close()
+    phases = [statistics.median(column) / 1000 for column in zip(*timed, strict=True)]
+    totals = sorted(sum(turn) / 1000 for turn in timed)
+    return {
+        "rows": rows,
+        "waiting": waiting,
+        "for": ("memory" if for_memory else "slot") if waiting else None,
+        **{name: round(value, 1) for name, value in zip(PHASES, phases, strict=True)},
+        "step": round(statistics.median(totals), 1),
+        "step_p99": round(totals[len(totals) * 99 // 100], 1),
+        **({"goal": GOALS_US[rows]} if rows in GOALS_US and not waiting else {}),
+    }
+
+
+def throughput(folder: Path, count: int) -> int:
+    """Requests a second of CPU time, of prompts of one token that want one."""
+    bench = Bench(folder, Capacity(4096, PAGE_SIZE, 256, 4096))
+    for message in requests(count, 1, 1):
+        bench.said.send(msgspec.msgpack.encode(message))
+    spent = 0
+    while bench.scheduler.num_generated_tokens < count:
+        spent += sum(bench.turn())
+    bench.close()
+    return round(count / (spent / 1e9))
+
+
+def cache(count: int, tokens: int) -> dict[str, float]:
+    """Operations a second of the prefix cache, on prompts of so many tokens that share a half."""
+    rng = random.Random(0)
+    half = [rng.randrange(VOCAB) for _ in range(tokens // 2)]
+    prompts = [[*half, *(rng.randrange(VOCAB) for _ in half)] for _ in range(count)]
+    pages = tokens // PAGE_SIZE
+    tree = RadixCache(PAGE_SIZE)
+
+    def rate(operation: Any) -> float:
+        begin = time.thread_time_ns()
+        for i, prompt in enumerate(prompts):
+            operation(i, prompt)
+        return round(count / ((time.thread_time_ns() - begin) / 1e9))
+
+    def insert(i: int, prompt: list[int]) -> None:
+        tree.insert(tree.root(""), prompt, list(range(i * pages, (i + 1) * pages)))
+
+    def match(_: int, prompt: list[int]) -> None:
+        node, _pages = tree.match("", prompt)
+        tree.lock(node)
+        tree.unlock(node)
+
+    def miss(i: int, prompt: list[int]) -> None:
+        tree.match(str(i % 8), prompt)
+
+    rates = {"insert": rate(insert), "match": rate(match), "miss": rate(miss)}
+    return rates | {"evict": rate(lambda _, __: tree.evict(pages // 2))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=2000, help="timed steps of each batch")
+    parser.add_argument("--out", type=Path, help="append the line to this file")
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "config": {"steps": args.steps, "page_size": PAGE_SIZE, "prompt_tokens": PROMPT_TOKENS}
+    }
+    result["step_us"] = []
+    for rows, waiting, for_memory in (
+        (1, 0, False),
+        (32, 0, False),
+        (256, 0, False),
+        (32, 4096, False),
+        (32, 64, True),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            line = steps(Path(folder), rows, waiting, for_memory, args.steps)
+        print(line, flush=True)
+        result["step_us"].append(line)
+    with tempfile.TemporaryDirectory() as folder:
+        result["requests_per_s"] = throughput(Path(folder), 20_000)
+    result["cache_per_s"] = {str(tokens): cache(2000, tokens) for tokens in (128, 2048)}
+    record("step_overhead", result, args.out)
+
+
+if __name__ == "__main__":
+    main()
