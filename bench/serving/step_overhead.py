@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import statistics
 import sys
@@ -220,7 +221,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the line to this file")
     args = parser.parse_args()
     result: dict[str, Any] = {
-        "config": {"steps": args.steps, "page_size": PAGE_SIZE, "prompt_tokens": PROMPT_TOKENS}
+        "config": {"steps": args.steps, "page_size": PAGE_SIZE, "prompt_tokens": PROMPT_TOKENS},
+        # Who else works here: caches and cores are shared, and it shows in CPU time, too.
+        "load_average": round(os.getloadavg()[0], 1),
     }
     result["step_us"] = []
     for rows, waiting, for_memory in (

@@ -91,7 +91,7 @@ def test_overlap_and_normal_give_identical_tokens(model: DeepseekForCausalLM, se
         assert stats.free_pages + stats.cached_pages == stats.total_pages
 
 
-def test_neither_cache_nor_chunks_nor_neighbours_change_the_tokens(
+def test_neither_cache_nor_chunks_nor_neighbours_nor_retraction_change_the_tokens(
     model: DeepseekForCausalLM,
 ) -> None:
     script = random_script(7, 40, aborts=False)
@@ -100,7 +100,9 @@ def test_neither_cache_nor_chunks_nor_neighbours_change_the_tokens(
         serve(model, script, chunk_size=7),
         serve(model, script, chunk_size=64, overlap=False),
         serve(model, script, Capacity(1600, 1, 3, 160), chunk_size=16),
+        serve(model, script, Capacity(34, 4, 12, 120), schedule_conservativeness=0.01),
     ]
+    assert others[-1].scheduler.stats().retracted > 0
     for n in range(40):
         for other in others:
             assert other.channel.tokens(f"r{n}") == reference.channel.tokens(f"r{n}")
