@@ -18,6 +18,8 @@ from support.tiny_model import CONFIGS, write_tiny_model
 
 LENGTHS = (1, 15, 16, 17, 100, 333)
 NEW_TOKENS = 24
+# All of DeepSeek's, and of Llama's those that differ most in what the cache holds.
+SERVED = [name for name in CONFIGS if name not in ("llama_mha", "llama_biased")]
 TOLERANCE = 1e-4  # of a logprob
 
 # Two workers that differ in all that may not change a token.
@@ -57,7 +59,7 @@ def check(
             assert answer.cached_tokens == cached[i], where
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
     reference = Reference(tmp_path)

@@ -9,16 +9,21 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.capacity import plan_capacity
-from mla_router.worker.model.config import read_config
+from mla_router.worker.model.registry import read_config
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 
 GIB = 1 << 30
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    # Of each layer: a latent of 32 and a rotary key of 8; keys and values of 2 heads of 8.
+    [("v3", 3 * (32 + 8)), ("llama_gqa", 3 * 2 * 2 * 8)],
+)
 def test_penalties_have_their_memory_before_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: int
 ) -> None:
-    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    write_tiny_model(tmp_path, **CONFIGS[name])
     model = read_config(tmp_path)
     free = 3 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 10 * GIB))
@@ -30,7 +35,7 @@ def test_penalties_have_their_memory_before_the_cache(
         capacity = plan_capacity(config, model, torch.bfloat16, torch.device("cuda"))
         return capacity.max_total_tokens
 
-    token_bytes = 3 * model.cache_width * 2  # layers, bfloat16
+    token_bytes = values * 2  # bfloat16
     for requests in (1, 1000):
         left = GIB - 4 * requests * VOCAB_SIZE - tokens(requests) * token_bytes
         assert 0 <= left < 2 * token_bytes

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import Generate, ToScheduler
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
 from support.random_requests import random_script
 from support.random_sampling import random_sampling
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> DeepseekForCausalLM:
+def model(folder: Path) -> CausalLM:
     return load_model(folder, device=CPU, dtype=torch.float32)
 
 
@@ -46,7 +46,7 @@ def reference(folder: Path) -> Any:
 
 
 def serve(
-    model: DeepseekForCausalLM,
+    model: CausalLM,
     script: dict[int, list[ToScheduler]],
     capacity: Capacity = CAPACITY,
     **how,
@@ -67,7 +67,7 @@ def logprobs(of: Run, rid: str) -> list[float]:
 
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_overlap_and_normal_give_identical_tokens(model: DeepseekForCausalLM, seed: int) -> None:
+def test_overlap_and_normal_give_identical_tokens(model: CausalLM, seed: int) -> None:
     script = random_script(seed, 200, aborts=True)
     overlap = serve(model, script, overlap=True, chunk_size=32)
     normal = serve(model, script, overlap=False, chunk_size=32)
@@ -92,7 +92,7 @@ def test_overlap_and_normal_give_identical_tokens(model: DeepseekForCausalLM, se
 
 
 def test_neither_cache_nor_chunks_nor_neighbours_nor_retraction_change_the_tokens(
-    model: DeepseekForCausalLM,
+    model: CausalLM,
 ) -> None:
     script = random_script(7, 40, aborts=False)
     reference = serve(model, script, chunk_size=4096, use_prefix_cache=False)
@@ -108,7 +108,7 @@ def test_neither_cache_nor_chunks_nor_neighbours_nor_retraction_change_the_token
             assert other.channel.tokens(f"r{n}") == reference.channel.tokens(f"r{n}")
 
 
-def test_logprobs_are_told_to_those_who_ask(model: DeepseekForCausalLM) -> None:
+def test_logprobs_are_told_to_those_who_ask(model: CausalLM) -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [5, 6, 7], 5, logprobs=True), generate("b", [5, 6, 7], 5)]
     }
@@ -118,9 +118,7 @@ def test_logprobs_are_told_to_those_who_ask(model: DeepseekForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
-def test_prompt_logprobs_are_transformers(
-    model: DeepseekForCausalLM, reference: Any, chunk_size: int
-) -> None:
+def test_prompt_logprobs_are_transformers(model: CausalLM, reference: Any, chunk_size: int) -> None:
     """Of whole prompts and of their ends, cut into chunks and cached, some with likeliest tokens."""
     rng = random.Random(3)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
@@ -154,7 +152,7 @@ def test_prompt_logprobs_are_transformers(
             assert got.top_ids == []
 
 
-def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: DeepseekForCausalLM) -> None:
+def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: CausalLM) -> None:
     """Elsewhere, from its prompt and output: penalties and min_tokens count what came before."""
     rng = random.Random(8)
     prompts = [rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 40)) for _ in range(30)]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 CAPACITY = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
 
 
-@pytest.fixture(scope="module", params=["v2_lite", "v3"])
+@pytest.fixture(scope="module", params=["v2_lite", "v3", "llama_gqa"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param)
     write_tiny_model(path, **CONFIGS[request.param])

@@ -31,13 +31,14 @@ def turned(x: Tensor, angles: Tensor, *, interleaved: bool) -> Tensor:
     tokens=st.integers(0, 4),
     heads=st.integers(1, 3),
     pairs=st.integers(1, 6),
+    groups=st.integers(1, 2),
     interleaved=st.booleans(),
 )
-def test_formula(tokens: int, heads: int, pairs: int, interleaved: bool) -> None:
+def test_formula(tokens: int, heads: int, groups: int, pairs: int, interleaved: bool) -> None:
     draw = torch.Generator().manual_seed(tokens * 100 + heads * 10 + pairs)
     # Slices of wider tensors, as in the model: not contiguous
     q = torch.randn(tokens, heads, 6 + 2 * pairs, generator=draw)[..., 6:]
-    k = torch.randn(tokens, 6 + 2 * pairs, generator=draw)[..., 6:]
+    k = torch.randn(tokens, groups, 6 + 2 * pairs, generator=draw)[..., 6:]
     angles = torch.rand(tokens, pairs, generator=draw, dtype=torch.float64) * 6
     rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     got_q, got_k = rotary(q, k, rotations, interleaved=interleaved)
@@ -50,11 +51,12 @@ def test_dtype_is_kept_and_arithmetic_is_float32() -> None:
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(3, 2, 8, generator=draw).bfloat16()
     rotations = torch.polar(torch.ones(3, 4), torch.rand(3, 4, generator=draw))
-    got, _ = rotary(q, q[:, 0], rotations)
-    exact, _ = rotary(q.float(), q[:, 0].float(), rotations)
+    got, _ = rotary(q, q, rotations, interleaved=True)
+    exact, _ = rotary(q.float(), q.float(), rotations, interleaved=True)
     assert torch.equal(got, exact.bfloat16())
 
 
 def test_wrong_shapes_are_named() -> None:
-    with pytest.raises(AssertionError, match=r"k_pe \(2, 6\)"):
-        rotary(torch.ones(2, 1, 8), torch.ones(2, 6), torch.ones(2, 4, dtype=torch.complex64))
+    rotations = torch.ones(2, 4, dtype=torch.complex64)
+    with pytest.raises(AssertionError, match=r"k \(2, 1, 6\)"):
+        rotary(torch.ones(2, 1, 8), torch.ones(2, 1, 6), rotations, interleaved=True)

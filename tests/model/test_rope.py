@@ -9,26 +9,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RotaryEmbedding
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mla_router.worker.model.config import ModelConfig, YarnConfig, parse_config
+from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig
+from mla_router.worker.model.registry import parse_config
 from mla_router.worker.model.rope import (
     attention_factor,
     inverse_frequencies,
     rotation_table,
     softmax_scale,
 )
-from support.tiny_model import COMMON, CONFIGS
+from support.tiny_model import CONFIGS, raw_config
+
+ROTARY: dict[str, tuple[Any, Any]] = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2RotaryEmbedding),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3RotaryEmbedding),
+    "llama": (LlamaConfig, LlamaRotaryEmbedding),
+}
 
 V3_YARN = YarnConfig(40.0, 4096, 32.0, 1.0, None, 1.0, 1.0, True)
 V2_LITE_YARN = replace(V3_YARN, mscale=0.707, mscale_all_dim=0.707)
 
 
-def config_with(yarn: YarnConfig | None, **changes: Any) -> ModelConfig:
-    tiny = parse_config(COMMON | CONFIGS["v3_flat"])
-    return replace(tiny, yarn=yarn, qk_rope_head_dim=64, qk_nope_head_dim=128, **changes)
+def rope_with(scaling: YarnConfig | Llama3Config | None, theta: float = 10000.0) -> RopeConfig:
+    return RopeConfig(theta, width=64, interleaved=True, scaling=scaling)
 
 
 def yarn_frequencies(yarn: YarnConfig, width: int, theta: float) -> np.ndarray:
@@ -50,18 +57,37 @@ def yarn_frequencies(yarn: YarnConfig, width: int, theta: float) -> np.ndarray:
 @pytest.mark.parametrize("yarn", [V3_YARN, V2_LITE_YARN, replace(V3_YARN, factor=4.0)])
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 def test_yarn_frequencies(yarn: YarnConfig, theta: float) -> None:
-    got = inverse_frequencies(config_with(yarn, rope_theta=theta)).double().numpy()
+    got = inverse_frequencies(rope_with(yarn, theta)).double().numpy()
     np.testing.assert_allclose(got, yarn_frequencies(yarn, 64, theta), rtol=2e-6)
 
 
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_frequencies(factor: float) -> None:
+    """Meta's rule pair by pair, in wavelengths: those above original / low are stretched by the
+    factor, those below original / high are kept, and between frequencies are interpolated."""
+    original, low, high, theta = 8192, 1.0, 4.0, 500000.0
+    expected = []
+    for pair in range(32):
+        frequency = theta ** (-pair / 32)
+        wavelength = 2 * math.pi / frequency
+        if wavelength > original / low:
+            expected.append(frequency / factor)
+        elif wavelength < original / high:
+            expected.append(frequency)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            expected.append((1 - smooth) * frequency / factor + smooth * frequency)
+    got = inverse_frequencies(rope_with(Llama3Config(factor, original, low, high), theta))
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=5e-6)
+
+
 def test_plain_frequencies() -> None:
-    got = inverse_frequencies(config_with(None)).double().numpy()
+    got = inverse_frequencies(rope_with(None)).double().numpy()
     np.testing.assert_allclose(got, 10000.0 ** -(np.arange(32) / 32), rtol=1e-6)
 
 
 def test_table_turns_each_pair_by_position_times_frequency() -> None:
-    config = config_with(replace(V3_YARN, mscale=0.5), max_position_embeddings=512)
-    table = rotation_table(config)
+    table = rotation_table(rope_with(replace(V3_YARN, mscale=0.5)), 512)
     assert table.shape == (512, 32)
     assert table.dtype == torch.complex64
     angles = np.outer(np.arange(512), yarn_frequencies(V3_YARN, 64, 10000.0))
@@ -83,26 +109,24 @@ def test_attention_factor(
     mscale: float | None, all_dim: float | None, explicit: float | None, expected: float
 ) -> None:
     yarn = replace(V3_YARN, mscale=mscale, mscale_all_dim=all_dim, attention_factor=explicit)
-    assert attention_factor(yarn) == pytest.approx(expected, rel=1e-12)
-    assert attention_factor(None) == 1.0
+    assert attention_factor(rope_with(yarn)) == pytest.approx(expected, rel=1e-12)
+    assert attention_factor(rope_with(None)) == 1.0
 
 
 def test_softmax_scale_of_the_published_models() -> None:
     # mscale^2 / sqrt(192): 0.1 * ln(40) + 1 = 1.36889; times 0.707: 1.26080
-    assert softmax_scale(config_with(V3_YARN)) == pytest.approx(0.135234, abs=1e-6)
-    assert softmax_scale(config_with(V2_LITE_YARN)) == pytest.approx(0.114721, abs=1e-6)
-    assert softmax_scale(config_with(None)) == pytest.approx(192**-0.5)
-    assert softmax_scale(config_with(replace(V3_YARN, mscale_all_dim=None))) == 192**-0.5
+    assert softmax_scale(192, rope_with(V3_YARN)) == pytest.approx(0.135234, abs=1e-6)
+    assert softmax_scale(192, rope_with(V2_LITE_YARN)) == pytest.approx(0.114721, abs=1e-6)
+    assert softmax_scale(192, rope_with(None)) == pytest.approx(192**-0.5)
+    assert softmax_scale(192, rope_with(replace(V3_YARN, mscale_all_dim=None))) == 192**-0.5
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_frequencies_are_bit_for_bit_those_of_transformers(name: str) -> None:
-    raw = COMMON | CONFIGS[name]
+    raw = raw_config(CONFIGS[name])
     values = {key: value for key, value in raw.items() if key != "model_type"}
-    if raw["model_type"] == "deepseek_v2":
-        reference: Any = DeepseekV2RotaryEmbedding(DeepseekV2Config(**values))
-    else:
-        reference = DeepseekV3RotaryEmbedding(DeepseekV3Config(**values))
-    config = parse_config(raw)
-    assert torch.equal(inverse_frequencies(config), reference.inv_freq)
-    assert attention_factor(config.yarn) == reference.attention_scaling
+    config_class, embedding_class = ROTARY[raw["model_type"]]
+    reference = embedding_class(config_class(**values))
+    rope = parse_config(raw).rope
+    assert torch.equal(inverse_frequencies(rope), reference.inv_freq)
+    assert attention_factor(rope) == reference.attention_scaling

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.model.config import ModelError
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -21,11 +21,11 @@ from support.tiny_model import CONFIGS, write_tiny_model
 PROMPT = list(range(7, 107))
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> DeepseekForCausalLM:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     return load_model(folder, device="cpu", dtype=dtype)
 
 
-def answers(model: DeepseekForCausalLM) -> Tensor:
+def answers(model: CausalLM) -> Tensor:
     return ForwardDriver(model, page_size=16).step(chunks=[(0, PROMPT)])
 
 
@@ -97,7 +97,7 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
     assert len(str(error.value)) < 2000
 
 
-@pytest.mark.parametrize("name", ["v2_lite", "v3"])
+@pytest.mark.parametrize("name", ["v2_lite", "v3", "llama_gqa", "llama_mqa"])
 def test_bfloat16(tmp_path: Path, name: str) -> None:
     """Within bfloat16's rounding of transformers, which rounds in other places."""
     write_tiny_model(tmp_path, **CONFIGS[name])

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
 
 
 class ForwardDriver:
     def __init__(
         self,
-        model: DeepseekForCausalLM,
+        model: CausalLM,
         *,
         page_size: int,
         num_slots: int = 4,
@@ -32,10 +32,18 @@ class ForwardDriver:
         shuffle = torch.Generator().manual_seed(seed)
         pages = torch.randperm(num_slots * per_slot, generator=shuffle) + 1
         self.page_table = pages.to(torch.int32).view(num_slots, per_slot)
-        weight = model.model.embed_tokens.weight
+        weight = model.head_weight
         self.device = weight.device
-        shape = (model.config.num_layers, len(pages) + 1, page_size, model.config.cache_width)
+        shape = model.config.cache_shape(len(pages) + 1, page_size)
         self.cache = torch.full(shape, float("nan"), dtype=weight.dtype, device=self.device)
+
+    def share(self, owner: int, slot: int, pages: int) -> int:
+        """Let the empty `slot` begin with the first `pages` pages of `owner`, as after a hit in the
+        prefix cache. How many tokens it has now."""
+        assert self.lengths[slot] == 0 and pages * self.page_size <= self.lengths[owner]
+        self.page_table[slot, :pages] = self.page_table[owner, :pages]
+        self.lengths[slot] = pages * self.page_size
+        return self.lengths[slot]
 
     def step(
         self,

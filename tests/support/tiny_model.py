@@ -1,7 +1,8 @@
-"""Small random DeepSeek checkpoints, written by transformers' own classes, with a tokenizer.
+"""Small random checkpoints, written by transformers' own classes, with a tokenizer.
 
-`CONFIGS` covers the family: V2 and V3 routing, with and without q_lora, YaRN on and off, one and
-several expert groups, tied embeddings, both layouts of the rotary pairs.
+`CONFIGS` covers DeepSeek's family (V2 and V3 routing, with and without q_lora, YaRN on and off, one
+and several expert groups, tied embeddings, both layouts of the rotary pairs) and Llama's (multi-head,
+grouped and multi-query attention, a head_dim of its own, biases, stretched and plain rotary angles).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
@@ -31,13 +34,23 @@ TOKENIZER_TEXT = [
     'user: what is 12 + 34? assistant: the answer is 46. {"name": "value", "number": 1}',
 ]
 
+TRANSFORMERS: dict[str, tuple[Any, Any]] = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "moe_intermediate_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+DEEPSEEK: dict[str, Any] = COMMON | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
@@ -46,10 +59,9 @@ COMMON: dict[str, Any] = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 3,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "moe_intermediate_size": 32,
 }
+DEFAULTS = {"deepseek_v2": DEEPSEEK, "deepseek_v3": DEEPSEEK, "llama": COMMON}
 
 
 def yarn(**mscales: float) -> dict[str, Any]:
@@ -61,6 +73,19 @@ def yarn(**mscales: float) -> dict[str, Any]:
         "beta_fast": 8.0,
         "beta_slow": 1.0,
         **mscales,
+    }
+
+
+def llama3(**changes: float) -> dict[str, Any]:
+    """All three kinds of pairs: left alone, blended and slowed down."""
+    return {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+        **changes,
     }
 
 
@@ -123,7 +148,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "rope_parameters": yarn(),
     },
+    "llama_mha": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama_gqa": {
+        "model_type": "llama",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": llama3(),
+    },
+    "llama_mqa": {
+        "model_type": "llama",
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    },
+    "llama_biased": {
+        "model_type": "llama",
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": llama3(factor=32.0, high_freq_factor=2.0),
+    },
 }
+
+
+def raw_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A whole config.json, as far as it concerns us: `raw_config(CONFIGS["v3"])`."""
+    return DEFAULTS[config["model_type"]] | config
 
 
 def write_tiny_model(
@@ -131,16 +184,12 @@ def write_tiny_model(
 ) -> None:
     """Write a random float32 checkpoint with a tokenizer to `folder`.
 
-    `config` overrides `COMMON` and holds at least `model_type`: `**CONFIGS["v3"]`.
+    `config` overrides the defaults of its `model_type`: `**CONFIGS["v3"]`.
     """
-    model_type = config["model_type"]
-    values = COMMON | {name: value for name, value in config.items() if name != "model_type"}
+    values = raw_config(config)
+    of_config, of_model = TRANSFORMERS[values.pop("model_type")]
     torch.manual_seed(seed)
-    model: Any
-    if model_type == "deepseek_v2":
-        model = DeepseekV2ForCausalLM(DeepseekV2Config(**values))
-    else:
-        model = DeepseekV3ForCausalLM(DeepseekV3Config(**values))
+    model = of_model(of_config(**values))
     _spread(model)
     model.save_pretrained(folder, max_shard_size=shard_size)
     tiny_tokenizer().save_pretrained(folder)

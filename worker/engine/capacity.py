@@ -9,7 +9,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.sampling.penalties import TokenCounts
-from mla_router.worker.model.config import ModelConfig
+from mla_router.worker.model.config.base import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def plan_capacity(
 ) -> Capacity:
     """Size the KV cache and the batch. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
-    token_bytes = model.num_layers * model.cache_width * dtype.itemsize
+    token_bytes = model.cache_values_per_token * dtype.itemsize
     tokens = config.max_total_tokens or _CPU_TOKENS
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

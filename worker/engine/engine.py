@@ -17,7 +17,7 @@ from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Engine:
 
     def __init__(
         self,
-        model: DeepseekForCausalLM,
+        model: CausalLM,
         capacity: Capacity,
         *,
         device: torch.device,
@@ -48,7 +48,7 @@ class Engine:
         config = model.config
         # Page 0 belongs to nobody: unused entries of a page table point to it.
         self.cache = torch.zeros(
-            (config.num_layers, capacity.num_pages + 1, capacity.page_size, config.cache_width),
+            config.cache_shape(capacity.num_pages + 1, capacity.page_size),
             dtype=dtype,
             device=device,
         )

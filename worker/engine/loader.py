@@ -9,8 +9,9 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.model.config import ModelConfig, read_config
+from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.registry import read_config
 
 logger = logging.getLogger(__name__)
 

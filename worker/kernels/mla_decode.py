@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.paged_rows import paged_rows
+
 
 def mla_decode(
     q: Tensor,
@@ -30,24 +32,14 @@ def mla_decode(
     dtype; the arithmetic is float32.
     """
     batch, _, width = q.shape
-    page_size = cache.shape[1]
-    num_pages = -(-max_length // page_size)
-    assert cache.shape[-1] == width and slots.shape == lengths.shape == (batch,), (
-        f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, "
-        f"slots {tuple(slots.shape)}, lengths {tuple(lengths.shape)}"
+    assert cache.shape[-1] == width and slots.shape == (batch,), (
+        f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, slots {tuple(slots.shape)}"
     )
-    assert 0 < num_pages <= page_table.shape[1], (
-        f"max_length {max_length}, page_table {tuple(page_table.shape)} x {page_size}"
+    locations, beyond = paged_rows(
+        page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )
-    pages = page_table[:, :num_pages].index_select(0, slots)
-    within_page = torch.arange(page_size, dtype=torch.int32, device=q.device)
-    locations = (pages[:, :, None] * page_size + within_page).view(batch, -1)[:, :max_length]
-
-    # Beyond a request's length lie rows of others or of nobody. They get probability 0, but 0 * NaN
-    # would still spread from one request to another: read the request's own first row instead.
-    beyond = torch.arange(max_length, dtype=torch.int32, device=q.device) >= lengths[:, None]
-    locations = torch.where(beyond, locations[:, :1], locations).flatten()
-    rows = cache.view(-1, width).index_select(0, locations).view(batch, max_length, width).float()
+    rows = cache.view(-1, width).index_select(0, locations.flatten())
+    rows = rows.view(batch, max_length, width).float()
 
     scores = torch.matmul(q.float(), rows.transpose(1, 2)) * scale
     probabilities = scores.masked_fill_(beyond[:, None], float("-inf")).softmax(dim=-1)

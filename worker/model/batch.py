@@ -25,7 +25,7 @@ class ChunkExtent:
 class ForwardBatch:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    cache_locations: Tensor  # [T] int64, row of each new token in cache.view(-1, width)
+    cache_locations: Tensor  # [T] int64, row of each new token: page * page_size + place in it
     page_table: Tensor  # [slots, pages_per_request] int32, pages of every slot
     decode_slots: Tensor  # [D] int64, D <= T: the slots of the decode rows
     decode_lengths: Tensor  # [D] int32, tokens in the cache including the new one

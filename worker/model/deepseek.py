@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mla_router.worker.kernels.gqa_prefill import gqa_prefill
 from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.kv_write import kv_write
 from mla_router.worker.kernels.mla_decode import mla_decode
-from mla_router.worker.kernels.mla_prefill import mla_prefill
 from mla_router.worker.kernels.moe_experts import moe_experts
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.rotary import rotary
 from mla_router.worker.model.batch import ForwardBatch
-from mla_router.worker.model.config import ModelConfig
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.layers import MLP, Embedding, Linear, RMSNorm, empty_parameter
 from mla_router.worker.model.rope import rotation_table, softmax_scale
 
@@ -31,38 +32,20 @@ from mla_router.worker.model.rope import rotation_table, softmax_scale
 LATENT_NORM_EPS = 1e-6
 
 
-class DeepseekForCausalLM(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.model = DeepseekModel(config)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
-        )
-
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Final hidden states [R, hidden_size] of `batch.output_rows`, for `logits`.
-
-        cache [num_layers, pages, page_size, cache_width] gets the batch's new rows.
-        """
-        hidden: Tensor = self.model(batch, cache)
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
-        once."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(hidden, head.weight).float()
+class DeepseekForCausalLM(CausalLM):
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__(config, DeepseekModel(config))
 
 
 class DeepseekModel(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotations = nn.Buffer(rotation_table(config), persistent=False)
+        self.rotations = nn.Buffer(
+            rotation_table(config.rope, config.max_position_embeddings), persistent=False
+        )
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         hidden = self.embed_tokens(batch.tokens)
@@ -74,7 +57,7 @@ class DeepseekModel(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    def __init__(self, config: DeepseekConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LatentAttention(config)
@@ -96,7 +79,7 @@ class DecoderLayer(nn.Module):
 class LatentAttention(nn.Module):
     """MLA: the cache keeps one latent per token, from which keys and values of all heads follow."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         self.qk_nope_head_dim = config.qk_nope_head_dim
@@ -104,8 +87,8 @@ class LatentAttention(nn.Module):
         self.v_head_dim = config.v_head_dim
         self.q_lora_rank = config.q_lora_rank
         self.kv_lora_rank = config.kv_lora_rank
-        self.scale = softmax_scale(config)
-        self.interleaved = config.rope_interleaved
+        self.scale = softmax_scale(config.qk_head_dim, config.rope)
+        self.interleaved = config.rope.interleaved
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
         if config.q_lora_rank is None:
@@ -133,10 +116,11 @@ class LatentAttention(nn.Module):
         latent, k_pe = torch.split(
             self.kv_a_proj_with_mqa(hidden), [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1
         )
-        q_pe, k_pe = rotary(q_pe, k_pe, rotations, interleaved=self.interleaved)
+        # All queries share one rotary key
+        q_pe, k_pe = rotary(q_pe, k_pe[:, None], rotations, interleaved=self.interleaved)
 
         # One row per token is all that later tokens will need
-        rows = torch.cat((self.kv_a_layernorm(latent), k_pe), dim=-1)
+        rows = torch.cat((self.kv_a_layernorm(latent), k_pe.flatten(1)), dim=-1)
         kv_write(cache, batch.cache_locations, rows)
 
         decodes = batch.num_decodes
@@ -185,7 +169,7 @@ class LatentAttention(nn.Module):
             dim=-1,
         )
         k_pe = k_pe[:, None].expand(-1, self.num_heads, -1)
-        return mla_prefill(
+        return gqa_prefill(
             torch.cat((q_nope, q_pe), dim=-1),
             torch.cat((k_nope, k_pe), dim=-1),
             v,
@@ -203,7 +187,7 @@ class LatentAttention(nn.Module):
 class MixtureOfExperts(nn.Module):
     """A few routed experts for each token, and shared ones for all."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.gate = Gate(config)
         self.experts = Experts(config)
@@ -222,7 +206,7 @@ class MixtureOfExperts(nn.Module):
 class Gate(nn.Module):
     """Chooses experts, in float32 whatever the model's dtype: near ties must not flip."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.config = config
         self.weight = empty_parameter(config.num_experts, config.hidden_size, dtype=torch.float32)
@@ -248,7 +232,7 @@ class Gate(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights, stacked."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         experts, hidden, width = (
             config.num_experts,

@@ -6,6 +6,8 @@ Parameters are allocated uninitialised, in torch's current default dtype and dev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -28,6 +30,17 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+class JoinedLinear(Linear):
+    """Several projections of the same x in one product; the result is theirs side by side.
+
+    `parts` says, in order, what checkpoints call them and how many outputs each has.
+    """
+
+    def __init__(self, inputs: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
+        super().__init__(inputs, sum(parts.values()), bias=bias)
+        self.parts = dict(parts)
 
 
 class Embedding(nn.Module):
@@ -54,10 +67,12 @@ class RMSNorm(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward layer, gate and up projection in one."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
-        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.gate_up_proj = JoinedLinear(
+            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias=bias
+        )
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))

@@ -8,21 +8,19 @@ from pathlib import Path
 
 import torch
 
-from mla_router.worker.model.config import read_config
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.registry import build_model, read_config
 from mla_router.worker.model.weights import load_weights
 
 
-def load_model(
-    folder: Path, *, device: torch.device | str, dtype: torch.dtype
-) -> DeepseekForCausalLM:
+def load_model(folder: Path, *, device: torch.device | str, dtype: torch.dtype) -> CausalLM:
     """The model in `folder` on `device`, its weights converted to `dtype`. Raises ModelError.
 
     The weights never change again and take no part in autograd.
     """
     config = read_config(folder)
     with torch.device(device), default_dtype(dtype):
-        model = DeepseekForCausalLM(config)
+        model = build_model(config)
     load_weights(model, config, folder)
     return model.eval()
 

@@ -1,8 +1,8 @@
-"""Angles of the rotary position embedding, with YaRN's stretch to longer contexts.
+"""Angles of the rotary position embedding, stretched to longer contexts as YaRN or Llama 3.1 do.
 
-The formulas are YaRN's (Peng et al., 2023, arXiv:2309.00071, section 3) with DeepSeek's two
-mscales. Angles are computed in float32 as everywhere else: at position 100,000 a float64 angle
-would differ from the one that the checkpoint was trained with.
+YaRN's formulas are those of its paper (Peng et al., 2023, arXiv:2309.00071, section 3) with
+DeepSeek's two mscales. Angles are computed in float32 as everywhere else: at position 100,000 a
+float64 angle would differ from the one that the checkpoint was trained with.
 """
 
 from __future__ import annotations
@@ -12,38 +12,52 @@ import math
 import torch
 from torch import Tensor
 
-from mla_router.worker.model.config import ModelConfig, YarnConfig
+from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig
 
 
-def rotation_table(config: ModelConfig) -> Tensor:
-    """[max_position_embeddings, qk_rope_head_dim / 2] complex64: m * e^(i * angle) for each
-    position and pair, where m is YaRN's attention factor (1 without YaRN)."""
-    frequencies = inverse_frequencies(config)
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+def rotation_table(rope: RopeConfig, max_position: int) -> Tensor:
+    """[max_position, rope.width / 2] complex64: m * e^(i * angle) for each position and pair, where
+    m is YaRN's attention factor (1 without YaRN)."""
+    frequencies = inverse_frequencies(rope)
+    positions = torch.arange(max_position, dtype=torch.float32)
     angles = torch.outer(positions, frequencies.to(positions.device))
-    return torch.polar(torch.full_like(angles, attention_factor(config.yarn)), angles)
+    return torch.polar(torch.full_like(angles, attention_factor(rope)), angles)
 
 
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per token of each pair, [qk_rope_head_dim / 2] float32.
+def inverse_frequencies(rope: RopeConfig) -> Tensor:
+    """Radians per token of each pair, [rope.width / 2] float32."""
+    exponents = torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width
+    wavelengths = rope.theta**exponents
+    match rope.scaling:
+        case None:
+            return 1.0 / wavelengths
+        case YarnConfig():
+            return _yarn(rope.scaling, wavelengths, rope.theta)
+        case Llama3Config():
+            return _llama3(rope.scaling, 1.0 / wavelengths)
 
-    YaRN leaves fast pairs alone (they turn often enough within the original context), slows slow
-    ones down by `factor`, and blends between `beta_fast` and `beta_slow` turns.
-    """
-    width, yarn = config.qk_rope_head_dim, config.yarn
-    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-    wavelengths = config.rope_theta**exponents
-    if yarn is None:
-        return 1.0 / wavelengths
-    low, high = _blend_range(yarn, width, config.rope_theta)
-    pairs = torch.arange(width // 2, dtype=torch.float32)
+
+def _yarn(yarn: YarnConfig, wavelengths: Tensor, theta: float) -> Tensor:
+    """Leaves fast pairs alone (they turn often enough within the original context), slows slow ones
+    down by `factor`, and blends between `beta_fast` and `beta_slow` turns, by the pair's index."""
+    low, high = _blend_range(yarn, 2 * len(wavelengths), theta)
+    pairs = torch.arange(len(wavelengths), dtype=torch.float32)
     kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
     return (1.0 / (yarn.factor * wavelengths)) * (1 - kept) + (1.0 / wavelengths) * kept
 
 
-def attention_factor(yarn: YarnConfig | None) -> float:
-    """What YaRN multiplies rotated queries and keys by."""
-    if yarn is None:
+def _llama3(llama3: Llama3Config, frequencies: Tensor) -> Tensor:
+    """The same idea, blended by how often a pair turns within the original context."""
+    low, high = llama3.low_freq_factor, llama3.high_freq_factor
+    turns = llama3.original_max_position / (2 * math.pi / frequencies)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / llama3.factor + kept * frequencies
+
+
+def attention_factor(rope: RopeConfig) -> float:
+    """What YaRN multiplies rotated queries and keys by; 1 without it."""
+    yarn = rope.scaling
+    if not isinstance(yarn, YarnConfig):
         return 1.0
     if yarn.attention_factor is not None:
         return yarn.attention_factor
@@ -52,12 +66,12 @@ def attention_factor(yarn: YarnConfig | None) -> float:
     return _mscale(yarn, 1.0)
 
 
-def softmax_scale(config: ModelConfig) -> float:
-    """What attention scores are multiplied by: 1 / sqrt(head width), and with DeepSeek's
+def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
+    """What DeepSeek's attention scores are multiplied by: 1 / sqrt(head width), and with its
     mscale_all_dim its square on top, for queries and keys both."""
-    scale = float(config.qk_head_dim**-0.5)
-    if config.yarn is not None and config.yarn.mscale_all_dim:
-        scale *= _mscale(config.yarn, config.yarn.mscale_all_dim) ** 2
+    scale = float(head_dim**-0.5)
+    if isinstance(rope.scaling, YarnConfig) and rope.scaling.mscale_all_dim:
+        scale *= _mscale(rope.scaling, rope.scaling.mscale_all_dim) ** 2
     return scale
 
 

@@ -16,11 +16,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mla_router.worker.model.config import ModelConfig, ModelError
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.layers import JoinedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,9 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
 
 def destinations(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The name in the checkpoint and the memory of every weight that `model` needs."""
+    joined = {name: part for name, part in model.named_modules() if isinstance(part, JoinedLinear)}
     for name, parameter in model.named_parameters():
+        owner, _, kind = name.rpartition(".")
         if name.endswith(".experts.gate_up_proj"):
             prefix = name.removesuffix("gate_up_proj")
             for expert, weight in enumerate(parameter):
@@ -71,10 +76,11 @@ def destinations(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             prefix = name.removesuffix("down_proj")
             for expert, weight in enumerate(parameter):
                 yield f"{prefix}{expert}.down_proj.weight", weight
-        elif name.endswith(".gate_up_proj.weight"):
-            gate, up = parameter.chunk(2)
-            yield name.replace("gate_up_proj", "gate_proj"), gate
-            yield name.replace("gate_up_proj", "up_proj"), up
+        elif owner in joined:
+            parts = joined[owner].parts
+            prefix = owner.rpartition(".")[0]
+            for part, rows in zip(parts, torch.split(parameter, list(parts.values())), strict=True):
+                yield f"{prefix}.{part}.{kind}", rows
         else:
             yield name, parameter
 

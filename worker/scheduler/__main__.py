@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(config: WorkerConfig, ipc_dir: Path) -> None:
     # torch takes seconds to import: not before the flags are known to be good.
     from mla_router.worker.engine.loader import load_engine
-    from mla_router.worker.model.config import ModelError
+    from mla_router.worker.model.config.fields import ModelError
 
     grammars = _start_grammars(config)
     try:
@@ -87,7 +87,8 @@ def _start_grammars(config: WorkerConfig) -> Grammars | None:
     """After torch was imported, which the grammars' processes share then, and before it is used: it
     starts threads."""
     from mla_router.worker.grammar import pool
-    from mla_router.worker.model.config import ModelError, read_config
+    from mla_router.worker.model.config.fields import ModelError
+    from mla_router.worker.model.registry import read_config
 
     if config.grammar_backend == "none":
         return None

@@ -1,4 +1,4 @@
-"""Our DeepSeek against transformers', in float32: the same tokens, log-probabilities within 1e-4."""
+"""Our models against transformers', in float32: the same tokens, log-probabilities within 1e-4."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.model.deepseek import DeepseekForCausalLM
+from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Pair:
-    ours: DeepseekForCausalLM
+    ours: CausalLM
     reference: Any
 
     def expected(self, tokens: list[int]) -> Tensor:

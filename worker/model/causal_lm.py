@@ -1,0 +1,44 @@
+"""A decoder with its head: what the engine runs, whatever the architecture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.layers import Linear
+
+
+class CausalLM(nn.Module):
+    def __init__(self, config: ModelConfig, model: nn.Module) -> None:
+        """`model` has `embed_tokens`, and its forward is the one below."""
+        super().__init__()
+        self.config = config
+        self.model = model
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """Final hidden states [R, hidden_size] of `batch.output_rows`, for `logits`.
+
+        cache, of `config.cache_shape(pages, page_size)`, gets the keys and values of the new tokens.
+        """
+        hidden: Tensor = self.model(batch, cache)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
+        once."""
+        return functional.linear(hidden, self.head_weight).float()
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, hidden_size]: of its own, or the embedding's."""
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        weight: Tensor = self.model.get_submodule("embed_tokens").get_parameter("weight")
+        return weight

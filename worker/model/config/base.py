@@ -1,0 +1,56 @@
+"""What the engine needs to know of a model, whatever its architecture."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mla_router.worker.model.config.fields import read_dtype, refuse_quantization, size
+from mla_router.worker.model.config.rope import RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(ABC):
+    architecture: str
+    dtype: str  # of the checkpoint, such as "bfloat16"
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int  # of the dense layers
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    max_position_embeddings: int  # longest context in tokens, YaRN's stretch included
+    rope: RopeConfig
+    num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
+
+    @abstractmethod
+    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
+        """Shape of the KV cache. Its first axis is that of the layers; what the others are only the
+        model and its kernels know. Its size is proportional to num_pages * page_size."""
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Values that one token keeps in the KV cache of all layers."""
+        return math.prod(self.cache_shape(1, 1))
+
+
+def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ModelConfig that all architectures name alike. Raises ModelError."""
+    refuse_quantization(raw)
+    return {
+        "dtype": read_dtype(raw),
+        "vocab_size": size(raw, "vocab_size"),
+        "hidden_size": size(raw, "hidden_size"),
+        "num_layers": size(raw, "num_hidden_layers"),
+        "num_heads": size(raw, "num_attention_heads"),
+        "intermediate_size": size(raw, "intermediate_size"),
+        "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
+        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", False)),
+        "attention_bias": bool(raw.get("attention_bias", False)),
+        "max_position_embeddings": size(raw, "max_position_embeddings"),
+    }

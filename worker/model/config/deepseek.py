@@ -1,0 +1,140 @@
+"""DeepSeek-V2 and V3 as their config.json describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mla_router.worker.model.config.base import ModelConfig, common_fields
+from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
+from mla_router.worker.model.config.rope import YarnConfig, read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekConfig(ModelConfig):
+    # mla
+    q_lora_rank: int | None  # None: queries are projected in one step
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    # moe
+    num_dense_layers: int  # layers before the first with experts
+    num_experts: int
+    num_shared_experts: int
+    experts_per_token: int
+    moe_intermediate_size: int
+    scoring: Literal["softmax", "sigmoid"]
+    selection_bias: bool  # a learned bias takes part in the choice of experts
+    num_expert_groups: int
+    top_expert_groups: int
+    normalize_expert_weights: bool
+    routed_scaling_factor: float
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Values that one token keeps in the KV cache of one layer: its latent and rotary key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
+        """[layers, pages, page_size, cache_width]."""
+        return (self.num_layers, num_pages, page_size, self.cache_width)
+
+
+def parse_v2(raw: Mapping[str, Any]) -> DeepseekConfig:
+    """Raises ModelError."""
+    expect(raw, "scoring_func", "softmax")
+    expect(raw, "topk_method", "greedy", "group_limited_greedy")
+    grouped = raw.get("topk_method") == "group_limited_greedy"
+    return _parse(
+        raw,
+        architecture="DeepseekV2ForCausalLM",
+        interleaved=True,
+        scoring="softmax",
+        selection_bias=False,
+        num_expert_groups=(raw.get("n_group") or 1) if grouped else 1,
+        top_expert_groups=_top_groups(raw) if grouped else 1,
+        # V2's norm_topk_prob is false in every published checkpoint and ignored by transformers.
+        normalize_expert_weights=False,
+    )
+
+
+def parse_v3(raw: Mapping[str, Any]) -> DeepseekConfig:
+    """Raises ModelError."""
+    expect(raw, "scoring_func", "sigmoid")
+    expect(raw, "topk_method", "noaux_tc")
+    return _parse(
+        raw,
+        architecture="DeepseekV3ForCausalLM",
+        interleaved=bool(raw.get("rope_interleave", True)),
+        scoring="sigmoid",
+        selection_bias=True,
+        num_expert_groups=raw.get("n_group") or 1,
+        top_expert_groups=_top_groups(raw),
+        normalize_expert_weights=raw.get("norm_topk_prob", True),
+    )
+
+
+def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> DeepseekConfig:
+    # What changes the arithmetic and no published checkpoint of the family sets
+    expect(raw, "hidden_act", "silu")
+    expect(raw, "mlp_bias", False)
+    expect(raw, "moe_layer_freq", 1)
+    common = common_fields(raw)
+    rope = read_rope(
+        raw,
+        width=size(raw, "qk_rope_head_dim"),
+        interleaved=interleaved,
+        types=("default", "yarn"),
+    )
+    if isinstance(rope.scaling, YarnConfig):
+        stretched = int(rope.scaling.original_max_position * rope.scaling.factor)
+        common["max_position_embeddings"] = max(common["max_position_embeddings"], stretched)
+    num_layers = common["num_layers"]
+    experts = optional_size(raw, "n_routed_experts") or 0
+    config = DeepseekConfig(
+        **common,
+        **rules,
+        rope=rope,
+        num_mtp_layers=optional_size(raw, "num_nextn_predict_layers")
+        or optional_size(raw, "num_mtp_layers")
+        or 0,
+        q_lora_rank=optional_size(raw, "q_lora_rank"),
+        kv_lora_rank=size(raw, "kv_lora_rank"),
+        qk_nope_head_dim=size(raw, "qk_nope_head_dim"),
+        qk_rope_head_dim=rope.width,
+        v_head_dim=size(raw, "v_head_dim"),
+        num_dense_layers=(
+            min(optional_size(raw, "first_k_dense_replace") or 0, num_layers)
+            if experts
+            else num_layers
+        ),
+        num_experts=experts,
+        num_shared_experts=optional_size(raw, "n_shared_experts") or 0,
+        experts_per_token=size(raw, "num_experts_per_tok") if experts else 0,
+        moe_intermediate_size=size(raw, "moe_intermediate_size") if experts else 0,
+        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+    )
+    _check_groups(config)
+    return config
+
+
+def _top_groups(raw: Mapping[str, Any]) -> int:
+    return raw.get("topk_group") or raw.get("n_group") or 1
+
+
+def _check_groups(config: DeepseekConfig) -> None:
+    if not config.num_experts:
+        return
+    group, rest = divmod(config.num_experts, config.num_expert_groups)
+    reachable = group * min(config.top_expert_groups, config.num_expert_groups)
+    if rest or config.experts_per_token > reachable or (config.selection_bias and group < 2):
+        raise ModelError(
+            f"cannot route each token to {config.experts_per_token} of {config.num_experts} "
+            f"experts in {config.top_expert_groups} of {config.num_expert_groups} groups"
+        )

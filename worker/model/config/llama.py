@@ -1,0 +1,46 @@
+"""Llama as its config.json describes it: 1 to 3.2's text models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mla_router.worker.model.config.base import ModelConfig, common_fields
+from mla_router.worker.model.config.fields import ModelError, expect, optional_size
+from mla_router.worker.model.config.rope import read_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    num_kv_heads: int
+    head_dim: int
+    mlp_bias: bool
+
+    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
+        """[layers, 2 (keys and values), pages, page_size, num_kv_heads, head_dim]."""
+        return (self.num_layers, 2, num_pages, page_size, self.num_kv_heads, self.head_dim)
+
+
+def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
+    """Raises ModelError."""
+    # What other models set that are called Llama and compute something else
+    expect(raw, "hidden_act", "silu")
+    expect(raw, "sliding_window")
+    expect(raw, "partial_rotary_factor", 1)
+    common = common_fields(raw)
+    heads = common["num_heads"]
+    kv_heads = optional_size(raw, "num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ModelError(f"num_attention_heads {heads} is no multiple of {kv_heads} key heads")
+    head_dim = optional_size(raw, "head_dim") or common["hidden_size"] // heads
+    if head_dim % 2:
+        raise ModelError(f"head_dim {head_dim} is odd: its values are rotated in pairs")
+    return LlamaConfig(
+        **common,
+        architecture="LlamaForCausalLM",
+        rope=read_rope(raw, width=head_dim, interleaved=False, types=("default", "llama3")),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+    )

@@ -1,0 +1,95 @@
+"""How a config.json describes the rotary position embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mla_router.worker.model.config.fields import ModelError, size
+
+
+@dataclass(frozen=True, slots=True)
+class YarnConfig:
+    """Stretching to longer contexts (Peng et al., 2023, arXiv:2309.00071)."""
+
+    factor: float
+    original_max_position: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float | None  # None: from the mscales
+    mscale: float | None
+    mscale_all_dim: float | None
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Config:
+    """Llama 3.1's stretching to longer contexts (`apply_scaling` in models/llama3/model.py of
+    https://github.com/meta-llama/llama-models)."""
+
+    factor: float
+    original_max_position: int
+    low_freq_factor: float  # turns within the original context up to which a pair is slowed down
+    high_freq_factor: float  # and from which it is left alone
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    theta: float
+    width: int  # of the part of a head that is rotated
+    interleaved: bool  # whether pairs are neighbours
+    scaling: YarnConfig | Llama3Config | None
+
+
+def read_rope(
+    raw: Mapping[str, Any], *, width: int, interleaved: bool, types: tuple[str, ...]
+) -> RopeConfig:
+    """The rotary embedding of `raw`, scaled in one of the ways in `types`. Raises ModelError."""
+    rope = _parameters(raw)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in types:
+        raise ModelError(
+            f"rope_scaling: rope type {kind!r} is not supported; supported are {', '.join(types)}"
+        )
+    scaling: YarnConfig | Llama3Config | None = None
+    if kind == "yarn":
+        scaling = _yarn(rope, size(raw, "max_position_embeddings"))
+    elif kind == "llama3":
+        scaling = _llama3(rope)
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    return RopeConfig(theta, width, interleaved, scaling)
+
+
+def _parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 writes `rope_parameters`, checkpoints on the hub have `rope_scaling`."""
+    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+
+
+def _yarn(rope: Mapping[str, Any], max_position: int) -> YarnConfig:
+    original = rope.get("original_max_position_embeddings") or max_position
+    return YarnConfig(
+        factor=float(rope.get("factor") or max_position / original),
+        original_max_position=original,
+        beta_fast=float(rope.get("beta_fast") or 32),
+        beta_slow=float(rope.get("beta_slow") or 1),
+        attention_factor=rope.get("attention_factor"),
+        mscale=rope.get("mscale"),
+        mscale_all_dim=rope.get("mscale_all_dim"),
+        truncate=bool(rope.get("truncate", True)),
+    )
+
+
+def _llama3(rope: Mapping[str, Any]) -> Llama3Config:
+    values = {}
+    for name in ("factor", "low_freq_factor", "high_freq_factor"):
+        if name not in rope:
+            raise ModelError(f"rope_scaling: {name} is missing")
+        values[name] = float(rope[name])
+    if not 0 < values["low_freq_factor"] < values["high_freq_factor"] or values["factor"] <= 0:
+        raise ModelError(
+            "rope_scaling: not 0 < low_freq_factor < high_freq_factor and 0 < factor: "
+            + ", ".join(f"{name} {value:g}" for name, value in values.items())
+        )
+    original = size(rope, "original_max_position_embeddings")
+    return Llama3Config(original_max_position=original, **values)

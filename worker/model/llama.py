@@ -1,0 +1,133 @@
+"""Llama, top-down: 3, 3.1, 3.2's text models and those before them.
+
+A dense decoder with grouped-query attention and rotary embedding (Llama 3, arXiv:2407.21783, section
+3.2). As in `deepseek.py`, the model sees a flat run of tokens: first one token of each decoding
+request, then chunks of prompts (`batch.py`).
+
+Attribute names are those of the checkpoints, so that `weights.py` needs few rules.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mla_router.worker.kernels.gqa_decode import gqa_decode
+from mla_router.worker.kernels.gqa_prefill import gqa_prefill
+from mla_router.worker.kernels.kv_read import kv_read
+from mla_router.worker.kernels.kv_write import kv_write
+from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.llama import LlamaConfig
+from mla_router.worker.model.layers import MLP, Embedding, JoinedLinear, Linear, RMSNorm
+from mla_router.worker.model.rope import rotation_table
+
+
+class LlamaForCausalLM(CausalLM):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config, LlamaModel(config))
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotations = nn.Buffer(
+            rotation_table(config.rope, config.max_position_embeddings), persistent=False
+        )
+
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        hidden = self.embed_tokens(batch.tokens)
+        rotations = self.rotations[batch.positions]
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            hidden = layer(hidden, rotations, batch, layer_cache)
+        out: Tensor = self.norm(hidden[batch.output_rows])
+        return out
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = GroupedQueryAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+
+    def forward(
+        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class GroupedQueryAttention(nn.Module):
+    """The cache keeps a key and a value per token for each of a few heads, which query heads share."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.interleaved = config.rope.interleaved
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv_proj = JoinedLinear(
+            config.hidden_size,
+            {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+            bias=config.attention_bias,
+        )
+        self.o_proj = Linear(queries, config.hidden_size, bias=config.attention_bias)
+
+    def forward(
+        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> Tensor:
+        # Queries [T, H, head_dim], keys and values [T, G, head_dim]
+        q, k, v = torch.split(
+            self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim),
+            [self.num_heads, self.num_kv_heads, self.num_kv_heads],
+            dim=1,
+        )
+        q, k = rotary(q, k, rotations, interleaved=self.interleaved)
+
+        keys, values = cache  # [pages, page_size, G, head_dim] each
+        kv_write(keys.flatten(2), batch.cache_locations, k.flatten(1))
+        kv_write(values.flatten(2), batch.cache_locations, v.flatten(1))
+
+        decodes = batch.num_decodes
+        parts = []
+        if decodes:
+            parts.append(self.decode(q[:decodes], keys, values, batch))
+        if batch.chunks:
+            parts.append(self.prefill(q[decodes:], keys, values, batch))
+        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
+
+    def decode(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        """[D, H, head_dim]."""
+        return gqa_decode(
+            q,
+            keys,
+            values,
+            batch.page_table,
+            batch.decode_slots,
+            batch.decode_lengths,
+            max_length=batch.max_decode_length,
+            scale=self.scale,
+        )
+
+    def prefill(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        """[tokens of all chunks, H, head_dim]: over prefixes and chunks."""
+        requests = [(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks]
+        k, v = (
+            kv_read(part.flatten(2), batch.page_table, requests)
+            .view(-1, self.num_kv_heads, self.head_dim)
+            .to(q.dtype)
+            for part in (keys, values)
+        )
+        extents = [(chunk.length, chunk.start + chunk.length) for chunk in batch.chunks]
+        return gqa_prefill(q, k, v, extents, scale=self.scale)
