@@ -23,6 +23,7 @@ STATS = {
     "cached_tokens",
     "generated_tokens",
     "retracted",
+    "compiling",
 }
 
 
