@@ -52,6 +52,17 @@ TOOLS = [
         },
     }
 ]
+JSON = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "cat",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "lives": {"type": "integer"}},
+            "required": ["name", "lives"],
+        },
+    },
+}
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/generate")
 
 CACHED = re.compile(r'"cached_tokens":\d+')
@@ -91,6 +102,9 @@ def random_request(rng: random.Random) -> Request:
         content = f"What is the weather in {rng.choice(['Oslo', 'Paris', 'Zürich'])}?"
         messages[0]["content"] = content
         body |= {"tools": TOOLS, "max_tokens": rng.randint(20, 60)}
+        body["tool_choice"] = rng.choice(["auto", "required"])
+    elif rng.random() < 0.5:
+        body |= {"response_format": JSON, "max_tokens": rng.randint(20, 60)}
     return path, body | {"messages": messages, "logprobs": scored}
 
 
@@ -151,7 +165,7 @@ def assert_continues(path: str, rest: list[Event], expected: list[Event], where:
 
 async def run(seed: int, urls: list[str]) -> dict[str, int]:
     """Compare; returns how often each kind of cut was met, for the test to see that it was."""
-    kinds = ["begun", "middle", "unfinished", "finished", "twice", "stop string", "call"]
+    kinds = ["begun", "middle", "unfinished", "finished", "twice", "stop string", "call", "JSON"]
     seen = dict.fromkeys(kinds, 0)
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -172,6 +186,7 @@ async def run(seed: int, urls: list[str]) -> dict[str, int]:
             cut = rng.randint(1, len(events) - has_usage)
             given = uncut.after(cut)
             seen["call"] += any("tool_calls" in event.data for event in events[cut:])
+            seen["JSON"] += "response_format" in body
             where = f"request {number} {path} cut at {cut} of {len(events)}: {body} {given}"
             again = await stream(http, second + path, body, continuation=given)
             assert again.status == 200, f"{where} {again.error}"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -51,6 +52,50 @@ def test_a_call_and_what_becomes_of_its_result(client: openai.OpenAI) -> None:
     assert last.finish_reason == "stop"
     assert "rainy" in last.message.content
     assert "7" in last.message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"get_weather", "get_time"}),
+        ({"type": "function", "function": {"name": "get_time"}}, {"get_time"}),
+    ],
+)
+def test_a_call_that_must_be_made(
+    client: openai.OpenAI, choice: Any, names: set[str], stream: bool
+) -> None:
+    """Of a model that would rather talk, and hot."""
+    for seed in range(4):
+        message: Any = {"role": "user", "content": "What is 17 + 25?"}
+        fields: dict[str, Any] = {"tool_choice": choice, "temperature": 1.5, "seed": seed}
+        fields |= {"parallel_tool_calls": False, "max_tokens": 400}
+        if stream:
+            with client.chat.completions.stream(
+                model="mla-small", messages=[message], tools=TOOLS, **fields
+            ) as events:
+                answer: Any = events.get_final_completion().choices[0]
+        else:
+            answer = ask(client, message, **fields).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        assert not answer.message.content
+        (call,) = answer.message.tool_calls
+        assert call.function.name in names
+        jsonschema.validate(json.loads(call.function.arguments), CITY)
+
+
+def test_json_or_a_call(client: openai.OpenAI) -> None:
+    """What is wanted of an answer is not wanted of a call."""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    fields: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+    (call,) = ask(client, QUESTION, **fields).choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    message: Any = {"role": "user", "content": "What is 17 + 25?"}
+    (choice,) = ask(client, message, tools=[], **fields).choices
+    assert choice.message.tool_calls is None
+    jsonschema.validate(json.loads(choice.message.content), schema)
 
 
 def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:

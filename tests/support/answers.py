@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import xgrammar
 
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 
@@ -49,3 +52,17 @@ def parse(parser: Parser, pieces: Iterable[str]) -> Found:
 
 def template(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def accepts(tag: Any) -> Callable[[str], bool]:
+    """Whether a text is a whole sentence of the grammar, by xgrammar on a byte-wise vocabulary."""
+    vocabulary = ["</s>", *(bytes([byte]) for byte in range(256))]
+    info = xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[0])
+    text = json.dumps(tag) if isinstance(tag, dict) else tag
+    compiled = xgrammar.GrammarCompiler(info).compile_structural_tag(text)
+
+    def accept(text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return bool(matcher.accept_string(text) and matcher.accept_token(0))
+
+    return accept

@@ -36,21 +36,31 @@ class Constraint:
         """The error that says what is wrong with the grammar."""
         return InvalidRequest(f"{self.field}: {reason}", param=self.field, code="invalid_grammar")
 
-    def after(self, marker: str) -> Constraint:
-        """Any text up to `marker` first: a model that thinks does so before it answers."""
+    @property
+    def format(self) -> dict[str, Any]:
+        """The grammar as a part of a structural tag. Raises InvalidRequest if it is no JSON."""
         kind, source = self.grammar.kind, self.grammar.source
-        inner: dict[str, Any]
         match kind:
             case "json_schema":
-                inner = {"type": kind, "json_schema": msgspec.json.decode(source)}
+                return {"type": kind, "json_schema": self._decoded()}
             case "regex":
-                inner = {"type": kind, "pattern": source}
+                return {"type": kind, "pattern": source}
             case "ebnf":
-                inner = {"type": "grammar", "grammar": source}
+                return {"type": "grammar", "grammar": source}
             case "structural_tag":
-                inner = msgspec.json.decode(source)["format"]
+                inner: dict[str, Any] = self._decoded()["format"]
+                return inner
+
+    def _decoded(self) -> Any:
+        try:
+            return msgspec.json.decode(self.grammar.source)
+        except (msgspec.MsgspecError, RecursionError):
+            raise self.refused("not valid JSON") from None
+
+    def after(self, marker: str) -> Constraint:
+        """Any text up to `marker` first: a model that thinks does so before it answers."""
         thoughts = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
-        elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, inner]
+        elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, self.format]
         return Constraint(structural_tag({"type": "sequence", "elements": elements}), self.field)
 
 

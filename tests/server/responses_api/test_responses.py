@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,19 @@ def test_a_conversation_with_calls(
     assert rendered(chat, tools=[{"type": "function", "function": function}])
 
 
+def test_a_schema(deepseek: openai.OpenAI, deepseek_worker: FakeWorker, asking: Asking) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    response = deepseek.responses.create(**asking('{"a": 1}', text={"format": form}))
+    assert response.output_text == '{"a": 1}'
+    assert response.text is not None
+    assert response.text.format is not None
+    assert response.text.format.type == "json_schema"
+    grammar = deepseek_worker.generates()[-1].grammar
+    assert grammar is not None
+    assert (grammar.kind, json.loads(grammar.source)) == ("json_schema", schema)
+
+
 def test_reasoning(deepseek: openai.OpenAI, asking: Asking, backend: tokenizers.Tokenizer) -> None:
     response = deepseek.responses.create(**asking("Hm. Well.</think>\n\nYes.", extra=THINKING))
     thought, message = response.output
@@ -294,6 +308,8 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"tools": [TOOL | {"type": "custom"}]}, "tools[0].type"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"temperature": 3}, "temperature"),
         ({"metadata": {"a": 1}}, "metadata[...]"),
         ({"model": "gpt-4o"}, "model"),

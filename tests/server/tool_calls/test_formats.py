@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import xgrammar
@@ -15,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from mla_router.worker.server.answer import TOOL_FORMATS
 from mla_router.worker.server.tool_calls import deepseek, llama3
-from support.answers import Found, parse, template
+from support.answers import Found, accepts, parse, template
 
 NAMES = ("get_weather", "add")
 WEATHER = {"city": "Zürich 😀", "days": [1, {"}": '"{'}], "note": "a\n```\nb"}
@@ -211,17 +209,3 @@ def test_the_grammar_allows_what_xgrammars_own_allows(
     for no_call in ("", "text", one[:-1], written(name, ("other", "{}")), one.replace("1", '"x"')):
         assert not ours(no_call)
         assert not reference(no_call)
-
-
-def accepts(tag: Any) -> Callable[[str], bool]:
-    """Whether a text is a whole sentence of the grammar, by xgrammar on a byte-wise vocabulary."""
-    vocabulary = ["</s>", *(bytes([byte]) for byte in range(256))]
-    info = xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[0])
-    text = json.dumps(tag) if isinstance(tag, dict) else tag
-    compiled = xgrammar.GrammarCompiler(info).compile_structural_tag(text)
-
-    def accept(text: str) -> bool:
-        matcher = xgrammar.GrammarMatcher(compiled)
-        return bool(matcher.accept_string(text) and matcher.accept_token(0))
-
-    return accept

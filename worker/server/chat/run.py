@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from mla_router.worker.server.answer import AnswerParser
+from mla_router.worker.server.chat.constrained import constraint_of
 from mla_router.worker.server.chat.messages import for_template
 from mla_router.worker.server.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.chat_template import ChatTemplate, Conversation
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.prompts import check_ids
-from mla_router.worker.server.reasoning import END, begins_inside
+from mla_router.worker.server.reasoning import begins_inside
 from mla_router.worker.server.replay import Replay
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.chat import ChatRequest
@@ -32,6 +33,7 @@ class FieldNames:
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
     tool: str = "tools[{}].function.name"  # by its index
+    schema: str = "response_format.json_schema.schema"
 
 
 CHAT_NAMES = FieldNames()
@@ -62,12 +64,6 @@ async def prepare(
     """Raises InvalidRequest, naming the field."""
     refuse_unsupported(body)
     tools = read_tools(body, names.tool)
-    if tools.required:
-        raise InvalidRequest(
-            "tool_choice: only none and auto are supported yet",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     named = body.max_completion_tokens is not None
     sampling = check_sampling(
         body,
@@ -85,13 +81,14 @@ async def prepare(
     prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
     check_ids(prompt, service.limits.vocab_size, names.messages)
     inside = begins_inside(text)
-    if inside and sampling.constraint is not None:
-        sampling = dataclasses.replace(sampling, constraint=sampling.constraint.after(END))
+    constraint = constraint_of(sampling.constraint, tools, answers.tools, inside=inside)
+    if constraint is not None and constraint.field == CHAT_NAMES.schema:
+        constraint = dataclasses.replace(constraint, field=names.schema)
     markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     generation = Generation(
         service,
         [prompt],
-        sampling,
+        dataclasses.replace(sampling, constraint=constraint),
         cache_salt=body.cache_salt,
         replay=replay,
         priority=body.priority,

@@ -23,6 +23,7 @@ class ToolUse:
     functions: dict[str, dict[str, Any]] = field(default_factory=dict)
     required: bool = False  # a call must be made
     several: bool = True  # calls may be made in one answer
+    strict: frozenset[str] = frozenset()  # functions whose schemas calls must follow in any case
 
 
 def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -> ToolUse:
@@ -51,7 +52,9 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
         raise _invalid("tool_choice", "required needs tools to choose from")
     if choice == "none" or not functions:
         return ToolUse()  # what may not be called, the model need not know of
-    return ToolUse(_rendered(tools), functions, required=choice == "required", several=several)
+    strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
+    required = choice == "required"
+    return ToolUse(_rendered(tools), functions, required, several, strict)
 
 
 def _rendered(tools: list[Tool]) -> list[dict[str, Any]]:

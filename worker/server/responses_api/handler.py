@@ -31,7 +31,7 @@ from mla_router.worker.server.state import STATE
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
-FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name")
+FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name", "text.format.schema")
 
 
 async def responses(request: web.Request) -> web.StreamResponse:

@@ -17,6 +17,12 @@ from mla_router.worker.server.schema.chat import (
     ToolCall,
 )
 from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.response_format import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    ResponseFormat,
+)
 from mla_router.worker.server.schema.responses import (
     InputItem,
     ResponsesRequest,
@@ -58,6 +64,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         ],
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body),
         chat_template_kwargs=body.chat_template_kwargs,
         seed=body.seed,
         cache_salt=body.cache_salt,
@@ -75,12 +82,17 @@ def _refuse(body: ResponsesRequest) -> None:
     for index, name in enumerate(body.include or []):
         if name not in _INCLUDABLE:
             raise _invalid(f"include[{index}]", "not supported; leave it out")
-    if body.text and body.text.format and body.text.format.type != "text":
-        raise InvalidRequest(
-            "text.format: only text is supported yet",
-            param="text.format",
-            code="unsupported_parameter",
-        )
+
+
+def _format(body: ResponsesRequest) -> ResponseFormat | None:
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return JsonObjectFormat()
+    if wanted.schema is None:
+        raise _invalid("text.format.schema", "must be given")
+    return JsonSchemaFormat(NamedSchema(wanted.name or "", wanted.schema))
 
 
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:

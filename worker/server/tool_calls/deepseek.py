@@ -63,6 +63,16 @@ class DeepSeekFormat:
         }
         return {"type": "tag", "begin": CALLS_BEGIN, "content": calls, "end": CALLS_END}
 
+    def grammar_in_text(
+        self, functions: dict[str, dict[str, Any]], *, several: bool
+    ) -> dict[str, Any]:
+        return {
+            "type": "triggered_tags",
+            "triggers": [CALLS_BEGIN],
+            "tags": [self.grammar(functions, several=several)],
+            "stop_after_first": True,
+        }
+
 
 DEEPSEEK_V3 = DeepSeekFormat("function" + SEPARATOR, "\n```json\n", "\n```" + CALL_END, "\n")
 DEEPSEEK_V31 = DeepSeekFormat("", SEPARATOR, CALL_END, "")

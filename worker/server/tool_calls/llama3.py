@@ -19,6 +19,7 @@ from mla_router.worker.server.stop_strings import overlap
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part
 
 TAG = "<|python_tag|>"
+CALL_BEGIN = '{"name": '
 BETWEEN_CALLS = " \t\r\n;,"
 
 
@@ -34,22 +35,36 @@ class Llama3Format:
     def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
         return {
             "type": "tags_with_separator",
-            "tags": [
-                {
-                    "type": "tag",
-                    "begin": f'{{"name": "{name}", "parameters": ',
-                    "content": {"type": "json_schema", "json_schema": schema},
-                    "end": "}",
-                }
-                for name, schema in functions.items()
-            ],
+            "tags": _tags(functions),
             "separator": "; ",
             "at_least_one": True,
             "stop_after_first": not several,
         }
 
+    def grammar_in_text(
+        self, functions: dict[str, dict[str, Any]], *, several: bool
+    ) -> dict[str, Any]:
+        return {
+            "type": "triggered_tags",
+            "triggers": [CALL_BEGIN],
+            "tags": _tags(functions),
+            "stop_after_first": not several,
+        }
+
 
 LLAMA3 = Llama3Format()
+
+
+def _tags(functions: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "tag",
+            "begin": f'{CALL_BEGIN}"{name}", "parameters": ',
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": "}",
+        }
+        for name, schema in functions.items()
+    ]
 
 
 class _CallObject(msgspec.Struct):

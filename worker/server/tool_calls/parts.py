@@ -66,3 +66,9 @@ class ToolFormat(Protocol):
         `functions` are the JSON schemas of the arguments by name; `several` calls are possible.
         """
         ...
+
+    def grammar_in_text(
+        self, functions: dict[str, dict[str, Any]], *, several: bool
+    ) -> dict[str, Any]:
+        """Any text, with calls in it or not."""
+        ...

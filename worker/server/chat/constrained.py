@@ -1,0 +1,47 @@
+"""What the answer to a conversation must be a sentence of: JSON, calls of tools, or either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mla_router.worker.server.chat.tools import ToolUse
+from mla_router.worker.server.constraint import Constraint, structural_tag
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.reasoning import END
+from mla_router.worker.server.tool_calls.parts import ToolFormat
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def constraint_of(
+    asked: Constraint | None, tools: ToolUse, format: ToolFormat | None, *, inside: bool
+) -> Constraint | None:
+    """`asked` is what the client wants of an answer that calls no tools. A model that may call tools
+    may do so in place of it; one that must, writes nothing else. Calls follow their schemas then, and
+    those of strict functions always. None of this applies to reasoning that the prompt has opened
+    (`inside`). Raises InvalidRequest, naming the field."""
+    constraint = asked
+    if tools.required:
+        if asked is not None:
+            raise InvalidRequest(
+                f"tool_choice: a call must be made, so there is no answer for {asked.field}",
+                param="tool_choice",
+            )
+        if format is None:
+            raise InvalidRequest(
+                "tool_choice: this worker runs with --tool-call-parser none", param="tool_choice"
+            )
+        calls = format.grammar(tools.functions, several=tools.several)
+        constraint = Constraint(structural_tag(calls), "tools")
+    elif asked is None and tools.strict and format is not None:
+        schemas = {
+            name: schema if name in tools.strict else ANY_OBJECT
+            for name, schema in tools.functions.items()
+        }
+        calls = format.grammar_in_text(schemas, several=tools.several)
+        constraint = Constraint(structural_tag(calls), "tools")
+    elif asked is not None and tools.functions and format is not None:
+        calls = format.grammar(tools.functions, several=tools.several)
+        either = {"type": "or", "elements": [asked.format, calls]}
+        constraint = Constraint(structural_tag(either), asked.field)
+    return constraint.after(END) if constraint is not None and inside else constraint
