@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import client, processes
+from support.fp8_folders import Format, quantize_folder, write_dequantized
 from support.reference import Continuation, Reference
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -62,7 +63,19 @@ def check(
 @pytest.mark.parametrize("name", SERVED)
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
-    reference = Reference(tmp_path)
+    check_folder(name, tmp_path, Reference(tmp_path))
+
+
+def test_an_fp8_folder(tmp_path: Path) -> None:
+    """transformers gets the same values in float32."""
+    kind = Format("block", (16, 24))
+    write_tiny_model(tmp_path / "source", **CONFIGS["v3"])
+    quantize_folder(tmp_path / "source", tmp_path / "fp8", kind)
+    write_dequantized(tmp_path / "fp8", tmp_path / "plain", kind)
+    check_folder("v3 in FP8", tmp_path / "fp8", Reference(tmp_path / "plain"))
+
+
+def check_folder(name: str, folder: Path, reference: Reference) -> None:
     rng = random.Random(name)
 
     def random_tokens(length: int) -> list[int]:
@@ -74,7 +87,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_pat
     turns = [p + e.tokens + random_tokens(7) for p, e in zip(prompts, expected, strict=True)]
     expected_turns = [reference.greedy(turn, NEW_TOKENS) for turn in turns]
 
-    whole, chunked = processes.worker(tmp_path, **WHOLE), processes.worker(tmp_path, **CHUNKED)
+    whole, chunked = processes.worker(folder, **WHOLE), processes.worker(folder, **CHUNKED)
     with processes.together(whole, chunked) as workers:
         for worker, flags in zip(workers, (WHOLE, CHUNKED), strict=True):
             case, page = f"{name} {flags}", flags["page_size"]

@@ -47,7 +47,7 @@ def test_parameters_are_frozen_and_filled(tmp_path: Path) -> None:
     model, file = load(tmp_path), load_file(tmp_path / "model.safetensors")
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert sum(p.numel() for p in model.parameters()) == sum(t.numel() for t in file.values())
-    experts = dict(model.named_parameters())["model.layers.2.mlp.experts.gate_up_proj"]
+    experts = dict(model.named_parameters())["model.layers.2.mlp.experts.gate_up_proj.weight"]
     gate, up = experts[5].chunk(2)
     assert torch.equal(gate, file["model.layers.2.mlp.experts.5.gate_proj.weight"])
     assert torch.equal(up, file["model.layers.2.mlp.experts.5.up_proj.weight"])
@@ -85,8 +85,8 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
         load(tmp_path)
     message = str(error.value)
     assert "2 missing: model.layers.1.mlp.experts.3.down_proj.weight, model.norm.weight" in message
-    assert "1 unknown: model.layers.0.self_attn.q_norm.weight [8]" in message
-    assert "1 misshaped: lm_head.weight [321, 64], not [320, 64]" in message
+    assert "1 unknown: model.layers.0.self_attn.q_norm.weight [8] in model.safetensors" in message
+    assert "1 misshaped: lm_head.weight [321, 64] in model.safetensors, not [320, 64]" in message
 
 
 def test_long_lists_are_cut(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ class LatentAttention(nn.Module):
         )
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
-        """w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank]: views of kv_b_proj."""
-        both = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
+        """w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank]: halves of kv_b_proj."""
+        both = self.kv_b_proj.dense_weight().view(self.num_heads, -1, self.kv_lora_rank)
         w_uk, w_uv = torch.split(both, [self.qk_nope_head_dim, self.v_head_dim], dim=1)
         return w_uk, w_uv
 
@@ -239,8 +239,9 @@ class Experts(nn.Module):
             config.hidden_size,
             config.moe_intermediate_size,
         )
-        self.gate_up_proj = empty_parameter(experts, 2 * width, hidden)
-        self.down_proj = empty_parameter(experts, hidden, width)
+        self.gate_up_proj = Linear(hidden, {"gate_proj": width, "up_proj": width}, experts=experts)
+        self.down_proj = Linear(width, hidden, experts=experts)
 
     def forward(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        return moe_experts(hidden, self.gate_up_proj, self.down_proj, weights, ids)
+        gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
+        return moe_experts(hidden, gate_up, down, weights, ids)

@@ -1,7 +1,8 @@
 """Parts that every architecture is built from.
 
-Parameters are allocated uninitialised, in torch's current default dtype and device, and filled by
-`weights.py`: drawing random numbers for billions of them first would take longer than loading.
+Parameters are declared without memory (on torch's meta device), in the current default dtype: which of
+them are quantized is decided after the model is put together (`quantization/`), and it may not fit
+otherwise. `loader.py` allocates them.
 """
 
 from __future__ import annotations
@@ -17,30 +18,50 @@ from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias, weight [outputs, inputs]."""
+    """x @ weight.T + bias, weight [outputs, inputs].
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = empty_parameter(outputs, inputs)
-        self.bias = empty_parameter(outputs) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-class JoinedLinear(Linear):
-    """Several projections of the same x in one product; the result is theirs side by side.
-
-    `parts` says, in order, what checkpoints call them and how many outputs each has.
+    `outputs` may also be of several projections of the same x, their results side by side: what
+    checkpoints call them and how many outputs each has. With `experts` it is the weights of that many
+    layers, stacked to [experts, outputs, inputs], for `moe_experts` to choose from.
     """
 
-    def __init__(self, inputs: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
-        super().__init__(inputs, sum(parts.values()), bias=bias)
-        self.parts = dict(parts)
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int | Mapping[str, int],
+        *,
+        bias: bool = False,
+        experts: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.parts = {} if isinstance(outputs, int) else dict(outputs)
+        self.outputs = outputs if isinstance(outputs, int) else sum(outputs.values())
+        self.experts = experts
+        stack = () if experts is None else (experts,)
+        self.weight = empty_parameter(*stack, self.outputs, inputs)
+        self.bias = empty_parameter(*stack, self.outputs) if bias else None
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """Outputs of each part; of the only one, if it is not joined."""
+        return list(self.parts.values()) or [self.outputs]
+
+    def dense_weight(self) -> Tensor:
+        """The weight in the dtype of the activations, however it is stored."""
+        return self.weight
+
+    def rows(self, kind: str, outputs: int) -> int:
+        """Rows of the parameter `kind` that belong to so many outputs."""
+        del kind
+        return outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.dense_weight(), self.bias)
 
 
 class Embedding(nn.Module):
@@ -69,8 +90,10 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_up_proj = JoinedLinear(
-            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias=bias
+        self.gate_up_proj = Linear(
+            hidden_size,
+            {"gate_proj": intermediate_size, "up_proj": intermediate_size},
+            bias=bias,
         )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 

@@ -20,7 +20,7 @@ from mla_router.worker.kernels.rotary import rotary
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.layers import MLP, Embedding, JoinedLinear, Linear, RMSNorm
+from mla_router.worker.model.layers import MLP, Embedding, Linear, RMSNorm
 from mla_router.worker.model.rope import rotation_table
 
 
@@ -75,7 +75,7 @@ class GroupedQueryAttention(nn.Module):
         self.scale = config.head_dim**-0.5
         self.interleaved = config.rope.interleaved
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv_proj = JoinedLinear(
+        self.qkv_proj = Linear(
             config.hidden_size,
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             bias=config.attention_bias,

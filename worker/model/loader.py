@@ -7,22 +7,36 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model, read_config
 from mla_router.worker.model.weights import load_weights
 
 
 def load_model(folder: Path, *, device: torch.device | str, dtype: torch.dtype) -> CausalLM:
-    """The model in `folder` on `device`, its weights converted to `dtype`. Raises ModelError.
+    """The model in `folder` on `device`. Raises ModelError.
 
-    The weights never change again and take no part in autograd.
+    Weights that the checkpoint quantizes stay as they are, all others are converted to `dtype`. They
+    never change again and take no part in autograd.
     """
     config = read_config(folder)
     with torch.device(device), default_dtype(dtype):
         model = build_model(config)
+        if config.quantization is not None:
+            quantize(model, config.quantization)
+        allocate(model)
     load_weights(model, config, folder)
     return model.eval()
+
+
+def allocate(model: nn.Module) -> None:
+    """Give the parameters of `model` memory, uninitialised, on torch's current default device."""
+    for module in model.modules():
+        for name, declared in list(module.named_parameters(recurse=False)):
+            memory = torch.empty(declared.shape, dtype=declared.dtype)
+            module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
 
 
 @contextmanager

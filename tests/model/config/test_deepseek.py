@@ -129,7 +129,7 @@ def test_context_includes_the_stretch_of_yarn() -> None:
     ("change", "message"),
     [
         ({"kv_lora_rank": None}, "kv_lora_rank is missing"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization 'fp8'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         ({"moe_layer_freq": 2}, "moe_layer_freq 2"),
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported, only sigmoid"),

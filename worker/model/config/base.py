@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mla_router.worker.model.config.fields import read_dtype, refuse_quantization, size
+from mla_router.worker.model.config.fields import read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
+from mla_router.worker.model.quantization.config import Quantization, parse_quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ABC):
     architecture: str
-    dtype: str  # of the checkpoint, such as "bfloat16"
+    dtype: str  # of the checkpoint, such as "bfloat16"; of what is not quantized
+    quantization: Quantization | None
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -41,9 +43,10 @@ class ModelConfig(ABC):
 
 def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ModelConfig that all architectures name alike. Raises ModelError."""
-    refuse_quantization(raw)
+    quantization = raw.get("quantization_config")
     return {
         "dtype": read_dtype(raw),
+        "quantization": parse_quantization(quantization) if quantization else None,
         "vocab_size": size(raw, "vocab_size"),
         "hidden_size": size(raw, "hidden_size"),
         "num_layers": size(raw, "num_hidden_layers"),

@@ -39,11 +39,3 @@ def read_dtype(raw: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
     return str(name)
-
-
-def refuse_quantization(raw: Mapping[str, Any]) -> None:
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(
-            f"quantization_config: quantization {method!r} is not supported, only plain weights"
-        )

@@ -1,0 +1,91 @@
+"""FP8 checkpoints: the same logits as of the plain checkpoint with the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.fp8_folders import Format, quantize_folder, write_dequantized
+from support.tiny_model import CONFIGS, write_tiny_model
+
+PROMPT = list(range(7, 107))
+
+# Most layers have several blocks of 128 x 128, and the last ones are cut off.
+ODD: dict[str, Any] = {
+    "hidden_size": 200,
+    "intermediate_size": 300,
+    "moe_intermediate_size": 136,
+    "num_hidden_layers": 2,
+    "kv_lora_rank": 144,
+}
+CASES: dict[str, tuple[dict[str, Any], Format]] = {
+    "v3_blocks": (CONFIGS["v3"] | ODD, Format("block")),
+    "v2_lite_blocks": (CONFIGS["v2_lite"] | ODD, Format("block")),
+    "v3_small_blocks": (CONFIGS["v3_halves"], Format("block", (16, 24))),
+    "v2_lite_channels": (CONFIGS["v2_lite"] | ODD, Format("channel")),
+    "v2_lite_tensors": (CONFIGS["v2_lite"] | ODD, Format("tensor")),
+    "llama_blocks": (CONFIGS["llama_gqa"], Format("block", (16, 24))),
+    "v3_tensors": (CONFIGS["v3_flat"], Format("tensor")),
+}
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
+    return load_model(folder, device="cpu", dtype=dtype)
+
+
+def answers(model: CausalLM) -> Tensor:
+    """Log-probabilities by prefill, and by decode steps, where kv_b_proj is absorbed."""
+    driver = ForwardDriver(model, page_size=16)
+    prefilled = driver.step(chunks=[(0, PROMPT[:90]), (1, PROMPT[:20])])
+    return torch.cat([prefilled, *(driver.step({0: token}) for token in PROMPT[90:])])
+
+
+@pytest.fixture(scope="module", params=CASES)
+def folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, Format]:
+    """An FP8 folder, and the plain one with the same values."""
+    config, kind = CASES[request.param]
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    write_tiny_model(folder / "source", **config)
+    quantize_folder(folder / "source", folder / "fp8", kind)
+    write_dequantized(folder / "fp8", folder / "plain", kind)
+    return folder / "fp8", folder / "plain", kind
+
+
+def test_logits_are_those_of_the_dequantized_weights(folders: tuple[Path, Path, Format]) -> None:
+    fp8, plain, _ = folders
+    difference = (answers(load(fp8)) - answers(load(plain))).abs().max().item()
+    assert difference <= 1e-5, difference
+
+
+def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) -> None:
+    fp8, plain, _ = folders
+    reference: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPT])).logits[0].log_softmax(dim=-1)
+    got = answers(load(fp8))
+    expected = torch.cat([expected[:90], expected[:20], expected[90:]])
+    difference = (got - expected).abs().max().item()
+    assert difference <= 1e-4, difference
+
+
+def test_bfloat16_rounds_what_float32_multiplied(folders: tuple[Path, Path, Format]) -> None:
+    fp8, plain, _ = folders
+    assert torch.equal(answers(load(fp8, torch.bfloat16)), answers(load(plain, torch.bfloat16)))
+
+
+def test_linear_layers_stay_fp8_and_nothing_else_is(folders: tuple[Path, Path, Format]) -> None:
+    model = load(folders[0])
+    kept = {n for n, p in model.named_parameters() if p.dtype == torch.float8_e4m3fn}
+    linear = ("_proj.weight", "_proj_with_mqa.weight")
+    assert kept == {n for n, _ in model.named_parameters() if n.endswith(linear)}
+    assert len(kept) > 10

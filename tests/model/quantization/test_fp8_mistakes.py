@@ -1,0 +1,125 @@
+"""FP8 folders whose files and config do not agree: what is refused, and what is left as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.fp8_folders import Format, quantize_folder
+from support.tiny_model import CONFIGS, write_tiny_model
+
+BLOCKS = Format("block", (16, 16))
+Q_PROJ = "model.layers.0.self_attn.q_b_proj.weight"
+DOWN = "model.layers.1.mlp.experts.3.down_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tiny_model(tmp_path / "plain", **CONFIGS["v3"])
+    quantize_folder(tmp_path / "plain", tmp_path / "fp8", BLOCKS)
+    return tmp_path / "fp8"
+
+
+def answers(folder: Path) -> Tensor:
+    model = load_model(folder, device="cpu", dtype=torch.float32)
+    return ForwardDriver(model, page_size=16).step(chunks=[(0, list(range(7, 57)))])
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= changes
+    file.write_text(json.dumps(config))
+
+
+def test_every_mistake_is_in_one_error(folder: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors[DOWN + "_scale_inv"]
+        tensors[Q_PROJ] = tensors[Q_PROJ].bfloat16()
+        tensors[Q_PROJ + "_scale_inv"] = torch.ones(1, 2)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+        tensors["lm_head.weight_scale_inv"] = torch.ones(1, 1)
+
+    edit(folder, spoil)
+    with pytest.raises(ModelError) as error:
+        answers(folder)
+    message, at = str(error.value), "in model.safetensors"
+    assert f"1 missing: {DOWN}_scale_inv" in message
+    assert f"1 unknown: lm_head.weight_scale_inv [1, 1] {at}" in message
+    # 4 heads of 24 from a rank of 24
+    assert f"1 misshaped: {Q_PROJ}_scale_inv [1, 2] {at}, not [6, 2]" in message
+    assert "2 mistyped: " in message
+    assert f"lm_head.weight [320, 64] {at}: float8_e4m3fn, not float32" in message
+    assert f"{Q_PROJ} [96, 24] {at}: bfloat16, not float8_e4m3fn" in message
+
+
+def test_fp8_files_need_the_config_to_say_so(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"mistyped: .* float8_e4m3fn, not float32"):
+        answers(folder)
+
+
+def test_layers_that_the_config_leaves_out_are_plain(folder: Path) -> None:
+    """Those of the checkpoint are: the same values as before for one that is exact in both."""
+    before = answers(folder)
+
+    def dequantize(tensors: dict[str, Tensor]) -> None:
+        scale = tensors.pop(Q_PROJ + "_scale_inv")
+        scale = scale.repeat_interleave(16, 0)[:96].repeat_interleave(16, 1)[:, :24]
+        tensors[Q_PROJ] = tensors[Q_PROJ].float() * scale
+
+    edit(folder, dequantize)
+    with pytest.raises(ModelError, match=f"missing: {Q_PROJ}_scale_inv"):
+        answers(folder)
+    edit_config(folder, modules_to_not_convert=[Q_PROJ.removesuffix(".weight")])
+    assert torch.equal(answers(folder), before)
+
+
+def test_half_of_a_joined_projection_cannot_be_left_out(folder: Path) -> None:
+    edit_config(folder, modules_to_not_convert=["model.layers.0.mlp.gate_proj"])
+    with pytest.raises(
+        ModelError, match=r"gate_proj is not quantized, .* joined in .*gate_up_proj"
+    ):
+        answers(folder)
+
+
+def test_scales_of_activations_are_not_needed(tmp_path: Path) -> None:
+    """AutoFP8's static scheme, in which the one scale of a tensor has no axis."""
+    write_tiny_model(tmp_path / "plain", **CONFIGS["v2_lite"])
+    quantize_folder(tmp_path / "plain", tmp_path / "fp8", Format("tensor"))
+    before = answers(tmp_path / "fp8")
+
+    def as_auto_fp8(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("weight_scale")]:
+            tensors[name] = tensors[name].view(())
+            tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
+
+    edit(tmp_path / "fp8", as_auto_fp8)
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static"}
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
+    assert torch.equal(answers(tmp_path / "fp8"), before)
+
+
+def test_shards_with_an_index_equal_one_file(folder: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "many", shard_size="100KB", **CONFIGS["v3"])
+    quantize_folder(tmp_path / "many", tmp_path / "many_fp8", BLOCKS)
+    assert len(list((tmp_path / "many_fp8").glob("*.safetensors"))) > 3
+    assert torch.equal(answers(tmp_path / "many_fp8"), answers(folder))

@@ -1,0 +1,32 @@
+"""Which layers of a model become quantized ones."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.destinations import checkpoint_layers
+from mla_router.worker.model.layers import Linear
+from mla_router.worker.model.quantization.config import Quantization
+from mla_router.worker.model.quantization.fp8 import Fp8Linear
+
+# No published checkpoint quantizes the head, though DeepSeek's do not list it as left out.
+HEAD = "lm_head"
+
+
+def quantize(model: nn.Module, quantization: Quantization) -> None:
+    """Replace the linear layers of `model` that the checkpoint quantizes; norms, embeddings, gates and
+    the head are none of them. To be called before parameters have memory. Raises ModelError."""
+    linears = [(name, part) for name, part in model.named_modules() if isinstance(part, Linear)]
+    for name, linear in linears:
+        layers = checkpoint_layers(name, linear)
+        ignored = [layer for layer in layers if quantization.ignores(layer)]
+        if name == HEAD or len(ignored) == len(layers):
+            continue
+        if ignored:
+            raise ModelError(
+                f"quantization_config: {ignored[0]} is not quantized, but of the others that are "
+                f"joined in {name} some are: only all or none is supported"
+            )
+        owner, _, own = name.rpartition(".")
+        setattr(model.get_submodule(owner), own, Fp8Linear(linear, quantization))
