@@ -28,8 +28,9 @@ def rotary(q: Tensor, k: Tensor, rotations: Tensor, *, interleaved: bool) -> tup
 
 
 def _turn_neighbours(x: Tensor, rotations: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], x.shape[-1] // 2, 2))
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
+    wide = x.float()
+    pairs = torch.complex(wide[..., 0::2], wide[..., 1::2]) * rotations
+    return torch.view_as_real(pairs).flatten(-2).to(x.dtype)
 
 
 def _turn_halves(x: Tensor, rotations: Tensor) -> Tensor:

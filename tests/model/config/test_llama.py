@@ -94,7 +94,7 @@ def scaling(**changes: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         ({"num_key_value_heads": 5}, "num_attention_heads 32 is no multiple of 5 key heads"),
-        ({"head_dim": 63}, "head_dim 63 is odd"),
+        ({"head_dim": 63}, "an odd number of values of a head, 63"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         ({"sliding_window": 4096}, "sliding_window 4096 is not supported, only none"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported, only 1"),

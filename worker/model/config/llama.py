@@ -34,8 +34,6 @@ def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads {heads} is no multiple of {kv_heads} key heads")
     head_dim = optional_size(raw, "head_dim") or common["hidden_size"] // heads
-    if head_dim % 2:
-        raise ModelError(f"head_dim {head_dim} is odd: its values are rotated in pairs")
     return LlamaConfig(
         **common,
         architecture="LlamaForCausalLM",

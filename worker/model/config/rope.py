@@ -46,6 +46,8 @@ def read_rope(
     raw: Mapping[str, Any], *, width: int, interleaved: bool, types: tuple[str, ...]
 ) -> RopeConfig:
     """The rotary embedding of `raw`, scaled in one of the ways in `types`. Raises ModelError."""
+    if width % 2:
+        raise ModelError(f"an odd number of values of a head, {width}, cannot be rotated in pairs")
     rope = _parameters(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in types:

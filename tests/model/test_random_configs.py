@@ -1,0 +1,87 @@
+"""Random configs of every family: what transformers says, by each way into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import torch
+
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.random_configs import random_config
+from support.reference import Continuation, Reference
+from support.tiny_model import VOCAB_SIZE, write_tiny_model
+
+SEEDS = range(24)
+TOLERANCE = 1e-4  # of a logprob
+NEW_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    ours: CausalLM
+    draw: Random
+    prompt: list[int]
+    answer: Continuation
+    # [prompt + answer, vocab]: after each token
+    expected: torch.Tensor
+
+    def check(self, got: torch.Tensor, first: int) -> None:
+        """`got` are the rows from `first` on."""
+        wanted = self.expected[first : first + len(got)]
+        difference = (got - wanted).abs().max().item()
+        assert difference <= TOLERANCE, difference
+
+    def finish(self, driver: ForwardDriver, slot: int, after_prompt: torch.Tensor) -> None:
+        """Decode greedily from the last row of the prompt on."""
+        row = after_prompt[-1]
+        for i, token in enumerate(self.answer.tokens):
+            assert int(row.argmax()) == token, f"token {i}, margin {self.answer.margin:.1e}"
+            row = driver.step({slot: token})[0]
+            self.check(row[None], len(self.prompt) + i)
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    threads = torch.get_num_threads()
+    folder = tmp_path_factory.mktemp("model")
+    draw = Random(request.param)
+    write_tiny_model(folder, seed=request.param, **random_config(request.param))
+    # In float64: a random model magnifies rounding, that of a float32 reference as well.
+    reference = Reference(folder, torch.float64)
+    prompt = draw.choices(range(VOCAB_SIZE), k=draw.randint(40, 100))
+    answer = reference.greedy(prompt, NEW_TOKENS)
+    ours = load_model(folder, device="cpu", dtype=torch.float32)
+    yield Case(ours, draw, prompt, answer, reference.logprobs(prompt + answer.tokens))
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_in_one_go_in_chunks_and_from_the_cache(case: Case, page_size: int) -> None:
+    driver = ForwardDriver(case.ours, page_size=page_size, seed=page_size)
+    whole = driver.step(chunks=[(0, case.prompt)])
+    case.check(whole, 0)
+    case.finish(driver, 0, whole)
+
+    begin = 0
+    while begin < len(case.prompt):
+        run = case.prompt[begin : begin + case.draw.choice([1, 5, 16, 30])]
+        chunk = driver.step(chunks=[(1, run)])
+        case.check(chunk, begin)
+        begin += len(run)
+    case.finish(driver, 1, chunk)
+
+    # Begins with pages that a prompt filled, and with some that decode steps filled as well.
+    sequence = case.prompt + case.answer.tokens
+    for slot, tokens in ((2, case.prompt), (3, sequence)):
+        cached = driver.share(0, slot, (len(tokens) - 1) // page_size)
+        rest = driver.step(chunks=[(slot, tokens[cached:])])
+        case.check(rest, cached)
+        if slot == 2:
+            case.finish(driver, 2, rest)
