@@ -56,11 +56,9 @@ SCHEMA: dict[str, Any] = {
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Train on the sources of torch: text enough for so many merges."""
-    texts = [
-        path.read_text(errors="replace")
-        for path in sorted(Path(torch.__file__).parent.rglob("*.py"))
-    ]
+    """Train on the Python sources that are installed: text enough for so many merges."""
+    installed = sorted(Path(torch.__file__).parents[1].rglob("*.py"))
+    texts = (path.read_text(errors="replace") for path in installed)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -72,6 +70,7 @@ def write_tokenizer(folder: Path) -> None:
         min_frequency=1,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE, tokenizer.get_vocab_size()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text('{"eos_token_id": 0}')
 

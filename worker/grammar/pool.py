@@ -43,6 +43,10 @@ class Grammars:
         self._failed: list[tuple[int, str]] = []
         self._keys = itertools.count()
 
+    def warm_up(self) -> None:
+        """Have the nursery load what it needs, which takes seconds, before the first grammar comes."""
+        self._control.send(b"+")
+
     # -- requests --------------------------------------------------------------------------------
 
     def open(self, grammar: Grammar, output: Sequence[int]) -> int:

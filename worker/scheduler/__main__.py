@@ -75,6 +75,8 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
     # What was made until now stays: a collection in the middle of a step need not look at it again.
     gc.collect()
     gc.freeze()
+    if grammars is not None:
+        grammars.warm_up()  # only now: it would slow the loading of the weights
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
     finally:
