@@ -32,6 +32,11 @@ class WorkerConfig:
         "", "Hugging Face folder of the model; empty: the small model that the package ships"
     )
     served_model_name: str = _flag("", "name in /v1/models; empty: the folder's name")
+    load_format: str = _flag(
+        "auto",
+        "auto: the folder's safetensors; dummy: random values in their shapes, without reading any",
+        choices=("auto", "dummy"),
+    )
     context_length: int = _flag(0, "longest prompt + output in tokens; 0: the model's own limit")
     dtype: str = _flag(
         "auto",

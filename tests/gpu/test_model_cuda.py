@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.fp8_dequantize import fp8_dequantize
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
+from support.fp8_folders import Format, quantize_folder
 from support.tiny_model import CONFIGS, write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -31,6 +33,29 @@ def test_float32(tmp_path: Path, name: str) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
     got, expected = (run(tmp_path, device, torch.float32) for device in ("cuda", "cpu"))
     assert (got - expected).abs().max().item() <= 1e-4
+
+
+@pytest.mark.parametrize("name", ["v3", "v2_lite", "llama_gqa"])
+@pytest.mark.parametrize("kind", [Format("block", (16, 24)), Format("channel"), Format("tensor")])
+def test_fp8(tmp_path: Path, name: str, kind: Format) -> None:
+    write_tiny_model(tmp_path / "plain", **CONFIGS[name])
+    quantize_folder(tmp_path / "plain", tmp_path / "fp8", kind)
+    got, expected = (run(tmp_path / "fp8", device, torch.float32) for device in ("cuda", "cpu"))
+    assert (got - expected).abs().max().item() <= 1e-4
+
+
+def test_dequantizing_never_waits_for_the_device() -> None:
+    weight = torch.randn(3, 40, 50, device="cuda").to(torch.float8_e4m3fn)
+    scale = torch.rand(3, 4, 4, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = fp8_dequantize(weight, scale, block=(16, 16), parts=[20, 20], dtype=torch.bfloat16)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = fp8_dequantize(
+        weight.cpu(), scale.cpu(), block=(16, 16), parts=[20, 20], dtype=torch.bfloat16
+    )
+    assert torch.equal(got.cpu(), expected)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

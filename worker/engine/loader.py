@@ -24,7 +24,9 @@ def load_engine(config: WorkerConfig) -> Engine:
     model_config = read_config(config.folder)
     choose_context_length(config, model_config)  # a wrong one must not cost a load of the weights
     dtype = choose_dtype(config, model_config, device)
-    model = load_model(config.folder, device=device, dtype=dtype)
+    model = load_model(
+        config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
+    )
     capacity = plan_capacity(config, model.config, dtype, device)
     return Engine(model, capacity, device=device, dtype=dtype)
 

@@ -38,7 +38,9 @@ def fp8_dequantize(
     )
     row_scale = torch.cat(
         [
-            blocks.repeat_interleave(block[0], dim=-2)[..., :part, :]
+            blocks.unsqueeze(-2)
+            .expand(*blocks.shape[:-1], block[0], -1)
+            .flatten(-3, -2)[..., :part, :]
             for part, blocks in zip(parts, torch.split(scale, heights, dim=-2), strict=True)
         ],
         dim=-2,

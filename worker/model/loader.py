@@ -10,16 +10,20 @@ import torch
 from torch import nn
 
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model, read_config
 from mla_router.worker.model.weights import load_weights
 
 
-def load_model(folder: Path, *, device: torch.device | str, dtype: torch.dtype) -> CausalLM:
+def load_model(
+    folder: Path, *, device: torch.device | str, dtype: torch.dtype, dummy: bool = False
+) -> CausalLM:
     """The model in `folder` on `device`. Raises ModelError.
 
     Weights that the checkpoint quantizes stay as they are, all others are converted to `dtype`. They
-    never change again and take no part in autograd.
+    never change again and take no part in autograd. With `dummy` no file but config.json is read, and
+    they are random.
     """
     config = read_config(folder)
     with torch.device(device), default_dtype(dtype):
@@ -27,7 +31,10 @@ def load_model(folder: Path, *, device: torch.device | str, dtype: torch.dtype) 
         if config.quantization is not None:
             quantize(model, config.quantization)
         allocate(model)
-    load_weights(model, config, folder)
+    if dummy:
+        fill_dummy(model)
+    else:
+        load_weights(model, config, folder)
     return model.eval()
 
 

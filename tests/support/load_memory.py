@@ -1,0 +1,34 @@
+"""Loads a model in a process of its own and prints by how much its memory grew at most, in bytes.
+
+    python load_memory.py FOLDER
+
+Pages of mapped files count as memory here, though the kernel can take them back.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from mla_router.worker.model.loader import load_model
+
+
+def status(name: str) -> int:
+    """A size in /proc/self/status, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, name
+    return int(found[1]) * 1024
+
+
+def main() -> None:
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    load_model(Path(sys.argv[1]), device="cpu", dtype=torch.float32)
+    print(status("VmHWM") - before)
+
+
+if __name__ == "__main__":
+    main()
