@@ -27,7 +27,7 @@ COMPILE_BYTES = 512 << 20  # on top of what the nursery has
 # takes 0.02 to 0.2 ms.
 STEP_BURST_S = 0.25
 STEP_RATE_S = 0.005
-ROW_RATE_S = 0.0005
+ROW_RATE_S = 0.002
 OPEN_RATE_S = 0.02  # for one frame of `OPEN_TOKENS`
 
 _decoder = msgspec.msgpack.Decoder(protocol.ToHost)
