@@ -62,7 +62,8 @@ def at_the_same_time(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    answer = litellm.completion(**asked(server, tools=[TOOL], tool_choice="required"))
+    more = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 64, "temperature": 0}
+    answer = litellm.completion(**{**asked(server), **more})
     (call,) = answer.choices[0].message.tool_calls
     assert set(json.loads(call.function.arguments)) == {"yes"}
 
