@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
@@ -90,6 +91,7 @@ class _Answer:
         return msgspec.structs.replace(
             self.begun,
             status="completed" if stopped else "incomplete",
+            completed_at=int(time.time()) if stopped else None,
             incomplete_details=None if stopped else details,
             output=self.builder.items,
             usage=ResponseUsage.of(generation.usage, tokens),
@@ -135,4 +137,6 @@ def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_p=params.top_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
     )

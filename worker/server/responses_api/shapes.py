@@ -87,6 +87,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "response"
     created_at: int
+    completed_at: int | None = None
     status: str
     model: str
     output: list[Item] = []
@@ -102,6 +103,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | ResponseToolChoice
     tools: list[ResponseTool]
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    # What follows says the same of every answer; Open Responses wants it said.
+    top_logprobs: int = 0
+    max_tool_calls: None = None
+    service_tier: str = "default"
+    prompt_cache_key: None = None
+    safety_identifier: None = None
     background: bool = False
     previous_response_id: None = None
     reasoning: ReasoningSettings = ReasoningSettings()
