@@ -1,0 +1,12 @@
+"""Which tensors the Triton kernels are for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether `x` goes the fast way: 16-bit numbers on a GPU. All else takes the way of plain torch
+    operations, which the fast one is checked against."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
