@@ -24,7 +24,8 @@ from mla_router.worker.kernels.rotary import rotary
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.layers import MLP, Embedding, Linear, RMSNorm, empty_parameter
+from mla_router.worker.model.decoder import Decoder, DecoderLayer
+from mla_router.worker.model.layers import MLP, Linear, RMSNorm, empty_parameter
 from mla_router.worker.model.rope import rotation_table, softmax_scale
 
 # The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
@@ -34,46 +35,17 @@ LATENT_NORM_EPS = 1e-6
 
 class DeepseekForCausalLM(CausalLM):
     def __init__(self, config: DeepseekConfig) -> None:
-        super().__init__(config, DeepseekModel(config))
+        layers = (deepseek_layer(config, index) for index in range(config.num_layers))
+        rotations = rotation_table(config.rope, config.max_position_embeddings)
+        super().__init__(config, Decoder(config, layers, rotations))
 
 
-class DeepseekModel(nn.Module):
-    def __init__(self, config: DeepseekConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotations = nn.Buffer(
-            rotation_table(config.rope, config.max_position_embeddings), persistent=False
-        )
-
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        hidden = self.embed_tokens(batch.tokens)
-        rotations = self.rotations[batch.positions]
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            hidden = layer(hidden, rotations, batch, layer_cache)
-        out: Tensor = self.norm(hidden[batch.output_rows])
-        return out
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: DeepseekConfig, index: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LatentAttention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = (
-            MLP(config.hidden_size, config.intermediate_size)
-            if index < config.num_dense_layers
-            else MixtureOfExperts(config)
-        )
-
-    def forward(
-        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
+    """The first few are dense."""
+    attention = LatentAttention(config)
+    if index < config.num_dense_layers:
+        return DecoderLayer(config, attention, MLP(config.hidden_size, config.intermediate_size))
+    return DecoderLayer(config, attention, MixtureOfExperts(config))
 
 
 class LatentAttention(nn.Module):

@@ -20,48 +20,22 @@ from mla_router.worker.kernels.rotary import rotary
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.layers import MLP, Embedding, Linear, RMSNorm
+from mla_router.worker.model.decoder import Decoder, DecoderLayer
+from mla_router.worker.model.layers import MLP, Linear
 from mla_router.worker.model.rope import rotation_table
 
 
 class LlamaForCausalLM(CausalLM):
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config, LlamaModel(config))
+        layers = (llama_layer(config) for _ in range(config.num_layers))
+        rotations = rotation_table(config.rope, config.max_position_embeddings)
+        super().__init__(config, Decoder(config, layers, rotations))
 
 
-class LlamaModel(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotations = nn.Buffer(
-            rotation_table(config.rope, config.max_position_embeddings), persistent=False
-        )
-
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        hidden = self.embed_tokens(batch.tokens)
-        rotations = self.rotations[batch.positions]
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            hidden = layer(hidden, rotations, batch, layer_cache)
-        out: Tensor = self.norm(hidden[batch.output_rows])
-        return out
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = GroupedQueryAttention(config)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-
-    def forward(
-        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+def llama_layer(config: LlamaConfig) -> DecoderLayer:
+    attention = GroupedQueryAttention(config)
+    mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    return DecoderLayer(config, attention, mlp)
 
 
 class GroupedQueryAttention(nn.Module):

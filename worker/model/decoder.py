@@ -1,0 +1,55 @@
+"""What decoders have in common, whatever their attention and feed-forward layers are.
+
+Attribute names are those of the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.layers import Embedding, RMSNorm
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, and the norm before the head. `rotations` [positions, ...] are looked up
+    once a step, for all layers."""
+
+    def __init__(
+        self, config: ModelConfig, layers: Iterable[DecoderLayer], rotations: Tensor
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotations = nn.Buffer(rotations, persistent=False)
+
+    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        """Final hidden states [R, hidden_size] of `batch.output_rows`."""
+        hidden = self.embed_tokens(batch.tokens)
+        rotations = self.rotations[batch.positions]
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            hidden = layer(hidden, rotations, batch, layer_cache)
+        out: Tensor = self.norm(hidden[batch.output_rows])
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a feed-forward layer, each on the normalized stream and added to it."""
+
+    def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = mlp
+
+    def forward(
+        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
