@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.model.causal_lm import CausalLM
@@ -51,7 +52,7 @@ def serve(
     capacity: Capacity = CAPACITY,
     **how,
 ) -> Run:
-    engine = Engine(model, capacity, device=CPU, dtype=torch.float32)
+    engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
     return run(script, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE, **how)
 
 

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
+from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 
 
@@ -24,7 +26,9 @@ class ForwardDriver:
         num_slots: int = 4,
         max_length: int = 320,
         seed: int = 0,
+        attention: AttentionBackend | None = None,
     ) -> None:
+        self.attention = attention or TorchBackend()
         self.model = model
         self.page_size = page_size
         self.lengths = [0] * num_slots  # tokens in the cache
@@ -66,10 +70,7 @@ class ForwardDriver:
                 self.lengths[slot] += 1
         decode_lengths = [self.lengths[slot] for slot in decodes]
         at = self.device
-        batch = ForwardBatch(
-            tokens=torch.tensor(tokens, device=at),
-            positions=torch.tensor(positions, device=at),
-            cache_locations=torch.tensor(locations, device=at),
+        layout = StepLayout(
             page_table=self.page_table.to(at),
             decode_slots=torch.tensor(list(decodes), dtype=torch.int64, device=at),
             decode_lengths=torch.tensor(decode_lengths, dtype=torch.int32, device=at),
@@ -77,6 +78,13 @@ class ForwardDriver:
             chunks=tuple(
                 ChunkExtent(slot, self.lengths[slot] - len(run), len(run)) for slot, run in chunks
             ),
+        )
+        batch = ForwardBatch(
+            tokens=torch.tensor(tokens, device=at),
+            positions=torch.tensor(positions, device=at),
+            cache_locations=torch.tensor(locations, device=at),
+            num_decodes=len(decodes),
+            attention=self.attention.plan(layout),
             output_rows=torch.arange(len(tokens), device=at),
         )
         return self.model.logits(self.model(batch, self.cache)).log_softmax(dim=-1)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
+from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
 from mla_router.worker.engine.slots import SlotState
-from mla_router.worker.model.batch import ChunkExtent, ForwardBatch
+from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 
 
@@ -41,6 +42,7 @@ class Engine:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        attention: AttentionBackend,
     ) -> None:
         self.model = model
         self.capacity = capacity
@@ -54,6 +56,7 @@ class Engine:
         )
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
+        self._attention = attention
         self._packer = InputPacker(device)
         self._readback = ReadbackRing(device)
 
@@ -67,11 +70,16 @@ class Engine:
             tokens=self.slots.input_tokens(inputs),
             positions=inputs.positions,
             cache_locations=self.slots.cache_locations(inputs, self.capacity.page_size),
-            page_table=self.slots.page_table,
-            decode_slots=inputs.token_slots[:decodes],
-            decode_lengths=inputs.decode_lengths.to(torch.int32),
-            max_decode_length=max(plan.decode_lengths, default=0),
-            chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
+            num_decodes=decodes,
+            attention=self._attention.plan(
+                StepLayout(
+                    page_table=self.slots.page_table,
+                    decode_slots=inputs.token_slots[:decodes],
+                    decode_lengths=inputs.decode_lengths.to(torch.int32),
+                    max_decode_length=max(plan.decode_lengths, default=0),
+                    chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
+                )
+            ),
             output_rows=inputs.output_rows,
         )
         hidden = self.model(batch, self.cache)

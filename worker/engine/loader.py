@@ -7,6 +7,7 @@ import logging
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.model.config.base import ModelConfig
@@ -28,7 +29,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
     )
     capacity = plan_capacity(config, model.config, dtype, device)
-    return Engine(model, capacity, device=device, dtype=dtype)
+    return Engine(model, capacity, device=device, dtype=dtype, attention=TorchBackend())
 
 
 def choose_device(config: WorkerConfig) -> torch.device:

@@ -10,15 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkExtent:
-    """A prefill chunk on the host's side: `length` new tokens of the request in `slot`, after the
-    `start` tokens of it that the KV cache already holds."""
-
-    slot: int
-    start: int
-    length: int
+from mla_router.worker.model.attention import StepAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +18,10 @@ class ForwardBatch:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     cache_locations: Tensor  # [T] int64, row of each new token: page * page_size + place in it
-    page_table: Tensor  # [slots, pages_per_request] int32, pages of every slot
-    decode_slots: Tensor  # [D] int64, D <= T: the slots of the decode rows
-    decode_lengths: Tensor  # [D] int32, tokens in the cache including the new one
-    max_decode_length: int  # the largest of decode_lengths, known on the host; 0 if D == 0
-    chunks: tuple[ChunkExtent, ...]  # the rows after the decode rows, in order
+    num_decodes: int  # rows that are one token of a request each; the others are chunks
+    attention: StepAttention
     output_rows: Tensor  # [R] int64, rows of T whose hidden states are wanted
 
     @property
-    def num_decodes(self) -> int:
-        return self.decode_slots.shape[0]
+    def num_tokens(self) -> int:
+        return self.tokens.shape[0]

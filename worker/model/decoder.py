@@ -29,11 +29,12 @@ class Decoder(nn.Module):
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [R, hidden_size] of `batch.output_rows`."""
-        hidden = self.embed_tokens(batch.tokens)
+        update, stream = self.embed_tokens(batch.tokens), None
         rotations = self.rotations[batch.positions]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
-            hidden = layer(hidden, rotations, batch, layer_cache)
-        out: Tensor = self.norm(hidden[batch.output_rows])
+            update, stream = layer(update, stream, rotations, batch, layer_cache)
+        rows = batch.output_rows
+        out, _ = self.norm.add(update[rows], None if stream is None else stream[rows])
         return out
 
 
@@ -48,8 +49,17 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotations, batch, cache)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
+        self,
+        update: Tensor,
+        stream: Tensor | None,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer before adds to the residual stream [T, hidden_size], and the stream without
+        it (None before the first layer); returns the same for the layer after. Addition and norm are
+        one step: nothing else reads the stream in between."""
+        normed, stream = self.input_layernorm.add(update, stream)
+        update = self.self_attn(normed, rotations, batch, cache)
+        normed, stream = self.post_attention_layernorm.add(update, stream)
+        return self.mlp(normed), stream

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.gqa_prefill import gqa_prefill
-from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.kv_write import kv_write
-from mla_router.worker.kernels.mla_decode import mla_decode
 from mla_router.worker.kernels.moe_experts import moe_experts
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.rotary import rotary
@@ -31,6 +28,8 @@ from mla_router.worker.model.rope import rotation_table, softmax_scale
 # The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
 # trained with the default of DeepSeek's RMSNorm there.
 LATENT_NORM_EPS = 1e-6
+
+KV_A = "kv_a_proj_with_mqa"
 
 
 class DeepseekForCausalLM(CausalLM):
@@ -63,31 +62,33 @@ class LatentAttention(nn.Module):
         self.interleaved = config.rope.interleaved
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
+        # What projects the same input is one matrix.
+        bias = config.attention_bias
         if config.q_lora_rank is None:
-            self.q_proj = Linear(hidden, queries)
+            self.q_kv_proj = Linear(
+                hidden,
+                {"q_proj": queries, KV_A: config.cache_width},
+                bias=(KV_A,) if bias else False,
+            )
         else:
-            self.q_a_proj = Linear(hidden, config.q_lora_rank, bias=config.attention_bias)
+            self.q_kv_proj = Linear(
+                hidden, {"q_a_proj": config.q_lora_rank, KV_A: config.cache_width}, bias=bias
+            )
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
             self.q_b_proj = Linear(config.q_lora_rank, queries)
-        self.kv_a_proj_with_mqa = Linear(hidden, config.cache_width, bias=config.attention_bias)
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
         self.kv_b_proj = Linear(
             config.kv_lora_rank, config.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
         )
-        self.o_proj = Linear(
-            config.num_heads * config.v_head_dim, hidden, bias=config.attention_bias
-        )
+        self.o_proj = Linear(config.num_heads * config.v_head_dim, hidden, bias=bias)
 
     def forward(
         self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> Tensor:
         # Queries [T, H, nope + rope], latents [T, kv_lora_rank] and rotary keys [T, rope]
-        q_nope, q_pe = torch.split(
-            self.queries(hidden), [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1
-        )
-        latent, k_pe = torch.split(
-            self.kv_a_proj_with_mqa(hidden), [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1
-        )
+        q, kv = self.queries_and_latents(hidden)
+        q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        latent, k_pe = torch.split(kv, [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         # All queries share one rotary key
         q_pe, k_pe = rotary(q_pe, k_pe[:, None], rotations, interleaved=self.interleaved)
 
@@ -99,55 +100,37 @@ class LatentAttention(nn.Module):
         parts = []
         if decodes:
             parts.append(self.decode(q_nope[:decodes], q_pe[:decodes], batch, cache))
-        if batch.chunks:
-            parts.append(self.prefill(q_nope[decodes:], q_pe[decodes:], batch, cache))
+        if decodes < len(hidden):
+            parts.append(self.prefill(torch.cat((q_nope, q_pe), dim=-1)[decodes:], batch, cache))
         out = torch.cat(parts) if len(parts) > 1 else parts[0]
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
-    def queries(self, hidden: Tensor) -> Tensor:
-        q: Tensor = (
-            self.q_proj(hidden)
-            if self.q_lora_rank is None
-            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
-        )
-        return q.view(len(hidden), self.num_heads, -1)
+    def queries_and_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
+        joined = self.q_kv_proj(hidden)
+        q, kv = torch.split(joined, self.q_kv_proj.part_sizes, dim=-1)
+        if self.q_lora_rank is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        return q.view(len(hidden), self.num_heads, -1), kv
 
     def decode(self, q_nope: Tensor, q_pe: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """[D, H, v_head_dim], absorbed: attends over the cached rows as they are."""
         w_uk, w_uv = self.up_projections()
-        q_latent = torch.einsum("thn,hnc->thc", q_nope, w_uk)
-        latent = mla_decode(
-            torch.cat((q_latent, q_pe), dim=-1),
-            cache,
-            batch.page_table,
-            batch.decode_slots,
-            batch.decode_lengths,
-            max_length=batch.max_decode_length,
-            kv_lora_rank=self.kv_lora_rank,
-            scale=self.scale,
-        )
-        return torch.einsum("thc,hvc->thv", latent, w_uv)
+        q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).transpose(0, 1)
+        latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
+        return torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
 
-    def prefill(self, q_nope: Tensor, q_pe: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def prefill(self, q: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """[tokens of all chunks, H, v_head_dim], multi-head: expands prefixes and chunks."""
-        rows = kv_read(
-            cache, batch.page_table, [(c.slot, c.start + c.length) for c in batch.chunks]
-        ).to(q_nope.dtype)
-        latent, k_pe = torch.split(rows, [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
-        k_nope, v = torch.split(
-            self.kv_b_proj(latent).view(len(rows), self.num_heads, -1),
-            [self.qk_nope_head_dim, self.v_head_dim],
-            dim=-1,
+        return batch.attention.mla_prefill(
+            q, cache, self.expand, kv_lora_rank=self.kv_lora_rank, scale=self.scale
         )
-        k_pe = k_pe[:, None].expand(-1, self.num_heads, -1)
-        return gqa_prefill(
-            torch.cat((q_nope, q_pe), dim=-1),
-            torch.cat((k_nope, k_pe), dim=-1),
-            v,
-            [(c.length, c.start + c.length) for c in batch.chunks],
-            scale=self.scale,
-        )
+
+    def expand(self, latent: Tensor) -> Tensor:
+        """From [S, kv_lora_rank] the keys and values [S, H, nope + v] of all heads."""
+        expanded: Tensor = self.kv_b_proj(latent)
+        return expanded.view(len(latent), self.num_heads, -1)
 
     def up_projections(self) -> tuple[Tensor, Tensor]:
         """w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank]: halves of kv_b_proj."""

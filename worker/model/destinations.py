@@ -37,4 +37,5 @@ def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
         stacked = [parameter] if linear.experts is None else list(parameter)
         tensors = [part for weight in stacked for part in weight.split(rows)]
         for layer, tensor in zip(layers, tensors, strict=True):
-            yield f"{layer}.{kind}", tensor
+            if kind != "bias" or linear.has_bias(layer.rpartition(".")[2]):
+                yield f"{layer}.{kind}", tensor

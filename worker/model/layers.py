@@ -7,7 +7,7 @@ otherwise. `loader.py` allocates them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ class Linear(nn.Module):
     """x @ weight.T + bias, weight [outputs, inputs].
 
     `outputs` may also be of several projections of the same x, their results side by side: what
-    checkpoints call them and how many outputs each has. With `experts` it is the weights of that many
+    checkpoints call them and how many outputs each has; `bias` may then name those that have one, and is 0
+    for the others. With `experts` it is the weights of that many
     layers, stacked to [experts, outputs, inputs], for `moe_experts` to choose from.
     """
 
@@ -34,13 +35,14 @@ class Linear(nn.Module):
         inputs: int,
         outputs: int | Mapping[str, int],
         *,
-        bias: bool = False,
+        bias: bool | Collection[str] = False,
         experts: int | None = None,
     ) -> None:
         super().__init__()
         self.inputs = inputs
         self.parts = {} if isinstance(outputs, int) else dict(outputs)
         self.outputs = outputs if isinstance(outputs, int) else sum(outputs.values())
+        self.biased = bias
         self.experts = experts
         stack = () if experts is None else (experts,)
         self.weight = empty_parameter(*stack, self.outputs, inputs)
@@ -50,6 +52,9 @@ class Linear(nn.Module):
     def part_sizes(self) -> list[int]:
         """Outputs of each part; of the only one, if it is not joined."""
         return list(self.parts.values()) or [self.outputs]
+
+    def has_bias(self, part: str) -> bool:
+        return self.biased if isinstance(self.biased, bool) else part in self.biased
 
     def dense_weight(self) -> Tensor:
         """The weight in the dtype of the activations, however it is stored."""
@@ -83,6 +88,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x added to the residual `stream`, normalized, and the stream itself."""
+        total = x if stream is None else stream + x
+        return rms_norm(total, self.weight, self.eps), total
 
 
 class MLP(nn.Module):

@@ -12,9 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.gqa_decode import gqa_decode
-from mla_router.worker.kernels.gqa_prefill import gqa_prefill
-from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.kv_write import kv_write
 from mla_router.worker.kernels.rotary import rotary
 from mla_router.worker.model.batch import ForwardBatch
@@ -71,37 +68,12 @@ class GroupedQueryAttention(nn.Module):
         kv_write(keys.flatten(2), batch.cache_locations, k.flatten(1))
         kv_write(values.flatten(2), batch.cache_locations, v.flatten(1))
 
-        decodes = batch.num_decodes
+        attend, decodes = batch.attention, batch.num_decodes
         parts = []
         if decodes:
-            parts.append(self.decode(q[:decodes], keys, values, batch))
-        if batch.chunks:
-            parts.append(self.prefill(q[decodes:], keys, values, batch))
+            parts.append(attend.gqa_decode(q[:decodes], keys, values, scale=self.scale))
+        if decodes < len(hidden):
+            parts.append(attend.gqa_prefill(q[decodes:], keys, values, scale=self.scale))
         out = torch.cat(parts) if len(parts) > 1 else parts[0]
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
-
-    def decode(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
-        """[D, H, head_dim]."""
-        return gqa_decode(
-            q,
-            keys,
-            values,
-            batch.page_table,
-            batch.decode_slots,
-            batch.decode_lengths,
-            max_length=batch.max_decode_length,
-            scale=self.scale,
-        )
-
-    def prefill(self, q: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
-        """[tokens of all chunks, H, head_dim]: over prefixes and chunks."""
-        requests = [(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks]
-        k, v = (
-            kv_read(part.flatten(2), batch.page_table, requests)
-            .view(-1, self.num_kv_heads, self.head_dim)
-            .to(q.dtype)
-            for part in (keys, values)
-        )
-        extents = [(chunk.length, chunk.start + chunk.length) for chunk in batch.chunks]
-        return gqa_prefill(q, k, v, extents, scale=self.scale)

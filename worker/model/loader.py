@@ -39,10 +39,12 @@ def load_model(
 
 
 def allocate(model: nn.Module) -> None:
-    """Give the parameters of `model` memory, uninitialised, on torch's current default device."""
+    """Give the parameters of `model` memory on torch's current default device, uninitialised but for
+    biases, which a checkpoint may have for a part of a layer only."""
     for module in model.modules():
         for name, declared in list(module.named_parameters(recurse=False)):
-            memory = torch.empty(declared.shape, dtype=declared.dtype)
+            new = torch.zeros if name == "bias" else torch.empty
+            memory = new(declared.shape, dtype=declared.dtype)
             module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
 
 

@@ -20,7 +20,7 @@ class Fp8Linear(Linear):
         super().__init__(
             plain.inputs,
             plain.parts or plain.outputs,
-            bias=plain.bias is not None,
+            bias=plain.biased,
             experts=plain.experts,
         )
         self.dtype = plain.weight.dtype

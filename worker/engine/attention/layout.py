@@ -1,0 +1,44 @@
+"""Which requests a step's rows belong to, and where their KV cache lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mla_router.worker.model.attention import StepAttention
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkExtent:
+    """A prefill chunk on the host's side: `length` new tokens of the request in `slot`, after the
+    `start` tokens of it that the KV cache already holds."""
+
+    slot: int
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the request in the cache, the new ones included: what the last of them sees."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Tensors lie on the device; what is known on the host as well is there as plain numbers."""
+
+    page_table: Tensor  # [slots, pages_per_request] int32, pages of every slot
+    decode_slots: Tensor  # [D] int64
+    decode_lengths: Tensor  # [D] int32, tokens in the cache including the new one
+    max_decode_length: int  # at least the largest of decode_lengths; 0 if D == 0
+    chunks: tuple[ChunkExtent, ...] = ()
+
+
+class AttentionBackend(Protocol):
+    """Turns the layout of a step into what all layers of the model use in it."""
+
+    def plan(self, layout: StepLayout) -> StepAttention:
+        """Does not wait for the device."""
+        ...

@@ -1,0 +1,82 @@
+"""Attention in plain torch operations: the CPU's, and what other backends are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.kernels.gqa_decode import gqa_decode
+from mla_router.worker.kernels.gqa_prefill import gqa_prefill
+from mla_router.worker.kernels.kv_read import kv_read
+from mla_router.worker.kernels.mla_decode import mla_decode
+
+
+class TorchBackend:
+    def plan(self, layout: StepLayout) -> TorchAttention:
+        return TorchAttention(layout)
+
+
+class TorchAttention:
+    """Implements `StepAttention`."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        self._layout = layout
+
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
+        layout = self._layout
+        return mla_decode(
+            torch.cat((q_latent, q_pe), dim=-1),
+            cache,
+            layout.page_table,
+            layout.decode_slots,
+            layout.decode_lengths,
+            max_length=layout.max_decode_length,
+            kv_lora_rank=q_latent.shape[-1],
+            scale=scale,
+        )
+
+    def mla_prefill(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        expand: Callable[[Tensor], Tensor],
+        *,
+        kv_lora_rank: int,
+        scale: float,
+    ) -> Tensor:
+        rows = self._rows(cache).to(q.dtype)
+        latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
+        expanded = expand(latent)
+        rope, heads = k_pe.shape[-1], q.shape[1]
+        k_nope, v = expanded.tensor_split([q.shape[-1] - rope], dim=-1)
+        k = torch.cat((k_nope, k_pe[:, None].expand(-1, heads, -1)), dim=-1)
+        return gqa_prefill(q, k, v, self._extents(), scale=scale)
+
+    def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+        layout = self._layout
+        return gqa_decode(
+            q,
+            keys,
+            values,
+            layout.page_table,
+            layout.decode_slots,
+            layout.decode_lengths,
+            max_length=layout.max_decode_length,
+            scale=scale,
+        )
+
+    def gqa_prefill(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+        shape = -1, *keys.shape[2:]
+        k, v = (self._rows(part.flatten(2)).view(shape).to(q.dtype) for part in (keys, values))
+        return gqa_prefill(q, k, v, self._extents(), scale=scale)
+
+    def _rows(self, cache: Tensor) -> Tensor:
+        """Of all tokens that the chunks' requests have in the cache."""
+        requests = [(chunk.slot, chunk.end) for chunk in self._layout.chunks]
+        return kv_read(cache, self._layout.page_table, requests)
+
+    def _extents(self) -> list[tuple[int, int]]:
+        return [(chunk.length, chunk.end) for chunk in self._layout.chunks]

@@ -1,0 +1,44 @@
+"""What a model asks of attention: the tokens of one step over what the KV cache holds of their requests.
+
+Which requests those are, where their pages lie and which kernels run is the business of the object
+behind this protocol; a model brings queries and its layer's part of the cache. The new tokens' own rows
+are in the cache already. Decode rows come first in a step, then its prefill chunks; each method is for
+one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+
+class StepAttention(Protocol):
+    """One step's. D decode rows, N prefill rows, H heads, G key heads."""
+
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
+        """Absorbed: q_latent [D, H, C] and q_pe [D, H, R] over latent rows, cache
+        [pages, page_size, C + R]. Attended latents [D, H, C]."""
+        ...
+
+    def mla_prefill(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        expand: Callable[[Tensor], Tensor],
+        *,
+        kv_lora_rank: int,
+        scale: float,
+    ) -> Tensor:
+        """Multi-head: q [N, H, K + R] over keys and values that `expand` makes of latents: from
+        [S, C] it gives [S, H, K + V], C being kv_lora_rank. The result is [N, H, V]."""
+        ...
+
+    def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+        """q [D, H, W] over keys and values [pages, page_size, G, W]. The result is [D, H, W]."""
+        ...
+
+    def gqa_prefill(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+        """The same for q [N, H, W] of the chunks."""
+        ...
