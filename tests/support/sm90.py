@@ -1,0 +1,152 @@
+"""Triton kernels compiled for the H100 and H200 (sm_90) on a machine that has neither.
+
+What is compiled is what a launcher launches: its choice of tiles, warps and stages and the alignment of
+what it is given, without a second list of them in the test. A test module has a function that
+calls launchers with tensors on the `meta` device, at the shapes that matter:
+
+    def launches() -> None:
+        x = torch.empty(128, 2048, dtype=torch.bfloat16, device="meta")
+        rms_norm_triton(x, x[0], 1e-6)
+
+    def test_compiled_for_sm_90() -> None:
+        for report in compile_sm90(launches):
+            report.check()              # no spills, shared memory that a block can have
+            # or more:  assert report.has_wgmma, report
+
+The function must be at the top of its module, which a process without TRITON_INTERPRET imports again.
+There every launch only compiles, each specialization once. Meta tensors have no values, so a launcher
+that reads one back (`.item()`) fails here. Compiled kernels are kept in Triton's cache on disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
+
+
+class CompilationFailed(Exception):
+    """What the compiling process wrote to stderr."""
+
+
+@dataclass(frozen=True)
+class Report:
+    kernel: str
+    constants: dict[str, Any]
+    num_warps: int
+    registers: int  # of a thread
+    spill_bytes: int  # of a thread: its stack, which Triton uses for nothing else
+    shared_bytes: int  # of a block
+    has_wgmma: bool
+
+    def check(self) -> None:
+        """Raises AssertionError if the kernel spills, or cannot be launched at all."""
+        assert self.spill_bytes == 0, f"spills: {self}"
+        assert self.shared_bytes <= MAX_SHARED_BYTES, f"more shared memory than there is: {self}"
+
+
+def compile_sm90(launches: Callable[[], None]) -> list[Report]:
+    """One report for each specialization of a kernel that `launches` launches, in their order."""
+    source = inspect.getsourcefile(launches)
+    assert source is not None and "<" not in launches.__qualname__, launches
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.sm90", source, launches.__qualname__],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise CompilationFailed(done.stderr[-4000:])
+    reports = [Report(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]
+    assert reports, f"{launches.__qualname__} launched nothing"
+    return reports
+
+
+def _compile_launches(launches: Callable[[], None]) -> list[Report]:
+    """In a process that has no GPU and does not interpret."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class NoDevice:
+        """As much of a driver as compiling asks for."""
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, _device: int) -> int:
+            return 0
+
+    compiled: dict[str, Any] = {}
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        del warmup
+        kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
+        compiled[kernel.hash] = kernel
+        return kernel
+
+    driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
+    JITFunction.run = compile_only
+    launches()
+    return [_report(kernel) for kernel in compiled.values()]
+
+
+def _report(kernel: Any) -> Report:
+    from triton import knobs
+
+    cuobjdump = knobs.nvidia.cuobjdump.path
+    usage = subprocess.run(
+        [cuobjdump, "-res-usage", next(p for p in _paths(kernel) if p.endswith(".cubin"))],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found is not None, usage
+    names = kernel.src.fn.arg_names
+    constants = {
+        names[path[0]]: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for path, value in kernel.src.constants.items()
+    }
+    return Report(
+        kernel=kernel.name,
+        constants=constants,
+        num_warps=kernel.metadata.num_warps,
+        registers=int(found[1]),
+        spill_bytes=int(found[2]),
+        shared_bytes=kernel.metadata.shared,
+        has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+    )
+
+
+def _paths(kernel: Any) -> list[str]:
+    return [str(path) for path in kernel.metadata_group.values()]
+
+
+def _main(source: str, name: str) -> None:
+    spec = importlib.util.spec_from_file_location("launches_for_sm90", source)
+    assert spec is not None and spec.loader is not None, source
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    print(json.dumps([asdict(report) for report in _compile_launches(getattr(module, name))]))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
