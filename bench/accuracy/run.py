@@ -5,8 +5,8 @@
 
 Every prompt begins with the same `--num-shots` worked examples, as GSM8K is asked, so the prefix cache
 has something to do. Questions are held out of the small model's training. `--save` keeps every answer,
-and `--compare` shows which of them another run, of the same questions, answered otherwise: of two
-settings that should change nothing (cache on or off, chunk sizes, overlap, dp) every answer is the same.
+and `--compare` counts those that another run of the same questions answered otherwise. `settings.py`
+does that for settings that should change nothing.
 """
 
 from __future__ import annotations
@@ -77,17 +77,27 @@ def questions(shots: int, count: int, seed: int) -> list[Question]:
     return made
 
 
-async def ask_all(args: argparse.Namespace, asked: list[Question]) -> list[Answer]:
-    places = asyncio.Semaphore(args.parallel)
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    async with aiohttp.ClientSession(args.base_url, headers=headers) as http:
+async def ask_all(
+    url: str,
+    asked: list[Question],
+    *,
+    parallel: int,
+    model: str = "mla-small",
+    max_tokens: int = 64,
+    api_key: str = "",
+) -> list[Answer]:
+    """Greedy answers, in the order of the questions. Raises SystemExit if the server refuses one."""
+    places = asyncio.Semaphore(parallel)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as http:
         with tqdm(total=len(asked), desc="Asking", disable=None) as progress:
 
             async def ask(question: Question) -> Answer:
                 body = {
-                    "model": args.model,
+                    "model": model,
                     "prompt": question.prompt,
-                    "max_tokens": args.max_tokens,
+                    "max_tokens": max_tokens,
                     "temperature": 0,
                     "stop": ["\n"],
                 }
@@ -103,22 +113,33 @@ async def ask_all(args: argparse.Namespace, asked: list[Question]) -> list[Answe
             return await asyncio.gather(*map(ask, asked))
 
 
-def main() -> None:
-    args = parse_args()
-    asked = questions(args.num_shots, args.num_questions, args.seed)
+def measure(url: str, asked: list[Question], **how: Any) -> tuple[list[Answer], dict[str, Any]]:
+    """The answers, and what there is to say of them all; `how` as in `ask_all`."""
     begin = time.perf_counter()
-    answers = asyncio.run(ask_all(args, asked))
+    answers = asyncio.run(ask_all(url, asked, **how))
     latency = time.perf_counter() - begin
     right = sum(a.number == q.expected for a, q in zip(answers, asked, strict=True))
-    result: dict[str, Any] = {
+    return answers, {
         "accuracy": round(right / len(asked), 4),
         "invalid": round(sum(answer.number is None for answer in answers) / len(asked), 4),
         "latency_s": round(latency, 2),
         "output_throughput": round(sum(answer.tokens for answer in answers) / latency, 1),
         "cached_tokens": sum(answer.cached_tokens for answer in answers),
-        "questions": len(asked),
-        "shots": args.num_shots,
     }
+
+
+def main() -> None:
+    args = parse_args()
+    asked = questions(args.num_shots, args.num_questions, args.seed)
+    answers, result = measure(
+        args.base_url,
+        asked,
+        parallel=args.parallel,
+        model=args.model,
+        max_tokens=args.max_tokens,
+        api_key=args.api_key,
+    )
+    result["config"] = {"questions": len(asked), "shots": args.num_shots}
     if args.save:
         args.save.write_text(json.dumps([answer.text for answer in answers]))
     if args.compare:
