@@ -1,4 +1,4 @@
-"""rms_norm against its formula in float64."""
+"""rms_norm and add_rms_norm against their formula in float64, the kernel against the torch function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.kernels.rms_norm import rms_norm
+from mla_router.worker.kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_torch,
+    add_rms_norm_triton,
+    rms_norm,
+    rms_norm_torch,
+    rms_norm_triton,
+)
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
 
 
 @given(rows=st.integers(0, 5), width=st.integers(1, 130), eps=st.sampled_from([1e-6, 1e-5, 0.1]))
@@ -30,3 +39,44 @@ def test_bfloat16_sums_in_float32() -> None:
 def test_wrong_width_is_named() -> None:
     with pytest.raises(AssertionError, match=r"x \(2, 8\), weight \(4,\)"):
         rms_norm(torch.ones(2, 8), torch.ones(4), 1e-6)
+    with pytest.raises(AssertionError, match=r"x \(2, 8\).*residual \(3, 8\).*weight \(8,\)"):
+        add_rms_norm_triton(torch.ones(2, 8), torch.ones(3, 8), torch.ones(8), 1e-6)
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    x, residual = torch.tensor([[256.0, 0]]).bfloat16(), torch.tensor([[1.0, 1]]).bfloat16()
+    normed, total = add_rms_norm(x, residual, torch.ones(2).bfloat16(), 0.0)
+    assert total.tolist() == [[256.0, 1.0]]  # bfloat16 has no 257
+    assert torch.equal(normed, rms_norm(total, torch.ones(2).bfloat16(), 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "width"), [(0, 16), (3, 1), (5, 130), (2, 2048)])
+def test_the_kernel_is_the_function(dtype: torch.dtype, rows: int, width: int) -> None:
+    """On strided rows among NaN, and to the last bit but for the order of the sum."""
+    draw = torch.Generator().manual_seed(width)
+    wide = torch.full((2, rows, width + 3), float("nan"), dtype=dtype)
+    wide[:, :, 2:-1] = torch.randn(2, rows, width, generator=draw)
+    x, residual = wide.to(DEVICE)[:, :, 2:-1]
+    weight = torch.randn(width, generator=draw).to(DEVICE, dtype)
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0.0}
+    torch.testing.assert_close(
+        rms_norm_triton(x, weight, 1e-6), rms_norm_torch(x, weight, 1e-6), **close
+    )
+    normed, total = add_rms_norm_triton(x, residual, weight, 1e-6)
+    expected, expected_total = add_rms_norm_torch(x, residual, weight, 1e-6)
+    assert torch.equal(total, expected_total)
+    torch.testing.assert_close(normed, expected, **close)
+
+
+def launches() -> None:
+    """The widths of V2-Lite and V3: hidden, the latents of queries and of keys and values."""
+    for width in (2048, 512, 7168, 1536):
+        x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
+        rms_norm_triton(x, x[0], 1e-6)
+        add_rms_norm_triton(x, x, x[0], 1e-6)
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -16,3 +19,13 @@ def forbid_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def captured(call: Callable[[], T]) -> tuple[Callable[[], None], T]:
+    """`call` captured in a CUDA graph: what replays it, and the result that replaying writes."""
+    call()  # compiles, which a capture does not allow
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph.replay, result

@@ -1,0 +1,46 @@
+"""rms_norm and add_rms_norm in bfloat16, at the widths of V2-Lite and V3."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+
+def exact(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """In float64, with the one rounding that checkpoints expect."""
+    wide = x.double()
+    normed = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+    return normed.to(x.dtype).double() * weight.double()
+
+
+@pytest.mark.parametrize("width", [512, 1536, 2048, 7168])
+@pytest.mark.parametrize("rows", [0, 1, 33, 4096])
+def test_float64(rows: int, width: int) -> None:
+    torch.manual_seed(width)
+    x, residual = torch.randn(2, rows, width, device="cuda").bfloat16()
+    weight = torch.randn(width, device="cuda").bfloat16()
+    with forbid_waiting():
+        got = rms_norm(x, weight, 1e-6)
+        normed, total = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, x + residual)
+    for result, source in ((got, x), (normed, total)):
+        # Two roundings to 8 bits; the first may fall on the other side than float64's
+        torch.testing.assert_close(
+            result.double(), exact(source, weight, 1e-6), rtol=2**-7, atol=1e-30
+        )
+
+
+def test_in_a_cuda_graph() -> None:
+    x, residual = torch.randn(2, 8, 2048, device="cuda").bfloat16()
+    weight = torch.randn(2048, device="cuda").bfloat16()
+    replay, (normed, total) = captured(lambda: add_rms_norm(x, residual, weight, 1e-6))
+    x.copy_(torch.randn_like(x))
+    replay()
+    expected, expected_total = add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(normed, expected) and torch.equal(total, expected_total)
