@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -73,7 +74,18 @@ class WorkerConfig:
         "what makes output follow a JSON schema, regex or EBNF; none: such requests are refused",
         choices=("xgrammar", "none"),
     )
-    attention_backend: str = _flag("torch", "attention kernels", choices=("torch",))
+    attention_backend: str = _flag(
+        "auto",
+        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference",
+        choices=("auto", "triton", "torch"),
+    )
+    disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
+    cuda_graph_max_bs: int = _flag(
+        0, "largest batch recorded as a CUDA graph; 0: --max-running-requests", low=0, high=4096
+    )
+    cuda_graph_bs: str = _flag(
+        "", "batch sizes to record, such as 1,2,4,8; empty: a choice up to --cuda-graph-max-bs"
+    )
     # memory
     mem_fraction_static: float = _flag(
         0.85, "share of GPU memory for weights and KV cache together", low=0.05, high=0.98
@@ -83,7 +95,7 @@ class WorkerConfig:
     )
     page_size: int = _flag(16, "tokens a page of KV cache", choices=(1, 16, 32, 64))
     # scheduling
-    max_running_requests: int = _flag(128, "requests in one batch", low=1, high=4096)
+    max_running_requests: int = _flag(256, "requests in one batch", low=1, high=4096)
     max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
     max_prefill_tokens: int = _flag(
         2048, "prompt tokens computed in one step, of all requests together", low=1
@@ -135,10 +147,18 @@ class WorkerConfig:
                 raise ConfigError(f"{flag} {value}: at least {meta['low']}")
             if "high" in meta and value > meta["high"]:
                 raise ConfigError(f"{flag} {value}: at most {meta['high']}")
+        if not re.fullmatch(r"(\d{1,4}(,\d{1,4})*)?", self.cuda_graph_bs):
+            raise ConfigError(f"--cuda-graph-bs {self.cuda_graph_bs}: numbers with commas between")
         if self.tp_size != 1:
             raise ConfigError(f"--tp-size {self.tp_size}: only 1 works yet; use --dp-size instead")
         if not (self.folder / "config.json").is_file():
             raise ConfigError(f"--model-path {self.folder}: no config.json in this folder")
+
+    @property
+    def decode_graph_sizes(self) -> list[int]:
+        """Batch sizes of --cuda-graph-bs; empty: not said."""
+        sizes = {int(size) for size in self.cuda_graph_bs.split(",") if size}
+        return sorted(size for size in sizes if 0 < size <= self.max_running_requests)
 
     @property
     def folder(self) -> Path:

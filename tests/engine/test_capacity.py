@@ -10,7 +10,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.model.registry import read_config
-from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_model import CONFIGS, write_tiny_model
 
 GIB = 1 << 30
 
@@ -20,25 +20,24 @@ GIB = 1 << 30
     # Of each layer: a latent of 32 and a rotary key of 8; keys and values of 2 heads of 8.
     [("v3", 3 * (32 + 8)), ("llama_gqa", 3 * 2 * 2 * 8)],
 )
-def test_penalties_have_their_memory_before_the_cache(
+def test_a_step_has_its_memory_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: int
 ) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])
     model = read_config(tmp_path)
-    free = 3 * GIB
+    free = 6 * GIB
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 10 * GIB))
 
-    def tokens(requests: int) -> int:
-        config = WorkerConfig(
-            str(tmp_path), mem_fraction_static=0.8, max_running_requests=requests, page_size=1
+    def cache_bytes(working: int, fraction: float = 0.8) -> int:
+        config = WorkerConfig(str(tmp_path), mem_fraction_static=fraction, page_size=1)
+        capacity = plan_capacity(
+            config, model, torch.bfloat16, torch.device("cuda"), working_bytes=working
         )
-        capacity = plan_capacity(config, model, torch.bfloat16, torch.device("cuda"))
-        return capacity.max_total_tokens
+        return capacity.max_total_tokens * values * 2  # bfloat16
 
-    token_bytes = values * 2  # bfloat16
-    for requests in (1, 1000):
-        left = GIB - 4 * requests * VOCAB_SIZE - tokens(requests) * token_bytes
-        assert 0 <= left < 2 * token_bytes
-    free = 2 * GIB + 4000 * VOCAB_SIZE
+    assert 4 * GIB - 1000 < cache_bytes(0) <= 4 * GIB  # 20% of 10 GiB stay free
+    assert cache_bytes(GIB) == cache_bytes(0)  # it fits into them
+    assert cache_bytes(4 * GIB) < 2 * GIB
+    assert cache_bytes(4 * GIB) == cache_bytes(4 * GIB, fraction=0.9)
     with pytest.raises(ConfigError, match="no room for KV cache"):
-        tokens(1000)
+        cache_bytes(6 * GIB)

@@ -8,13 +8,13 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.sampling.penalties import TokenCounts
 from mla_router.worker.model.config.base import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 65536
 _GIB = 1 << 30
+_SPARE = _GIB // 2  # for what the allocator rounds up and libraries ask for on the side
 
 
 def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
@@ -28,17 +28,23 @@ def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
 
 
 def plan_capacity(
-    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: WorkerConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    working_bytes: int = 0,
 ) -> Capacity:
-    """Size the KV cache and the batch. Raises ConfigError if not even one page fits."""
+    """Size the KV cache and the batch. Of a GPU's memory, what lies there already and the cache may
+    take `mem_fraction_static`, but never what a step needs: `working_bytes`. Raises ConfigError if not
+    even one page fits."""
     context_length = choose_context_length(config, model)
     token_bytes = model.cache_values_per_token * dtype.itemsize
     tokens = config.max_total_tokens or _CPU_TOKENS
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        room = int(free - total * (1 - config.mem_fraction_static))
-        room -= TokenCounts.num_bytes(config.max_running_requests, model.vocab_size)
-        fitting = max(0, room) // token_bytes
+        outside = max(total * (1 - config.mem_fraction_static), working_bytes + _SPARE)
+        fitting = max(0, int(free - outside)) // token_bytes
         tokens = min(config.max_total_tokens or fitting, fitting)
     num_pages = tokens // config.page_size
     if num_pages < 1:

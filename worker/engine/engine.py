@@ -5,6 +5,7 @@ Nothing in `forward` and `sample` waits for the device; `Readback.wait` is the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
-from mla_router.worker.engine.inputs import InputPacker
+from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
+from mla_router.worker.engine.inputs import InputPacker, StepInputs
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
@@ -56,33 +58,50 @@ class Engine:
         )
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
-        self._attention = attention
+        self.attention = attention
+        self._graphs = DecodeGraphs()
         self._packer = InputPacker(device)
         self._readback = ReadbackRing(device)
 
+    def record_graphs(self, sizes: Sequence[int]) -> None:
+        """Decode steps of up to the largest of `sizes` requests become one launch each."""
+        self._graphs = DecodeGraphs()  # the memory of earlier ones is free
+        if sizes:
+            self._graphs = record_graphs(
+                self._decode, sizes, idle_slot=self.slots.idle_slot, device=self.device
+            )
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
-        inputs = self._packer.pack(plan)
+        recording = self._graphs.fitting(plan)
+        inputs = self._packer.pack(recording.pad(plan) if recording else plan)
         self.slots.apply(inputs)
         self.sampler.admit(plan.admitted)
-        decodes = len(plan.decode_slots)
-        batch = ForwardBatch(
-            tokens=self.slots.input_tokens(inputs),
-            positions=inputs.positions,
-            cache_locations=self.slots.cache_locations(inputs, self.capacity.page_size),
-            num_decodes=decodes,
-            attention=self._attention.plan(
-                StepLayout(
-                    page_table=self.slots.page_table,
-                    decode_slots=inputs.token_slots[:decodes],
-                    decode_lengths=inputs.decode_lengths.to(torch.int32),
-                    max_decode_length=max(plan.decode_lengths, default=0),
-                    chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
-                )
-            ),
-            output_rows=inputs.output_rows,
+        if recording is None:
+            return self._launch(plan, inputs)
+        rows = len(plan.decode_slots)
+        logits = recording.replay(inputs.token_slots, inputs.decode_lengths)
+        return Launched(
+            plan, logits[:rows], inputs.token_slots[:rows], inputs.decode_lengths[:rows], None
         )
-        hidden = self.model(batch, self.cache)
+
+    def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
+        """Any step, kernel by kernel."""
+        decodes = len(plan.decode_slots)
+        layout = StepLayout(
+            page_table=self.slots.page_table,
+            decode_slots=inputs.token_slots[:decodes],
+            decode_lengths=inputs.decode_lengths.to(torch.int32),
+            max_decode_length=max(plan.decode_lengths, default=0),
+            chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
+        )
+        hidden = self._forward(
+            self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens),
+            inputs.token_slots,
+            inputs.positions,
+            layout,
+            inputs.output_rows,
+        )
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
         rows = inputs.output_rows[:num_sampled]
@@ -103,6 +122,39 @@ class Engine:
             inputs.positions[rows] + 1,
             prompt_scores,
         )
+
+    @torch.inference_mode()
+    def _decode(self, slots: Tensor, lengths: Tensor) -> Tensor:
+        """Logits of decode rows of which the host knows nothing but how many they are."""
+        layout = StepLayout(
+            page_table=self.slots.page_table,
+            decode_slots=slots,
+            decode_lengths=lengths.to(torch.int32),
+            max_decode_length=self.capacity.context_length,
+        )
+        tokens = self.slots.last_token[slots]
+        return self.model.logits(self._forward(tokens, slots, lengths - 1, layout, None))
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        layout: StepLayout,
+        output_rows: Tensor | None,
+    ) -> Tensor:
+        """Hidden states of `output_rows` of the T rows: `tokens`, `slots` and `positions` [T]."""
+        locations = self.slots.cache_locations(slots, positions, self.capacity.page_size)
+        batch = ForwardBatch(
+            tokens=tokens,
+            positions=positions,
+            cache_locations=locations,
+            num_decodes=len(layout.decode_slots),
+            attention=self.attention.plan(layout),
+            output_rows=output_rows,
+        )
+        hidden: Tensor = self.model(batch, self.cache)
+        return hidden
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> Readback:

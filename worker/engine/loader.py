@@ -7,14 +7,20 @@ import logging
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.graphs import graph_sizes
+from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.registry import read_config
 
 logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
 
 
 def load_engine(config: WorkerConfig) -> Engine:
@@ -28,8 +34,62 @@ def load_engine(config: WorkerConfig) -> Engine:
     model = load_model(
         config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
     )
-    capacity = plan_capacity(config, model.config, dtype, device)
-    return Engine(model, capacity, device=device, dtype=dtype, attention=TorchBackend())
+    attention = choose_attention(config, model.config, device, dtype)
+    if device.type == "cpu":
+        capacity = plan_capacity(config, model.config, dtype, device)
+        return Engine(model, capacity, device=device, dtype=dtype, attention=attention)
+
+    length = choose_context_length(config, model.config)
+    shape = Capacity(0, config.page_size, config.max_running_requests, length)
+    sizes = choose_graph_sizes(config) if attention.recordable else []
+    working = measure_working_memory(
+        model,
+        shape,
+        prefill_tokens=config.max_prefill_tokens,
+        graph_sizes=sizes,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+    )
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    logger.info(
+        "GPU memory: weights %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
+        weights / _GIB,
+        working.step / _GIB,
+        working.graphs / _GIB,
+    )
+    capacity = plan_capacity(
+        config, model.config, dtype, device, working_bytes=working.step + working.graphs
+    )
+    engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
+    if sizes:
+        engine.record_graphs(sizes)
+    return engine
+
+
+def choose_attention(
+    config: WorkerConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend:
+    """Raises ConfigError if the backend that was asked for cannot serve."""
+    fit = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if config.attention_backend == "triton" and not fit:
+        raise ConfigError(
+            f"--attention-backend triton: needs a GPU and 16-bit numbers, not {device} and {dtype}"
+        )
+    name = config.attention_backend
+    if name == "auto":
+        name = "triton" if fit else "torch"
+    logger.info("Attention backend: %s", name)
+    return TorchBackend()
+
+
+def choose_graph_sizes(config: WorkerConfig) -> list[int]:
+    if config.disable_cuda_graph:
+        return []
+    largest = min(
+        config.cuda_graph_max_bs or config.max_running_requests, config.max_running_requests
+    )
+    return config.decode_graph_sizes or graph_sizes(largest)
 
 
 def choose_device(config: WorkerConfig) -> torch.device:

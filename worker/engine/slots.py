@@ -14,10 +14,14 @@ from mla_router.worker.engine.inputs import StepInputs
 
 
 class SlotState:
-    """Per-slot device state. Written only by launched work, in stream order."""
+    """Per-slot device state. Written only by launched work, in stream order.
+
+    One slot more than the capacity says: the idle one, whose pages are all page 0.
+    """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
-        slots, pages = capacity.num_slots, capacity.pages_per_request
+        slots, pages = capacity.num_slots + 1, capacity.pages_per_request
+        self.idle_slot = capacity.num_slots
         self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
 
@@ -27,13 +31,12 @@ class SlotState:
             slot, index, page = inputs.page_writes.unbind()
             self.page_table[slot, index] = page.to(torch.int32)
 
-    def input_tokens(self, inputs: StepInputs) -> Tensor:
+    def input_tokens(self, decode_slots: Tensor, prompt_tokens: Tensor) -> Tensor:
         """[T] int64: the last token of every decode row, then the tokens of the chunks."""
-        decode_slots = inputs.token_slots[: inputs.decode_lengths.shape[0]]
-        return torch.cat([self.last_token[decode_slots], inputs.prompt_tokens])
+        return torch.cat([self.last_token[decode_slots], prompt_tokens])
 
-    def cache_locations(self, inputs: StepInputs, page_size: int) -> Tensor:
-        """[T] int64: the row of the flattened KV cache that each token of the step writes."""
-        index = inputs.positions // page_size
-        page = self.page_table[inputs.token_slots, index].to(torch.int64)
-        return page * page_size + inputs.positions % page_size
+    def cache_locations(self, slots: Tensor, positions: Tensor, page_size: int) -> Tensor:
+        """[T] int64: the row of the flattened KV cache that the token at each of `positions` [T] of
+        the request in each of `slots` [T] has."""
+        page = self.page_table[slots, positions // page_size].to(torch.int64)
+        return page * page_size + positions % page_size

@@ -29,12 +29,15 @@ class Decoder(nn.Module):
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [R, hidden_size] of `batch.output_rows`."""
-        update, stream = self.embed_tokens(batch.tokens), None
+        update: Tensor = self.embed_tokens(batch.tokens)
+        stream: Tensor | None = None
         rotations = self.rotations[batch.positions]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
         rows = batch.output_rows
-        out, _ = self.norm.add(update[rows], None if stream is None else stream[rows])
+        if rows is not None and stream is not None:
+            update, stream = update[rows], stream[rows]
+        out, _ = self.norm.add(update, stream)
         return out
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.rms_norm import rms_norm
+from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
@@ -91,8 +91,9 @@ class RMSNorm(nn.Module):
 
     def add(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
         """x added to the residual `stream`, normalized, and the stream itself."""
-        total = x if stream is None else stream + x
-        return rms_norm(total, self.weight, self.eps), total
+        if stream is None:
+            return rms_norm(x, self.weight, self.eps), x
+        return add_rms_norm(x, stream, self.weight, self.eps)
 
 
 class MLP(nn.Module):

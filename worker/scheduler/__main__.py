@@ -69,7 +69,7 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
             vocab_size=vocab_size,
             device=str(engine.device),
             dtype=str(engine.cache.dtype).removeprefix("torch."),
-            attention_backend=config.attention_backend,
+            attention_backend=engine.attention.name,
         )
     )
     # What was made until now stays: a collection in the middle of a step need not look at it again.

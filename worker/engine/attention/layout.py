@@ -39,6 +39,15 @@ class StepLayout:
 class AttentionBackend(Protocol):
     """Turns the layout of a step into what all layers of the model use in it."""
 
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def recordable(self) -> bool:
+        """Whether what a decode step launches depends on nothing but its number of rows, so that a CUDA
+        graph can be made of it. `max_decode_length` is then only a bound."""
+        ...
+
     def plan(self, layout: StepLayout) -> StepAttention:
         """Does not wait for the device."""
         ...

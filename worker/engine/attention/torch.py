@@ -15,6 +15,9 @@ from mla_router.worker.kernels.mla_decode import mla_decode
 
 
 class TorchBackend:
+    name = "torch"
+    recordable = False  # the longest request decides how much is computed
+
     def plan(self, layout: StepLayout) -> TorchAttention:
         return TorchAttention(layout)
 

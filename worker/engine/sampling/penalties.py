@@ -30,10 +30,6 @@ class TokenCounts:
         self._counts: Tensor | None = None
         self._upload = Upload(device)
 
-    @staticmethod
-    def num_bytes(num_slots: int, vocab_size: int) -> int:
-        return num_slots * vocab_size * torch.int32.itemsize
-
     @property
     def num_bytes_taken(self) -> int:
         return 0 if self._counts is None else self._counts.nbytes

@@ -1,0 +1,213 @@
+"""One batch through the engine, without server and scheduler: prefill, then decode step by step.
+
+    python bench/serving/bench_one_batch.py --model-path DIR --batch-size 1 8 32 --input-len 1024
+
+SGLang's options and report. All flags of a worker are understood; a folder of `bench/shapes` with
+`--load-format dummy` needs no weights. Steps follow each other as in the scheduler's loop: the next
+one is launched before the tokens of the last are read. The floor of a decode step is the time in which
+the device reads, once, the weights that the batch needs and its KV cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+
+from mla_router.worker import config as worker_config
+from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.loader import load_engine
+
+SEED = 0
+
+
+def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1])
+    parser.add_argument("--input-len", type=int, default=1024)
+    parser.add_argument("--output-len", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
+    parser.add_argument("--out", type=Path)
+    worker_config.add_flags(parser)
+    args = parser.parse_args()
+    return args, worker_config.from_namespace(args)
+
+
+class Batch:
+    """`size` requests of random tokens, each with pages of its own."""
+
+    def __init__(self, engine: Engine, size: int, args: argparse.Namespace) -> None:
+        self.engine, self.size = engine, size
+        capacity, draw = engine.capacity, random.Random(SEED)
+        self.length = args.input_len
+        total = args.input_len + args.output_len
+        self.pages_each = -(-total // capacity.page_size)
+        if size > capacity.num_slots or size * self.pages_each > capacity.num_pages:
+            raise SystemExit(f"batch size {size} of {total} tokens each does not fit: {capacity}")
+        vocabulary = engine.model.config.vocab_size
+        self.prompts = [
+            tuple(draw.randrange(vocabulary) for _ in range(args.input_len)) for _ in range(size)
+        ]
+        self.sampling = SamplingParams(args.output_len, temperature=args.temperature)
+
+    def prefill_plans(self, budget: int) -> Iterator[StepPlan]:
+        """Steps of at most `budget` tokens."""
+        slot, start = 0, 0
+        while slot < self.size:
+            chunks, admitted, room = [], [], budget
+            while slot < self.size and room:
+                end = min(start + room, self.length)
+                chunks.append(
+                    PrefillChunk(
+                        slot, start, self.prompts[slot][start:end], is_last=end == self.length
+                    )
+                )
+                if start == 0:
+                    admitted.append(Admitted(slot, self.sampling, self.prompts[slot]))
+                room -= end - start
+                slot, start = (slot + 1, 0) if end == self.length else (slot, end)
+            writes = tuple(
+                (request.slot, index, 1 + request.slot * self.pages_each + index)
+                for request in admitted
+                for index in range(self.pages_each)
+            )
+            yield StepPlan((), (), tuple(chunks), writes, tuple(admitted))
+
+    def decode_plan(self, step: int) -> StepPlan:
+        lengths = (self.length + 1 + step,) * self.size
+        return StepPlan(tuple(range(self.size)), lengths, (), (), ())
+
+
+def step_times(engine: Engine, plans: Iterator[StepPlan]) -> tuple[list[float], list[StepResult]]:
+    """Seconds between the results of one plan and the next, launched one ahead."""
+    pending, times, results = None, [], []
+    last = time.perf_counter()
+    for plan in plans:
+        launched = engine.forward(plan)
+        if pending is not None:
+            results.append(pending.wait())
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+        pending = engine.sample(launched)
+    assert pending is not None
+    results.append(pending.wait())
+    times.append(time.perf_counter() - last)
+    return times, results
+
+
+def floor_ms(engine: Engine, size: int, length: int, bytes_per_second: float) -> float:
+    """Of a decode step: weights, each expert if any of the batch's tokens is likely to take it, and KV
+    cache, read once."""
+    config, model = engine.model.config, engine.model
+    experts, taken = getattr(config, "num_experts", 0), getattr(config, "experts_per_token", 0)
+    hit = 1 - (1 - taken / experts) ** size if experts else 0.0
+    weights = 0.0
+    for name, parameter in model.named_parameters():
+        if "embed_tokens" in name and not config.tie_word_embeddings:
+            continue
+        weights += parameter.nbytes * (hit if ".experts." in name else 1)
+    cache = size * length * config.cache_values_per_token * engine.cache.itemsize
+    return 1e3 * (weights + cache) / bytes_per_second
+
+
+def read_speed(device: torch.device) -> float:
+    """Bytes a second of a sum over more than any cache holds."""
+    data = torch.ones(1 << (30 if device.type == "cuda" else 26), device=device)
+    out = torch.empty((), device=device)
+    times = []
+    for _ in range(8):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        torch.sum(data, dim=0, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return data.nbytes / min(times)
+
+
+def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> dict[str, Any]:
+    batch, budget = Batch(engine, size, args), args.max_prefill_tokens
+    step_times(engine, batch.prefill_plans(budget))  # kernels of these shapes are compiled
+    prefill = min(sum(step_times(engine, batch.prefill_plans(budget))[0]) for _ in range(3))
+    print(
+        f"Prefill. latency: {prefill:.5f} s, throughput: {size * args.input_len / prefill:9.2f} token/s"
+    )
+    plans = [batch.decode_plan(step) for step in range(args.output_len - 1)]
+    step_times(engine, iter(plans))
+    times, results = step_times(engine, iter(plans))
+    median = statistics.median(times[1:])
+    print(
+        f"Decode.  median latency: {median:.5f} s, median throughput: {size / median:9.2f} token/s"
+    )
+    total = prefill + sum(times)
+    tokens = size * (args.input_len + args.output_len)
+    print(f"Total. latency: {total:6.3f} s, throughput: {tokens / total:9.2f} token/s")
+    if args.profile:
+        trace(engine, plans[:4], args.profile / f"decode_{size}.json")
+    floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
+    distinct = len({token for result in results for token in result.tokens})
+    return {
+        "batch_size": size,
+        "prefill_ms": round(1e3 * prefill, 2),
+        "prefill_tokens_per_s": round(size * args.input_len / prefill),
+        "tpot_ms": round(1e3 * median, 3),
+        "decode_tokens_per_s": round(size / median),
+        "floor_ms": round(floor, 3),
+        "of_floor": round(floor / (1e3 * median), 3),
+        "distinct_tokens": distinct,
+    }
+
+
+def trace(engine: Engine, plans: list[StepPlan], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if engine.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        step_times(engine, iter(plans))
+    profile.export_chrome_trace(str(file))
+    sort = "self_cuda_time_total" if engine.device.type == "cuda" else "self_cpu_time_total"
+    print(profile.key_averages().table(sort_by=sort, row_limit=30, max_name_column_width=70))
+
+
+def main() -> None:
+    args, config = parse_args()
+    logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+    begin = time.perf_counter()
+    engine = load_engine(config)
+    ready = time.perf_counter() - begin
+    speed = read_speed(engine.device)
+    rows = []
+    for size in args.batch_size:
+        print(f"Batch size {size}, {args.input_len} in, {args.output_len} out")
+        rows.append(run(engine, size, args, speed))
+    print("batch  prefill tok/s    TTFT ms    TPOT ms  floor ms  of floor     tok/s")
+    for row in rows:
+        print(
+            f"{row['batch_size']:5d} {row['prefill_tokens_per_s']:14,d} {row['prefill_ms']:10.2f} "
+            f"{row['tpot_ms']:10.3f} {row['floor_ms']:9.3f} {row['of_floor']:9.1%} "
+            f"{row['decode_tokens_per_s']:9,d}"
+        )
+    sizes = {"input_len": args.input_len, "output_len": args.output_len}
+    settings = {"config": sizes | config.settings(), "ready_s": round(ready, 1)}
+    result = settings | {"read_gb_per_s": round(speed / 1e9), "rows": rows}
+    record("bench_one_batch", result, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Which recording a step takes, and what it makes of the plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.core import PrefillChunk, StepPlan
+from mla_router.worker.engine.graphs import DecodeGraphs, Recording, graph_sizes
+
+IDLE = 99
+
+
+def recording(size: int) -> Recording:
+    nothing = torch.empty(0)
+    return Recording(None, size, IDLE, nothing, nothing)  # type: ignore[arg-type]
+
+
+def decodes(size: int, *chunks: PrefillChunk) -> StepPlan:
+    return StepPlan(tuple(range(size)), tuple(range(5, 5 + size)), chunks, (), ())
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 5, 7, 8, 100, 256, 1000])
+def test_sizes_pad_little(largest: int) -> None:
+    sizes = graph_sizes(largest)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == largest
+    for batch in range(1, largest + 1):
+        taken = min(size for size in sizes if size >= batch)
+        assert taken - batch <= max(3, batch // 4)
+
+
+def test_the_smallest_that_fits_is_taken() -> None:
+    graphs = DecodeGraphs([recording(8), recording(2), recording(4)])
+    taken = {n: graphs.fitting(decodes(n)) for n in range(1, 10)}
+    assert [r.size if r else None for r in taken.values()] == [2, 2, 4, 4, 8, 8, 8, 8, None]
+
+
+def test_prompts_are_launched_kernel_by_kernel() -> None:
+    graphs = DecodeGraphs([recording(8)])
+    chunk = PrefillChunk(7, 0, (1, 2), is_last=True)
+    assert graphs.fitting(decodes(2, chunk)) is None
+    assert graphs.fitting(StepPlan((), (), (chunk,), (), ())) is None
+    assert graphs.fitting(StepPlan((), (), (), (), ())) is None
+
+
+def test_spare_rows_belong_to_the_idle_slot() -> None:
+    padded = recording(4).pad(decodes(3))
+    assert padded.decode_slots == (0, 1, 2, IDLE)
+    assert padded.decode_lengths == (5, 6, 7, 1)
+    assert recording(4).pad(decodes(4)) == decodes(4)

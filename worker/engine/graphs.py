@@ -1,0 +1,111 @@
+"""Decode steps as CUDA graphs: one launch instead of hundreds.
+
+A step of decode rows alone reads nothing from the host but each row's slot and length, so the whole
+forward pass can be recorded once for each batch size and replayed with other slots and lengths. A
+batch between two sizes takes the larger one; the rows too many belong to an idle slot, whose page
+table points to page 0, and what they compute is nobody's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from mla_router.worker.core import StepPlan
+
+logger = logging.getLogger(__name__)
+
+# From the slots [B] and lengths [B], int64, of decode rows to their logits [B, V].
+Decode = Callable[[Tensor, Tensor], Tensor]
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Batch sizes worth a graph up to `largest`: every one where a row more costs most, then steps of
+    an eighth of the size, so that padding is never more."""
+    sizes = [1, 2, 3, 4, 6, 8]
+    while sizes[-1] < largest:
+        step = max(4, 1 << ((sizes[-1] - 1).bit_length() - 3))
+        sizes.append(sizes[-1] + step)
+    return [size for size in sizes if size < largest] + [largest]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    graph: torch.cuda.CUDAGraph
+    size: int
+    idle_slot: int
+    rows: Tensor  # [2, size] int64, slots and lengths that the graph reads
+    logits: Tensor  # [size, V], that it writes
+
+    def pad(self, plan: StepPlan) -> StepPlan:
+        """`plan` with as many decode rows as the recording has."""
+        spare = self.size - len(plan.decode_slots)
+        return replace(
+            plan,
+            decode_slots=plan.decode_slots + (self.idle_slot,) * spare,
+            decode_lengths=plan.decode_lengths + (1,) * spare,
+        )
+
+    def replay(self, slots: Tensor, lengths: Tensor) -> Tensor:
+        """Logits of the rows; the next replay of any recording writes over them."""
+        self.rows[0].copy_(slots)
+        self.rows[1].copy_(lengths)
+        self.graph.replay()
+        return self.logits
+
+
+class DecodeGraphs:
+    """Recordings of some batch sizes; without any, every step is launched kernel by kernel."""
+
+    def __init__(self, recordings: Sequence[Recording] = ()) -> None:
+        self._recordings = sorted(recordings, key=lambda recording: recording.size)
+        self._sizes = [recording.size for recording in self._recordings]
+
+    def fitting(self, plan: StepPlan) -> Recording | None:
+        """What can be replayed for `plan`, if anything."""
+        if plan.chunks or not plan.decode_slots:
+            return None
+        at = bisect_left(self._sizes, len(plan.decode_slots))
+        return self._recordings[at] if at < len(self._sizes) else None
+
+
+def record_graphs(
+    decode: Decode, sizes: Sequence[int], *, idle_slot: int, device: torch.device
+) -> DecodeGraphs:
+    """Record `decode` for each of `sizes`. All recordings share their memory: only one of them runs at
+    a time. Says how long it took and how much memory."""
+    begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]
+    pool = torch.cuda.graph_pool_handle()
+    # The largest first: the others fit into the memory that it has asked for.
+    progress = tqdm(sorted(sizes, reverse=True), desc="Recording CUDA graphs", disable=None)
+    recordings = [_record(decode, size, idle_slot, device, pool) for size in progress]
+    logger.info(
+        "CUDA graphs of %d batch sizes up to %d: %.1f s, %.0f MB",
+        len(sizes),
+        max(sizes),
+        time.perf_counter() - begin,
+        (free - torch.cuda.mem_get_info(device)[0]) / 1e6,
+    )
+    return DecodeGraphs(recordings)
+
+
+def _record(
+    decode: Decode, size: int, idle_slot: int, device: torch.device, pool: Any
+) -> Recording:
+    rows = torch.empty(2, size, dtype=torch.int64, device=device)
+    rows[0], rows[1] = idle_slot, 1
+    slots, lengths = rows.unbind()
+    decode(slots, lengths)  # kernels are compiled and libraries set up before they are recorded
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        logits = decode(slots, lengths)
+    return Recording(graph, size, idle_slot, rows, logits)

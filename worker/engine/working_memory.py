@@ -1,0 +1,78 @@
+"""How much device memory a step needs besides weights and KV cache: found by running the dearest one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.model.causal_lm import CausalLM
+
+# A request that wants everything at once that costs memory.
+_DEAREST = SamplingParams(
+    max_tokens=2,
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    logprobs=True,
+    top_logprobs=20,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingMemory:
+    """Bytes on the device."""
+
+    step: int  # activations and sampling of the largest step
+    graphs: int  # CUDA graphs of decode steps
+
+
+def measure_working_memory(
+    model: CausalLM,
+    capacity: Capacity,
+    *,
+    prefill_tokens: int,
+    graph_sizes: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: AttentionBackend,
+) -> WorkingMemory:
+    """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
+    `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
+    prefill_tokens = min(prefill_tokens, capacity.context_length)
+    decodes = capacity.num_slots - 1
+    prompt_pages = -(-prefill_tokens // capacity.page_size)
+    small = replace(capacity, num_pages=prompt_pages + decodes)
+    engine = Engine(model, small, device=device, dtype=dtype, attention=attention)
+    prompt = (0,) * prefill_tokens
+    admitted = tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1))
+    first = [(decodes, index, 1 + index) for index in range(prompt_pages)]
+    others = [(slot, 0, 1 + prompt_pages + slot) for slot in range(decodes)]
+    plan = StepPlan(
+        decode_slots=tuple(range(decodes)),
+        decode_lengths=(1,) * decodes,
+        chunks=(PrefillChunk(decodes, 0, prompt, is_last=True),),
+        page_writes=(*first, *others),
+        admitted=admitted,
+    )
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    engine.sample(engine.forward(plan)).wait()
+    step = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+
+    free = torch.cuda.mem_get_info(device)[0]
+    if graph_sizes:
+        engine.record_graphs([max(graph_sizes)])
+    graphs = free - torch.cuda.mem_get_info(device)[0]
+    del engine
+    torch.cuda.empty_cache()
+    return WorkingMemory(step, max(0, graphs))
