@@ -29,6 +29,7 @@ from mla_router.worker.kernels.rms_norm import (
     rms_norm_torch,
     rms_norm_triton,
 )
+from mla_router.worker.kernels.rope_kv_write import rope_kv_write_torch, rope_kv_write_triton
 
 EPS = 1e-6
 
@@ -37,9 +38,11 @@ EPS = 1e-6
 class Model:
     name: str
     hidden: int
+    heads: int
 
 
-MODELS = (Model("V2-Lite", 2048), Model("V3", 7168))
+MODELS = (Model("V2-Lite", 2048, 16), Model("V3", 7168, 128))
+NOPE, ROPE, LATENT, PAGE = 128, 64, 512, 64  # of both
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,36 @@ def cases(model: Model, tokens: int) -> Iterator[Case]:
         lambda: add_rms_norm_torch(x, residual, weight, EPS),
         4 * x.nbytes + weight.nbytes,
     )
+    yield rope_kv_write_case(model, tokens)
+
+
+def rope_kv_write_case(model: Model, tokens: int) -> Case:
+    width = model.heads * (NOPE + ROPE)
+    joined = torch.randn(tokens, width + LATENT + ROPE, device="cuda").bfloat16()
+    q, kv = torch.split(joined, [width, LATENT + ROPE], dim=-1)
+    inputs = (
+        q.view(tokens, model.heads, NOPE + ROPE),
+        kv,
+        torch.randn(LATENT, device="cuda").bfloat16(),
+        EPS,
+        torch.polar(*torch.rand(2, tokens, ROPE // 2, device="cuda")),
+        torch.empty(tokens // PAGE + 1, PAGE, LATENT + ROPE, device="cuda").bfloat16(),
+        torch.randperm(tokens, device="cuda"),
+    )
+    moved = 2 * 2 * tokens * (model.heads * ROPE + LATENT + ROPE) + tokens * (4 * ROPE + 8)
+    return Case(
+        "rope_kv_write",
+        lambda **how: rope_kv_write_triton(*inputs, interleaved=True, **how),
+        lambda: rope_kv_write_torch(*inputs, interleaved=True),
+        moved,
+    )
 
 
 def measure(model: Model, tokens: int, case: Case, num_warps: int | None) -> dict[str, Any]:
+    how = {} if num_warps is None else {"num_warps": num_warps}
+
     def call() -> Any:
-        return case.triton(num_warps=num_warps)
+        return case.triton(**how)
 
     graph, cold, floor = (
         time_graph_us(call),
