@@ -1,4 +1,5 @@
-"""moe_experts against each token through each of its experts, in float64."""
+"""moe_experts against each token through each of its experts, in float64: with plain torch, and the
+Triton kernels interpreted and compiled."""
 
 from __future__ import annotations
 
@@ -8,19 +9,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.kernels.moe_experts import moe_experts
+from mla_router.worker.kernels.moe_experts import moe_experts, moe_experts_triton
+from mla_router.worker.kernels.moe_tiling import (
+    TABLES,
+    MoeShape,
+    MoeTiling,
+    Tile,
+    default_tiling,
+    read_table,
+)
+from support.sm90 import compile_sm90
+
+# Sizes that divide nothing evenly, and one that divides all
+TILINGS = [
+    MoeTiling(rows=1, gate_up=Tile(4, 32), down=Tile(8, 16)),
+    MoeTiling(rows=16, gate_up=Tile(16, 32, group_m=2), down=Tile(32, 16, group_m=3)),
+    MoeTiling(rows=32, gate_up=Tile(32, 16), down=Tile(16, 32, group_m=8)),
+]
 
 
-def drawn(tokens: int, experts: int, top_k: int, seed: int) -> tuple[Tensor, ...]:
-    """x, gate_up, down, weights, ids with hidden size 16 and expert width 8."""
+def drawn(
+    tokens: int, experts: int, top_k: int, seed: int, hidden: int = 16, width: int = 8
+) -> tuple[Tensor, ...]:
+    """x, gate_up, down, weights, ids."""
     draw = torch.Generator().manual_seed(seed)
     ids = [torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)]
     return (
-        torch.randn(tokens, 16, generator=draw),
-        torch.randn(experts, 16, 16, generator=draw) * 0.3,
-        torch.randn(experts, 16, 8, generator=draw) * 0.3,
+        torch.randn(tokens, hidden, generator=draw),
+        torch.randn(experts, 2 * width, hidden, generator=draw) * 0.3,
+        torch.randn(experts, hidden, width, generator=draw) * 0.3,
         torch.rand(tokens, top_k, generator=draw),
-        torch.stack(ids),
+        torch.stack(ids).int(),
     )
 
 
@@ -75,3 +94,74 @@ def test_wrong_shapes_are_named() -> None:
     x, gate_up, down, weights, ids = drawn(2, 3, 1, seed=0)
     with pytest.raises(AssertionError, match=r"down \(3, 8, 16\)"):
         moe_experts(x, gate_up, down.transpose(1, 2), weights, ids)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
+@pytest.mark.parametrize("tokens", [1, 7, 40])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: float) -> None:
+    x, gate_up, down, weights, ids = drawn(tokens, 5, 3, seed=4, hidden=40, width=24)
+    inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
+    expected = one_by_one(*inputs)
+    got = moe_experts_triton(*inputs, tiling=tiling)
+    assert got.dtype == dtype
+    torch.testing.assert_close(
+        got.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
+def test_triton_keeps_tokens_apart(tiling: MoeTiling) -> None:
+    x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=5)
+    clean = moe_experts_triton(x, gate_up, down, weights, ids, tiling)
+    x[3], weights[5] = float("nan"), float("nan")
+    got = moe_experts_triton(x, gate_up, down, weights, ids, tiling)
+    others = [0, 1, 2, 4, 6, 7, 8]
+    assert got[[3, 5]].isnan().all()
+    assert torch.equal(got[others], clean[others])
+
+
+V2_LITE = MoeShape(experts=66, hidden=2048, width=1408, dtype=torch.bfloat16)
+V3 = MoeShape(experts=257, hidden=7168, width=2048, dtype=torch.bfloat16)
+
+
+def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
+    def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    moe_experts_triton(
+        meta(tokens, shape.hidden),
+        meta(shape.experts, 2 * shape.width, shape.hidden),
+        meta(shape.experts, shape.hidden, shape.width),
+        meta(tokens, top_k, dtype=torch.float32),
+        meta(tokens, top_k, dtype=torch.int32),
+        tiling,
+    )
+
+
+def launches() -> None:
+    for shape, top_k in ((V2_LITE, 8), (V3, 9)):
+        for tokens in (1, 8, 512, 8192):
+            launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))
+
+
+def launches_of_tables() -> None:
+    for path in sorted(TABLES.glob("*.json")):
+        sizes = dict(part.split("=") for part in path.stem.split(",") if "=" in part)
+        dtype = getattr(torch, path.stem.split(",")[-1])
+        shape = MoeShape(int(sizes["E"]), int(sizes["N"]), int(sizes["I"]), dtype)
+        for tokens, tiling in (read_table(path) or {}).items():
+            launch(shape, 8, tokens, tiling)
+
+
+def test_compiled_for_sm_90() -> None:
+    reports = compile_sm90(launches)
+    for report in reports:
+        report.check()
+    assert any(report.has_wgmma for report in reports)
+
+
+@pytest.mark.skipif(not any(TABLES.glob("*.json")), reason="no table is shipped")
+def test_tables_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches_of_tables):
+        report.check()

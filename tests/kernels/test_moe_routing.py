@@ -1,16 +1,27 @@
-"""moe_routing against a plain reading of the three published rules."""
+"""moe_routing against a plain reading of the three published rules: with plain torch, and the Triton
+kernel interpreted and compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_router.worker.kernels.moe_routing import moe_routing
+from mla_router.worker.kernels.moe_routing import (
+    moe_routing,
+    moe_routing_torch,
+    moe_routing_triton,
+)
+from support.sm90 import compile_sm90
+
+Route = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+both = pytest.mark.parametrize("route", [moe_routing_torch, moe_routing_triton])
 
 
 def chosen(
@@ -33,23 +44,34 @@ def chosen(
     return {expert: float(scores[expert]) for expert in best}
 
 
+@both
+@settings(max_examples=40)
 @given(
     sigmoid=st.booleans(),
     groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 3), (4, 4), (8, 3)]),
     top_k=st.integers(1, 4),
     normalize=st.booleans(),
     scale=st.sampled_from([1.0, 2.5, 16.0]),
+    num_shared=st.integers(0, 2),
     seed=st.integers(0, 1000),
 )
 def test_rules(
-    sigmoid: bool, groups: tuple[int, int], top_k: int, normalize: bool, scale: float, seed: int
+    route: Route,
+    sigmoid: bool,
+    groups: tuple[int, int],
+    top_k: int,
+    normalize: bool,
+    scale: float,
+    num_shared: int,
+    seed: int,
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
-    logits = torch.randn(5, 32, generator=draw) * 2
-    bias = torch.randn(32, generator=draw) * 0.3 if sigmoid else None
+    logits = torch.randn(3, 24, generator=draw) * 2
+    bias = torch.randn(24, generator=draw) * 0.3 if sigmoid else None
     how: dict[str, Any] = {"num_groups": groups[0], "top_groups": groups[1], "top_k": top_k}
-    weights, ids = moe_routing(
+    weights, ids = route(
         logits,
+        num_shared=num_shared,
         scoring="sigmoid" if sigmoid else "softmax",
         bias=bias,
         normalize=normalize,
@@ -57,7 +79,10 @@ def test_rules(
         **how,
     )
     assert weights.dtype == torch.float32
-    assert ids.dtype == torch.int64
+    assert ids.dtype == torch.int32
+    assert (weights[:, top_k:] == 1).all()
+    assert ids[:, top_k:].tolist() == [list(range(24, 24 + num_shared))] * len(logits)
+    weights, ids = weights[:, :top_k], ids[:, :top_k]
     for token in range(len(logits)):
         expected = chosen(
             logits[token].double().numpy(),
@@ -73,10 +98,11 @@ def test_rules(
             assert got[expert] == pytest.approx(score / total * scale, rel=1e-5)
 
 
-def test_bias_moves_the_choice_and_not_the_weights() -> None:
+@both
+def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     bias = torch.tensor([10.0, 0.0, 0.0, 0.0])
-    weights, ids = moe_routing(logits, top_k=1, scoring="sigmoid", bias=bias)
+    weights, ids = route(logits, top_k=1, scoring="sigmoid", bias=bias)
     assert ids.tolist() == [[0]]
     assert weights.tolist() == [[0.5]]
 
@@ -84,3 +110,39 @@ def test_bias_moves_the_choice_and_not_the_weights() -> None:
 def test_impossible_choice_is_named() -> None:
     with pytest.raises(AssertionError, match="5 of 8 experts in 1 of 2 groups"):
         moe_routing(torch.ones(1, 8), top_k=5, scoring="softmax", num_groups=2, top_groups=1)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_a_token_that_is_lost_still_has_distinct_experts(scoring: Any) -> None:
+    logits = torch.randn(3, 32)
+    logits[1] = float("nan")
+    _, ids = moe_routing_triton(
+        logits, top_k=4, scoring=scoring, num_groups=4, top_groups=2, normalize=True
+    )
+    assert all(len(set(row)) == 4 and set(row) <= set(range(32)) for row in ids.tolist())
+
+
+def launches() -> None:
+    def logits(experts: int) -> torch.Tensor:
+        return torch.empty(7, experts, device="meta")
+
+    moe_routing_triton(logits(64), top_k=6, scoring="softmax", num_shared=2)
+    moe_routing_triton(
+        logits(160), top_k=6, scoring="softmax", num_groups=8, top_groups=3, scale=16.0
+    )
+    moe_routing_triton(
+        logits(256),
+        top_k=8,
+        scoring="sigmoid",
+        bias=logits(256)[0],
+        num_groups=8,
+        top_groups=4,
+        normalize=True,
+        scale=2.5,
+        num_shared=1,
+    )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

@@ -1,26 +1,36 @@
 """The feed-forward experts of a mixture, each token through the ones it was routed to.
 
-Tokens are sorted by expert, so that each projection is one grouped matrix product over the
-stacked weights (Gale et al., 2022, arXiv:2211.15841).
+On a GPU one or a few tokens stream the weights of each pair's expert (`moe_gemv.py`); more are sorted
+by expert (`moe_align.py`) for grouped matrix products (`moe_gemm.py`). With plain torch, tokens are
+sorted as well and each projection is one grouped product over the stacked weights (Gale et al., 2022,
+arXiv:2211.15841).
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.moe_align import moe_align
+from mla_router.worker.kernels.moe_gemm import combine, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe_gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe_tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
 def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     """sum over k of weights[t, k] * expert ids[t, k] (x[t]).
 
-    x [T, H], gate_up [E, 2I, H], down [E, H, I] of one dtype; weights [T, K] float32, ids [T, K]
-    int64, distinct within a token. The result is [T, H] in x's dtype, summed in float32 and in the
-    order of k, so that it does not depend on what else is in the batch.
+    x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
+    int32, distinct within a token. The result is [T, N] in x's dtype, summed in float32 and in the
+    order of k, so that it does not depend on what else is in the batch (only on how many tokens, by
+    which the tiling is chosen).
 
-    On CUDA nothing waits for the device if the dtype is bfloat16; for others torch's grouped_mm
+    On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
     """
     tokens, hidden = x.shape
@@ -33,10 +43,51 @@ def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: 
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
-    top_k = ids.shape[1]
+    if on_gpu(x) and tokens:
+        return moe_experts_triton(x, gate_up, down, weights, ids)
+    return moe_experts_torch(x, gate_up, down, weights, ids)
+
+
+def moe_experts_triton(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    tiling: MoeTiling | None = None,
+) -> Tensor:
+    """At least one token. `tiling` is by default the table's for this device and shape."""
+    tokens, hidden = x.shape
+    experts, double, _ = gate_up.shape
+    assert gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
+    x, ids = x.contiguous(), ids.contiguous()
+    if tiling is None:
+        shape = MoeShape(experts, hidden, double // 2, x.dtype)
+        tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1])
+    if tiling.rows == 1:
+        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up)
+        return down_pairs(gated, down, weights, ids, tiling.down)
+    blocks = moe_align(ids, experts, tiling.rows)
+    gated = gate_up_blocks(x, gate_up, blocks, ids.shape[1], tiling.gate_up)
+    return combine(down_blocks(gated, down, blocks, ids.numel(), tiling.down), weights)
+
+
+@cache
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def moe_experts_torch(
+    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor
+) -> Tensor:
+    tokens, hidden = x.shape
+    experts, top_k = len(gate_up), ids.shape[1]
     sorted_ids, order = ids.flatten().sort(stable=True)
     ends = torch.searchsorted(
-        sorted_ids, torch.arange(experts, device=x.device), right=True, out_int32=True
+        sorted_ids,
+        torch.arange(experts, dtype=ids.dtype, device=x.device),
+        right=True,
+        out_int32=True,
     )
     rows = x.index_select(0, order // top_k)
     rows = silu_and_mul(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))

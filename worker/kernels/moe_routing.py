@@ -6,13 +6,17 @@ Three published rules are one formula with different parts:
   best expert, then the top k experts within them.
 - DeepSeek-V3 (arXiv:2412.19437, section 2.1.2), "noaux_tc": sigmoid scores; a learned bias that
   balances the load takes part in the choice, not in the weights; groups by their two best.
+
+The Triton kernel keeps the scores of a token in the registers of one program.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -26,11 +30,14 @@ def moe_routing(
     top_groups: int = 1,
     normalize: bool = False,
     scale: float = 1.0,
+    num_shared: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Weights [T, top_k] float32 and expert ids [T, top_k] int64, in no particular order.
+    """Weights [T, top_k + num_shared] float32 and expert ids of that shape, int32.
 
-    logits [T, E] float32, bias [E] float32 (sigmoid only). With `normalize` the weights of a token
-    sum to 1 before they are multiplied by `scale`.
+    logits [T, E] float32, bias [E] float32 (sigmoid only). The first top_k columns are the experts
+    chosen, in no particular order; with `normalize` their weights sum to 1 before they are multiplied
+    by `scale`. The last num_shared are experts E, E + 1, ... with weight 1: those that all tokens take,
+    for weights that are stacked behind the routed ones.
     """
     experts = logits.shape[-1]
     assert logits.dtype == torch.float32 and experts % num_groups == 0, (
@@ -39,11 +46,175 @@ def moe_routing(
     assert top_groups <= num_groups and top_k <= top_groups * (experts // num_groups), (
         f"{top_k} of {experts} experts in {top_groups} of {num_groups} groups"
     )
+    route = moe_routing_triton if logits.is_cuda else moe_routing_torch
+    return route(
+        logits,
+        top_k=top_k,
+        scoring=scoring,
+        bias=bias,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        normalize=normalize,
+        scale=scale,
+        num_shared=num_shared,
+    )
+
+
+@triton.jit
+def _route(
+    logits,
+    bias,
+    weights,
+    ids,
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    SIZE: tl.constexpr = EXPERTS // GROUPS
+    NEVER: tl.constexpr = float("-inf")
+    token = tl.program_id(0).to(tl.int64)
+    logits += token * EXPERTS
+    group = tl.arange(0, BLOCK_GROUPS)[:, None]
+    member = tl.arange(0, BLOCK_SIZE)[None, :]
+    expert = group * SIZE + member
+    exists = (group < GROUPS) & (member < SIZE)
+    logit = tl.load(logits + expert, exists, other=NEVER)
+    highest = tl.max(tl.max(logit, axis=1), axis=0)
+    total = tl.sum(tl.sum(tl.exp(logit - highest), axis=1), axis=0)
+    choice = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
+    if BIASED:
+        choice += tl.load(bias + expert, exists, other=0.0)
+    # NaN compares with nothing. As a number it stays above what must not be chosen, so that the ids
+    # of a token that is lost are still distinct experts.
+    choice = tl.where(choice != choice, -1e30, choice)  # noqa: PLR0124
+    choice = tl.where(exists, choice, NEVER)
+
+    if TOP_GROUPS < GROUPS:
+        merit = tl.max(choice, axis=1)
+        if SIGMOID:
+            first = tl.argmax(choice, axis=1)
+            merit += tl.max(tl.where(member == first[:, None], NEVER, choice), axis=1)
+        groups = tl.arange(0, BLOCK_GROUPS)
+        kept = groups < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            best = tl.argmax(tl.where(kept, NEVER, merit), axis=0)
+            kept |= groups == best
+        choice = tl.where(kept[:, None], choice, NEVER)
+
+    choice = tl.reshape(choice, (BLOCK_GROUPS * BLOCK_SIZE,))
+    place = tl.arange(0, BLOCK_GROUPS * BLOCK_SIZE)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    chosen = EXPERTS + column - TOP_K
+    for k in tl.static_range(TOP_K):
+        best = tl.argmax(choice, axis=0)
+        choice = tl.where(place == best, NEVER, choice)
+        chosen = tl.where(column == k, best // BLOCK_SIZE * SIZE + best % BLOCK_SIZE, chosen)
+
+    # The scores again, of the few chosen: cheaper than a reduction for each
+    routed = column < TOP_K
+    logit = tl.load(logits + chosen, routed, other=0.0)
+    score = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
+    if NORMALIZE:
+        score = score / (tl.sum(tl.where(routed, score, 0.0), axis=0) + 1e-20)
+    weight = tl.where(routed, score * scale, 1.0)
+    out = token * COLUMNS + column
+    tl.store(weights + out, weight, column < COLUMNS)
+    tl.store(ids + out, chosen, column < COLUMNS)
+
+
+def moe_routing_triton(
+    logits: Tensor,
+    *,
+    top_k: int,
+    scoring: Literal["softmax", "sigmoid"],
+    bias: Tensor | None = None,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scale: float = 1.0,
+    num_shared: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """One program a token."""
+    tokens, experts = logits.shape
+    weights = logits.new_empty(tokens, top_k + num_shared)
+    ids = torch.empty_like(weights, dtype=torch.int32)
+    if tokens:
+        _route[(tokens,)](
+            logits.contiguous(),
+            bias,
+            weights,
+            ids,
+            scale,
+            **constants(
+                experts,
+                top_k,
+                scoring,
+                bias is not None,
+                num_groups,
+                top_groups,
+                normalize,
+                num_shared,
+            ),
+        )
+    return weights, ids
+
+
+def constants(
+    experts: int,
+    top_k: int,
+    scoring: Literal["softmax", "sigmoid"],
+    biased: bool,
+    num_groups: int,
+    top_groups: int,
+    normalize: bool,
+    num_shared: int,
+) -> dict[str, Any]:
+    """What the kernel is compiled for: one warp as far as 16 scores fit each of its lanes."""
+    groups = triton.next_power_of_2(num_groups)
+    size = triton.next_power_of_2(experts // num_groups)
+    return {
+        "EXPERTS": experts,
+        "TOP_K": top_k,
+        "COLUMNS": top_k + num_shared,
+        "SIGMOID": scoring == "sigmoid",
+        "BIASED": biased,
+        "GROUPS": num_groups,
+        "TOP_GROUPS": top_groups,
+        "NORMALIZE": normalize,
+        "BLOCK_GROUPS": groups,
+        "BLOCK_SIZE": size,
+        "BLOCK_COLUMNS": triton.next_power_of_2(top_k + num_shared),
+        "num_warps": 1 if groups * size <= 512 else 4,
+    }
+
+
+def moe_routing_torch(
+    logits: Tensor,
+    *,
+    top_k: int,
+    scoring: Literal["softmax", "sigmoid"],
+    bias: Tensor | None = None,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scale: float = 1.0,
+    num_shared: int = 0,
+) -> tuple[Tensor, Tensor]:
+    tokens, experts = logits.shape
     scores = logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
     choice = scores if bias is None else scores + bias
 
     if top_groups < num_groups:
-        grouped = choice.view(*choice.shape[:-1], num_groups, -1)
+        grouped = choice.view(tokens, num_groups, -1)
         best = grouped.topk(1 if scoring == "softmax" else 2, dim=-1).values.sum(dim=-1)
         groups = best.topk(top_groups, dim=-1, sorted=False).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
@@ -53,4 +224,9 @@ def moe_routing(
     weights = scores.gather(-1, ids)
     if normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return weights * scale, ids
+    weights, ids = weights * scale, ids.int()
+    if num_shared:
+        shared = torch.arange(experts, experts + num_shared, dtype=torch.int32, device=ids.device)
+        weights = torch.cat((weights, weights.new_ones(tokens, num_shared)), dim=-1)
+        ids = torch.cat((ids, shared.expand(tokens, -1)), dim=-1)
+    return weights, ids

@@ -1,0 +1,136 @@
+"""The mixture's kernels on a GPU: real shapes in bfloat16, against float64 and in a CUDA graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.moe_align import moe_align
+from mla_router.worker.kernels.moe_experts import moe_experts, moe_experts_torch
+from mla_router.worker.kernels.moe_routing import moe_routing, moe_routing_torch
+from support.cuda import forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+# DeepSeek-V2-Lite's 64 experts, two shared ones behind them, top 6
+EXPERTS, SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
+V3_GROUPS = {"num_groups": 8, "top_groups": 4, "normalize": True, "scale": 2.5}
+
+
+@pytest.fixture(scope="module")
+def experts() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(*sizes: int) -> Tensor:
+        return (torch.randn(*sizes, generator=draw, device="cuda") * 0.02).bfloat16()
+
+    total = EXPERTS + SHARED
+    return drawn(total, 2 * WIDTH, HIDDEN), drawn(total, HIDDEN, WIDTH)
+
+
+def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weights, ids."""
+    draw = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
+    weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax", num_shared=SHARED)
+    return x, weights, ids
+
+
+def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert in range(len(gate_up)):
+        token, k = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (x[token].double() @ gate_up[expert].double().T).chunk(2, dim=-1)
+        row = (torch.nn.functional.silu(gate) * up) @ down[expert].double().T
+        out.index_add_(0, token, row * weights[token, k].double()[:, None])
+    return out
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 31, 32, 100, 128, 300, 1024, 4097])
+def test_experts(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
+    x, weights, ids = routed(tokens)
+    expected = in_float64(x, *experts, weights, ids)
+    got = moe_experts(x, *experts, weights, ids).double()
+    error = (got - expected).norm() / expected.norm()
+    # Roundings to 8 bits: of the gated activation, of each expert's row and of the sum
+    assert error < 4e-3, error
+    reference = moe_experts_torch(x, *experts, weights, ids).double()
+    assert error < 1.1 * (reference - expected).norm() / expected.norm()
+
+
+@pytest.mark.parametrize("tokens", [2, 32, 1024])
+def test_tokens_stay_apart(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
+    x, weights, ids = routed(tokens)
+    clean = moe_experts(x, *experts, weights, ids)
+    x[1] = float("nan")
+    got = moe_experts(x, *experts, weights, ids)
+    assert got[1].isnan().all()
+    others = torch.arange(tokens) != 1
+    assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 128, 2048])
+def test_captured_and_replayed_with_other_routing(
+    tokens: int, experts: tuple[Tensor, Tensor]
+) -> None:
+    draw = torch.Generator("cuda").manual_seed(2)
+    x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
+    logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
+
+    def step() -> Tensor:
+        weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax", num_shared=SHARED)
+        return moe_experts(x, *experts, weights, ids)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for _ in range(3):
+        x.copy_(torch.randn(x.shape, generator=draw, device="cuda"))
+        logits.copy_(torch.randn(logits.shape, generator=draw, device="cuda") * 3)
+        with forbid_waiting():
+            graph.replay()
+            expected = step()
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 128, 512, 513, 8192])
+@pytest.mark.parametrize("rows", [16, 128])
+def test_blocks(tokens: int, rows: int) -> None:
+    _, _, ids = routed(tokens)
+    blocks = moe_align(ids, EXPERTS + SHARED, rows)
+    order = ids.flatten().sort(stable=True).indices
+    count = blocks.count.item()
+    used = blocks.pairs[: count * rows]
+    real = used < ids.numel()
+    assert torch.equal(used[real].long(), order)
+    owner = blocks.experts[:count].repeat_interleave(rows)
+    assert torch.equal(owner[real], ids.flatten()[order])
+    assert count == sum(-(-n // rows) for n in torch.bincount(ids.flatten()).tolist())
+
+
+@pytest.mark.parametrize("tokens", [1, 77, 4096])
+@pytest.mark.parametrize("model", ["v2-lite", "v2", "v3"])
+def test_routing(tokens: int, model: str) -> None:
+    draw = torch.Generator("cuda").manual_seed(3)
+    experts = {"v2-lite": 64, "v2": 160, "v3": 256}[model]
+    logits = torch.randn(tokens, experts, generator=draw, device="cuda") * 2
+    bias = torch.randn(experts, generator=draw, device="cuda") * 0.1
+    how = {
+        "v2-lite": {"top_k": 6, "scoring": "softmax"},
+        "v2": {"top_k": 6, "scoring": "softmax", "num_groups": 8, "top_groups": 3, "scale": 16.0},
+        "v3": {"top_k": 8, "scoring": "sigmoid", "bias": bias, **V3_GROUPS},
+    }[model]
+    weights, ids = moe_routing(logits, **how, num_shared=1)  # type: ignore[arg-type]
+    expected = moe_routing_torch(logits.double(), **how, num_shared=1)  # type: ignore[arg-type]
+
+    def dense(weights: Tensor, ids: Tensor) -> Tensor:
+        zeros = torch.zeros(tokens, experts + 1, dtype=torch.float64, device="cuda")
+        return zeros.scatter_(1, ids.long(), weights.double())
+
+    got, wanted = dense(weights, ids), dense(*expected)
+    same = ((got > 0) == (wanted > 0)).all(dim=1)
+    assert same.float().mean() > 0.999  # near ties may go either way
+    torch.testing.assert_close(got[same], wanted[same], rtol=1e-5, atol=1e-7)

@@ -1,0 +1,171 @@
+"""Token-expert pairs sorted by expert, so that each block of rows of a matrix product has one expert.
+
+The rows of each expert are padded to whole blocks, as in vLLM's and SGLang's fused_moe (the idea is
+MegaBlocks', Gale et al., 2022, arXiv:2211.15841). All shapes follow from the number of pairs: nothing
+waits for the device. The sort is a stable counting sort; one program places the pairs of one
+expert in one chunk of the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows for grouped matrix products, in blocks of `rows` that have one expert each.
+
+    pairs [max_blocks * rows] int32: the pair t * K + k of each row, P (their number) in rows that are
+    padding; experts [max_blocks] int32; count [1] int32 says how many blocks there are. What lies
+    behind them was not written.
+    """
+
+    pairs: Tensor
+    experts: Tensor
+    count: Tensor
+    rows: int
+
+    @property
+    def max_blocks(self) -> int:
+        return len(self.experts)
+
+
+def max_blocks(pairs: int, num_experts: int, rows: int) -> int:
+    """How many blocks can be needed at most, however the pairs are distributed."""
+    experts = min(pairs, num_experts)
+    return min(pairs, (pairs + experts * (rows - 1)) // rows)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count(
+    ids,
+    counts,
+    num_pairs,
+    EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """counts[c, e]: the pairs of expert e in chunk c."""
+    chunk = tl.program_id(0)
+    pair = chunk * CHUNK + tl.arange(0, CHUNK)
+    own = tl.load(ids + pair, pair < num_pairs, other=0)
+    count = tl.histogram(own, BLOCK_EXPERTS, mask=pair < num_pairs)
+    bins = tl.arange(0, BLOCK_EXPERTS)
+    tl.store(counts + chunk * EXPERTS + bins, count, bins < EXPERTS)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_chunks"])
+def _place(
+    ids,
+    counts,
+    pairs,
+    experts,
+    block_count,
+    num_pairs,
+    num_chunks,
+    EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
+    """Where in `pairs` those of one expert in one chunk belong. With one chunk it counts itself."""
+    expert = tl.program_id(0)
+    chunk = tl.program_id(1)
+    bins = tl.arange(0, BLOCK_EXPERTS)
+    pair = chunk * CHUNK + tl.arange(0, CHUNK)
+    chosen = tl.load(ids + pair, pair < num_pairs, other=EXPERTS)
+    before = tl.zeros((), tl.int32)  # pairs of this expert in earlier chunks
+    if COUNTED:
+        count = tl.zeros((BLOCK_EXPERTS,), tl.int32)
+        for start in range(0, num_chunks, 8):
+            c = start + tl.arange(0, 8)
+            part = tl.load(
+                counts + c[:, None] * EXPERTS + bins[None, :],
+                (c[:, None] < num_chunks) & (bins[None, :] < EXPERTS),
+                other=0,
+            )
+            count += tl.sum(part, axis=0)
+            earlier = (c[:, None] < chunk) & (bins[None, :] == expert)
+            before += tl.sum(tl.sum(tl.where(earlier, part, 0), axis=1), axis=0)
+    else:
+        count = tl.histogram(
+            tl.where(pair < num_pairs, chosen, 0), BLOCK_EXPERTS, mask=pair < num_pairs
+        )
+
+    blocks = (count + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(bins < expert, blocks, 0), axis=0)
+    own = tl.sum(tl.where(bins == expert, count, 0), axis=0)
+    mine = chosen == expert
+    rank = before + tl.cumsum(mine.to(tl.int32), axis=0) - 1
+    tl.store(pairs + first * ROWS + rank, pair, mine)
+
+    if chunk == 0:
+        if expert == 0:
+            tl.store(block_count, tl.sum(blocks, axis=0))
+        own_blocks = (own + ROWS - 1) // ROWS
+        for start in range(0, own_blocks, 128):
+            block = start + tl.arange(0, 128)
+            tl.store(experts + first + block, expert, block < own_blocks)
+        row = own + tl.arange(0, ROWS)
+        tl.store(pairs + first * ROWS + row, num_pairs, row < own_blocks * ROWS)
+
+
+def chunk_size(num_pairs: int) -> int:
+    """Few sizes, as each is compiled for."""
+    return next((size for size in (256, 1024) if num_pairs <= size), MAX_CHUNK)
+
+
+def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
+    """The pairs of ids [T, K] int32, T > 0, each below num_experts, in blocks of `rows` rows.
+
+    One launch for up to 4096 pairs, two beyond. There is no way without Triton: the products of plain
+    torch (`moe_experts_torch`) need no blocks.
+    """
+    assert ids.dtype == torch.int32 and ids.numel(), f"ids {tuple(ids.shape)} {ids.dtype}"
+    ids = ids.contiguous()
+    num_pairs = ids.numel()
+    chunk = chunk_size(num_pairs)
+    chunks = triton.cdiv(num_pairs, chunk)
+    blocks = empty_blocks(ids, num_experts, rows)
+    block_experts = triton.next_power_of_2(num_experts)
+    num_warps = 4 if chunk < MAX_CHUNK else 8
+    counts = None
+    if chunks > 1:
+        counts = ids.new_empty(chunks, num_experts)
+        _count[(chunks,)](
+            ids, counts, num_pairs, num_experts, block_experts, chunk, num_warps=num_warps
+        )
+    _place[(num_experts, chunks)](
+        ids,
+        counts,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        num_pairs,
+        chunks,
+        num_experts,
+        block_experts,
+        rows,
+        chunk,
+        counts is not None,
+        num_warps=num_warps,
+    )
+    return blocks
+
+
+def empty_blocks(ids: Tensor, num_experts: int, rows: int) -> Blocks:
+    most = max_blocks(ids.numel(), num_experts, rows)
+    return Blocks(
+        pairs=ids.new_empty(most * rows),
+        experts=ids.new_empty(most),
+        count=ids.new_empty(1),
+        rows=rows,
+    )

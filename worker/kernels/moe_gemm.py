@@ -1,0 +1,211 @@
+"""The experts' matrix products over sorted blocks of rows, and the weighted sum of their results.
+
+Three launches: gate and up with silu(gate) * up in the epilogue, so that the wide intermediate never
+reaches memory; down, which puts the rows back in the order of the pairs; the sum over a token's
+experts in the order of k, in float32. Programs that share weights are neighbours in time, as in
+Triton's matrix multiplication tutorial ("grouped ordering").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.moe_align import Blocks
+from mla_router.worker.kernels.moe_tiling import Tile
+
+
+@triton.jit
+def _block_and_column(program, blocks, COLUMNS: tl.constexpr, group_m):
+    """Block of rows and block of columns of a program: down group_m blocks of rows first."""
+    in_group = group_m * COLUMNS
+    first = program // in_group * group_m
+    size = min(blocks - first, group_m)
+    return first + program % in_group % size, program % in_group // size
+
+
+@triton.jit(do_not_specialize=["num_pairs", "group_m"])
+def _gate_up_gemm(
+    x,
+    weight,
+    out,
+    pairs,
+    experts,
+    block_count,
+    num_pairs,
+    group_m,
+    TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[row] = silu(gate) * up of x[pairs[row] // TOP_K], BLOCK_N of its WIDTH columns."""
+    COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    EVEN: tl.constexpr = HIDDEN % BLOCK_K == 0
+    blocks = tl.load(block_count)
+    if tl.program_id(0) >= blocks * COLUMNS:
+        return
+    block, column = _block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
+    expert = tl.load(experts + block).to(tl.int64)
+    rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    pair = tl.load(pairs + rows)
+    real = pair < num_pairs
+
+    # Rows of gate and up alternate, so that both of a pair of outputs lie in one thread. Columns past
+    # the end read others' weights and are not stored.
+    lane = tl.arange(0, 2 * BLOCK_N)
+    weight_row = lane % 2 * WIDTH + (column * BLOCK_N + lane // 2) % WIDTH
+    k = tl.arange(0, BLOCK_K)
+    x_at = x + tl.where(real, pair // TOP_K, 0).to(tl.int64)[:, None] * HIDDEN + k[None, :]
+    weight_at = weight + expert * (2 * WIDTH * HIDDEN) + weight_row[None, :] * HIDDEN + k[:, None]
+    sums = tl.zeros((ROWS, 2 * BLOCK_N), tl.float32)
+    for start in range(0, HIDDEN, BLOCK_K):
+        if EVEN:
+            a = tl.load(x_at, real[:, None], other=0.0)
+            b = tl.load(weight_at)
+        else:
+            a = tl.load(x_at, real[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
+            b = tl.load(weight_at, (start + k < HIDDEN)[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+        x_at += BLOCK_K
+        weight_at += BLOCK_K
+
+    gate, up = tl.split(tl.reshape(sums, (ROWS, BLOCK_N, 2)))
+    gated = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    tl.store(out + rows[:, None] * WIDTH + n[None, :], gated, (n < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_pairs", "group_m"])
+def _down_gemm(
+    gated,
+    weight,
+    out,
+    pairs,
+    experts,
+    block_count,
+    num_pairs,
+    group_m,
+    HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[pairs[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
+    COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
+    EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
+    blocks = tl.load(block_count)
+    if tl.program_id(0) >= blocks * COLUMNS:
+        return
+    block, column = _block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
+    expert = tl.load(experts + block).to(tl.int64)
+    rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    pair = tl.load(pairs + rows)
+
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    gated_at = gated + rows[:, None] * WIDTH + k[None, :]
+    weight_at = weight + expert * (HIDDEN * WIDTH) + (n % HIDDEN)[None, :] * WIDTH + k[:, None]
+    sums = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    for start in range(0, WIDTH, BLOCK_K):
+        if EVEN:
+            a = tl.load(gated_at)
+            b = tl.load(weight_at)
+        else:
+            a = tl.load(gated_at, (start + k < WIDTH)[None, :], other=0.0)
+            b = tl.load(weight_at, (start + k < WIDTH)[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+        gated_at += BLOCK_K
+        weight_at += BLOCK_K
+
+    tl.store(
+        out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :],
+        sums.to(out.dtype.element_ty),
+        (pair < num_pairs)[:, None] & (n < HIDDEN)[None, :],
+    )
+
+
+@triton.jit
+def _combine(rows, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < HIDDEN
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        row = tl.load(rows + pair * HIDDEN + n, inside, other=0.0).to(tl.float32)
+        total += tl.load(weights + pair) * row
+    tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)
+
+
+def gate_up_blocks(x: Tensor, gate_up: Tensor, blocks: Blocks, top_k: int, tile: Tile) -> Tensor:
+    """[max_blocks * rows, I] in x's dtype, silu(gate) * up of the token of each row of `blocks`.
+
+    x [T, N] contiguous, gate_up [E, 2I, N].
+    """
+    _, double, hidden = gate_up.shape
+    out = x.new_empty(len(blocks.pairs), double // 2)
+    programs = blocks.max_blocks * triton.cdiv(double // 2, tile.block_n)
+    _gate_up_gemm[(programs,)](
+        x,
+        gate_up,
+        out,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        len(x) * top_k,
+        tile.group_m,
+        TOP_K=top_k,
+        HIDDEN=hidden,
+        WIDTH=double // 2,
+        **_constants(blocks.rows, tile),
+    )
+    return out
+
+
+def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, num_pairs: int, tile: Tile) -> Tensor:
+    """[P, N] in gated's dtype, by pair. gated [max_blocks * rows, I] contiguous, down [E, N, I]."""
+    _, hidden, width = down.shape
+    out = gated.new_empty(num_pairs, hidden)
+    programs = blocks.max_blocks * triton.cdiv(hidden, tile.block_n)
+    _down_gemm[(programs,)](
+        gated,
+        down,
+        out,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        num_pairs,
+        tile.group_m,
+        HIDDEN=hidden,
+        WIDTH=width,
+        **_constants(blocks.rows, tile),
+    )
+    return out
+
+
+def combine(rows: Tensor, weights: Tensor) -> Tensor:
+    """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]."""
+    tokens, top_k = weights.shape
+    hidden = rows.shape[1]
+    out = rows.new_empty(tokens, hidden)
+    _combine[(tokens, triton.cdiv(hidden, 512))](
+        rows, weights, out, TOP_K=top_k, HIDDEN=hidden, BLOCK_N=512, num_warps=2
+    )
+    return out
+
+
+def _constants(rows: int, tile: Tile) -> dict[str, Any]:
+    return {
+        "ROWS": rows,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }

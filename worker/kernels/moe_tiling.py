@@ -1,0 +1,87 @@
+"""Sizes of the tiles of the experts' kernels, by device, shape and number of tokens.
+
+They are read from `tables/`, which `bench/kernels/tune_moe.py` writes on the device itself. A device
+or shape without a table has the defaults below.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import torch
+
+TABLES = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of one kernel: outputs and inputs of a weight that a step reads, blocks of rows that share the
+    weights in L2, warps of a program, and steps whose loads are under way at once."""
+
+    block_n: int
+    block_k: int
+    group_m: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class MoeTiling:
+    """`rows` of one expert in a block; 1 means that the pairs are not sorted, each streams the weights
+    of its expert for itself (`moe_gemv.py`), and group_m and num_stages are not used."""
+
+    rows: int
+    gate_up: Tile
+    down: Tile
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """E experts (with the shared ones that are stacked behind them), hidden size N, width I."""
+
+    experts: int
+    hidden: int
+    width: int
+    dtype: torch.dtype
+
+
+def moe_tiling(device: str, shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+    """The tiling of the next tuned number of tokens, of the last one beyond them."""
+    table = read_table(table_path(device, shape))
+    if table is None:
+        return default_tiling(shape, tokens, top_k)
+    tuned = sorted(table)
+    return table[tuned[min(bisect_left(tuned, tokens), len(tuned) - 1)]]
+
+
+def table_path(device: str, shape: MoeShape) -> Path:
+    name = (
+        f"moe,{device.replace(' ', '_')},E={shape.experts},N={shape.hidden},I={shape.width},"
+        f"{str(shape.dtype).removeprefix('torch.')}.json"
+    )
+    return TABLES / name
+
+
+@cache
+def read_table(path: Path) -> dict[int, MoeTiling] | None:
+    """Number of tokens -> tiling; None if there is no such file."""
+    if not path.is_file():
+        return None
+    return msgspec.json.decode(path.read_bytes(), type=dict[int, MoeTiling], strict=False)
+
+
+def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+    """Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
+    that keep the tensor cores busy."""
+    if tokens <= 2:
+        return MoeTiling(rows=1, gate_up=Tile(4, 1024), down=Tile(8, 512))
+    rows_each = tokens * top_k / shape.experts
+    if rows_each <= 16:
+        return MoeTiling(rows=16, gate_up=Tile(32, 128, 8, 4, 4), down=Tile(64, 128, 8, 4, 4))
+    if rows_each <= 96:
+        return MoeTiling(rows=64, gate_up=Tile(64, 64, 8, 4, 4), down=Tile(128, 64, 8, 4, 4))
+    return MoeTiling(rows=128, gate_up=Tile(128, 64, 8, 8, 3), down=Tile(256, 64, 8, 8, 3))
