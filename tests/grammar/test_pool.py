@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from mla_router.worker.grammar.pool import MAX_COMPILING, Grammars
@@ -55,6 +56,23 @@ def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars:
     assert allowed(grammars, key, [b]) == [EOS_ID]
     assert grammars.eos_ids == {EOS_ID}
     grammars.close(key)
+
+
+def test_masks_that_are_written_side_by_side_are_those_written_alone(grammars: Grammars) -> None:
+    grammar = Grammar("regex", "[a-z]{1,3}(-[0-9]{2})?!")
+    texts = ["", "a", "abc", "a-", "a-1", "abc-12", "a!", "no-42!"]
+    outputs = [list(map(int, TOKENIZER.convert_tokens_to_ids(list(text)))) for text in texts]
+    keys = [open_request(grammars, grammar, output) for output in outputs]
+    assert len(keys) == len(grammars.masks), "the widest batch there is"
+    alone = []
+    for key in keys:
+        assert not grammars.fill([(key, [])])
+        alone.append(grammars.masks[0].copy())
+    assert not grammars.fill([(key, []) for key in keys])
+    assert (grammars.masks == np.stack(alone)).all()
+    assert len({mask.tobytes() for mask in alone}) == 7, "masks that do not differ show nothing"
+    for key in keys:
+        grammars.close(key)
 
 
 def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:

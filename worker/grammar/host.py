@@ -17,12 +17,16 @@ from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.limits import Allowance, cpu_limit, limit_memory, own_bytes
 from mla_router.worker.grammar.protocol import Compiled, Fill, Filled, Frame, Open, Opened, Refused
-from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher, rehearse
+from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, Matcher, rehearse
 from mla_router.worker.messages import Grammar
 
 COMPILE_CPU_S = 10.0
 REHEARSAL_CPU_S = 1.0
 COMPILE_BYTES = 512 << 20  # on top of what the nursery has
+MATCH_BYTES = 128 << 20  # on top of that
+# Masks of one grammar are written side by side: half a worker's share of a usual host's cores.
+MAX_THREADS = 8
+THREAD_BYTES = 80 << 20  # a stack, and the addresses that malloc reserves for each thread
 # What a step may wait for one grammar: the burst once, the rate always. A mask of a usual schema
 # takes 0.02 to 0.2 ms.
 STEP_BURST_S = 0.25
@@ -51,7 +55,10 @@ def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.nd
     except MemoryError:
         _send(connection, Refused(f"takes more than {COMPILE_BYTES >> 20} MiB of memory"))
         return
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    limit_memory(MATCH_BYTES + threads * THREAD_BYTES)
     _send(connection, Compiled(compiler.eos_ids, own_bytes()))
+    filler = BatchFiller(threads)
     matchers: dict[int, Matcher] = {}
     allowance = Allowance(STEP_BURST_S)
     while frame := connection.recv(protocol.MAX_FRAME):
@@ -70,22 +77,29 @@ def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.nd
                     Opened() if allowed else Refused("does not allow what was generated before")
                 )
             else:
-                answer = _fill(message, matchers, masks)
+                answer = _fill(message, matchers, masks, filler)
         allowance.spend(time.process_time() - begun)
         _send(connection, answer)
 
 
-def _fill(message: Fill, matchers: dict[int, Matcher], masks: np.ndarray) -> Filled:
+def _fill(
+    message: Fill, matchers: dict[int, Matcher], masks: np.ndarray, filler: BatchFiller
+) -> Filled:
     for key in message.closed:
         matchers.pop(key, None)
-    strays = []
+    strays, rows, on_path = [], [], []
     for row in message.rows:
         matcher = matchers[row.key]
         if all(matcher.accept(token) for token in row.tokens):
-            matcher.fill(masks, row.row)
+            rows.append(row.row)
+            on_path.append(matcher)
         else:
             strays.append(row.key)
             masks[row.row] = 0
+    if len(rows) == 1:
+        on_path[0].fill(masks, rows[0])  # no thread has to wake up for it
+    elif rows:
+        filler.fill(on_path, masks, rows)
     return Filled(strays)
 
 

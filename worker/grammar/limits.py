@@ -28,10 +28,12 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """From now on the process may map so many bytes more than it has; then allocations fail."""
+    """From now on the process may map so many bytes more than it has now; then allocations fail.
+    A later call counts anew."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * PAGE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, mapped + more_bytes))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import xgrammar
@@ -77,6 +78,17 @@ class Matcher:
     def is_terminated(self) -> bool:
         """Has accepted a token that ends the answer."""
         return self._matcher.is_terminated()
+
+
+class BatchFiller:
+    """Writes the masks of many outputs side by side. Its threads begin with the first mask."""
+
+    def __init__(self, max_threads: int) -> None:
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads)
+
+    def fill(self, matchers: Sequence[Matcher], masks: np.ndarray, rows: list[int]) -> None:
+        """Write to masks[rows[i]], of [R, ceil(vocab / 32)] int32, what may follow in matchers[i]."""
+        self._batch.batch_fill_next_token_bitmask([m._matcher for m in matchers], masks, rows)
 
 
 def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
