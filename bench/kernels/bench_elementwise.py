@@ -30,6 +30,7 @@ from mla_router.worker.kernels.rms_norm import (
     rms_norm_triton,
 )
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write_torch, rope_kv_write_triton
+from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
 
 EPS = 1e-6
 
@@ -39,9 +40,10 @@ class Model:
     name: str
     hidden: int
     heads: int
+    shared_width: int  # of the shared experts together
 
 
-MODELS = (Model("V2-Lite", 2048, 16), Model("V3", 7168, 128))
+MODELS = (Model("V2-Lite", 2048, 16, 2816), Model("V3", 7168, 128, 2048))
 NOPE, ROPE, LATENT, PAGE = 128, 64, 512, 64  # of both
 
 
@@ -69,6 +71,13 @@ def cases(model: Model, tokens: int) -> Iterator[Case]:
         4 * x.nbytes + weight.nbytes,
     )
     yield rope_kv_write_case(model, tokens)
+    gate_up = torch.randn(tokens, 2 * model.shared_width, device="cuda").bfloat16()
+    yield Case(
+        "silu_and_mul",
+        lambda **how: silu_and_mul_triton(gate_up, **how),
+        lambda: silu_and_mul_torch(gate_up),
+        3 * gate_up.nbytes // 2,
+    )
 
 
 def rope_kv_write_case(model: Model, tokens: int) -> Case:

@@ -1,4 +1,4 @@
-"""silu_and_mul against its formula in float64."""
+"""silu_and_mul against its formula in float64, the kernel against the torch function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mla_router.worker.kernels.silu_and_mul import silu_and_mul
+from mla_router.worker.kernels.silu_and_mul import (
+    silu_and_mul,
+    silu_and_mul_torch,
+    silu_and_mul_triton,
+)
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
 
 
 @given(rows=st.integers(0, 5), width=st.integers(1, 70))
@@ -23,3 +29,31 @@ def test_formula(rows: int, width: int) -> None:
 def test_odd_width_is_named() -> None:
     with pytest.raises(AssertionError, match=r"gate_up \(2, 3\)"):
         silu_and_mul(torch.ones(2, 3))
+    with pytest.raises(AssertionError, match=r"gate_up \(2, 3\)"):
+        silu_and_mul_triton(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(0, 6), (3, 2), (2, 2, 34), (2, 2 * 1100)])
+def test_the_kernel_is_the_function(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Also far from 0, where the exponential overflows, and on rows of a wider tensor."""
+    draw = torch.Generator().manual_seed(sum(shape))
+    wide = 30 * torch.randn(*shape[:-1], shape[-1] + 8, generator=draw)
+    gate_up = wide.to(DEVICE, dtype)[..., 8:]
+    torch.testing.assert_close(
+        silu_and_mul_triton(gate_up),
+        silu_and_mul_torch(gate_up),
+        rtol=2 * torch.finfo(dtype).eps,
+        atol=1e-7,
+    )
+
+
+def launches() -> None:
+    """V2-Lite's dense layer, experts and shared experts, and V3's."""
+    for width in (10944, 1408, 2816, 18432, 2048):
+        silu_and_mul_triton(torch.empty(2, 2 * width, dtype=torch.bfloat16, device="meta"))
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

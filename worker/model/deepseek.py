@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from mla_router.worker.kernels.kv_write import kv_write
+from mla_router.worker.kernels.linear_float32 import linear_float32
 from mla_router.worker.kernels.moe_experts import moe_experts
 from mla_router.worker.kernels.moe_routing import moe_routing
-from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.kernels.rope_kv_write import rope_kv_write
+from mla_router.worker.kernels.side_by_side import side_by_side
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -85,23 +85,24 @@ class LatentAttention(nn.Module):
     def forward(
         self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> Tensor:
-        # Queries [T, H, nope + rope], latents [T, kv_lora_rank] and rotary keys [T, rope]
         q, kv = self.queries_and_latents(hidden)
-        q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
-        latent, k_pe = torch.split(kv, [self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
-        # All queries share one rotary key
-        q_pe, k_pe = rotary(q_pe, k_pe[:, None], rotations, interleaved=self.interleaved)
-
         # One row per token is all that later tokens will need
-        rows = torch.cat((self.kv_a_layernorm(latent), k_pe.flatten(1)), dim=-1)
-        kv_write(cache, batch.cache_locations, rows)
-
+        rope_kv_write(
+            q,
+            kv,
+            self.kv_a_layernorm.weight,
+            self.kv_a_layernorm.eps,
+            rotations,
+            cache,
+            batch.cache_locations,
+            interleaved=self.interleaved,
+        )
         decodes = batch.num_decodes
         parts = []
         if decodes:
-            parts.append(self.decode(q_nope[:decodes], q_pe[:decodes], batch, cache))
+            parts.append(self.decode(q[:decodes], batch, cache))
         if decodes < len(hidden):
-            parts.append(self.prefill(torch.cat((q_nope, q_pe), dim=-1)[decodes:], batch, cache))
+            parts.append(self.prefill(q[decodes:], batch, cache))
         out = torch.cat(parts) if len(parts) > 1 else parts[0]
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
@@ -114,12 +115,15 @@ class LatentAttention(nn.Module):
             q = self.q_b_proj(self.q_a_layernorm(q))
         return q.view(len(hidden), self.num_heads, -1), kv
 
-    def decode(self, q_nope: Tensor, q_pe: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def decode(self, q: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """[D, H, v_head_dim], absorbed: attends over the cached rows as they are."""
         w_uk, w_uv = self.up_projections()
+        q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
         q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).transpose(0, 1)
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
-        return torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2)).transpose(0, 1)
+        out = q.new_empty(*q.shape[:2], self.v_head_dim)
+        torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2), out=out.transpose(0, 1))
+        return out
 
     def prefill(self, q: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """[tokens of all chunks, H, v_head_dim], multi-head: expands prefixes and chunks."""
@@ -153,18 +157,24 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
+        if self.shared_experts is None:
+            return self.routed(hidden)
+        routed, shared = side_by_side(hidden, self.routed, self.shared_experts)
+        return routed + shared
+
+    def routed(self, hidden: Tensor) -> Tensor:
         weights, ids = self.gate(hidden)
         out: Tensor = self.experts(hidden, weights, ids)
-        return out if self.shared_experts is None else out + self.shared_experts(hidden)
+        return out
 
 
 class Gate(nn.Module):
-    """Chooses experts, in float32 whatever the model's dtype: near ties must not flip."""
+    """Chooses experts by scores in float32, whatever the model's dtype: near ties must not flip."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.config = config
-        self.weight = empty_parameter(config.num_experts, config.hidden_size, dtype=torch.float32)
+        self.weight = empty_parameter(config.num_experts, config.hidden_size)
         self.e_score_correction_bias = (
             empty_parameter(config.num_experts, dtype=torch.float32)
             if config.selection_bias
@@ -173,7 +183,7 @@ class Gate(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return moe_routing(
-            functional.linear(hidden.float(), self.weight),
+            linear_float32(hidden, self.weight),
             top_k=self.config.experts_per_token,
             scoring=self.config.scoring,
             bias=self.e_score_correction_bias,
