@@ -1,0 +1,96 @@
+"""What ragged prefill attention has to do in one launch: how long each chunk is, and which program takes
+which of its queries.
+
+Everything is computed from host integers. The tables are made once a step, travel to the device with
+the step's other inputs, and serve all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Query rows of a program: the taller, the fewer times keys are read; short chunks would leave most
+# of a tall one idle.
+TALL_BLOCK = 128
+SHORT_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTables:
+    """`PrefillWork` before it is on a device. C chunks, B query blocks, all arrays int32."""
+
+    extents: tuple[tuple[int, int], ...]
+    block_queries: int
+    query_starts: NDArray[np.int32]  # [C + 1]
+    key_starts: NDArray[np.int32]  # [C + 1]
+    query_blocks: NDArray[np.int32]  # [B, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """C chunks, whose query rows and key rows follow one another."""
+
+    extents: tuple[tuple[int, int], ...]  # of each chunk: query rows n, key rows s
+    block_queries: int  # query rows of a program
+    query_starts: Tensor  # [C + 1] int32: first query row of each chunk, and their number
+    key_starts: Tensor  # [C + 1] int32: first key row of each chunk, and their number
+    # [B, 2] int32: chunk and first query in it of each program; a program whose first query lies
+    # behind its chunk's end does nothing, so that a table may be longer than its work
+    query_blocks: Tensor
+
+    @classmethod
+    def on(
+        cls, device: torch.device | str, extents: Sequence[tuple[int, int]], *, causal: bool = True
+    ) -> PrefillWork:
+        """With tables of its own, copied to `device` now: for a single call."""
+        tables = prefill_tables(extents, causal=causal)
+        return cls(
+            tables.extents,
+            tables.block_queries,
+            torch.from_numpy(tables.query_starts).to(device),
+            torch.from_numpy(tables.key_starts).to(device),
+            torch.from_numpy(tables.query_blocks).to(device),
+        )
+
+    @property
+    def num_queries(self) -> int:
+        return sum(queries for queries, _ in self.extents)
+
+    @property
+    def num_keys(self) -> int:
+        return sum(keys for _, keys in self.extents)
+
+
+def prefill_tables(extents: Sequence[tuple[int, int]], *, causal: bool = True) -> PrefillTables:
+    """Tables for chunks of (query rows n, key rows s).
+
+    If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query
+    sees all s keys. Programs that see the most keys come first: the last ones to end are then short.
+    """
+    assert extents and all(
+        queries > 0 and keys >= (queries if causal else 0) for queries, keys in extents
+    ), f"extents (queries, keys) {extents}, {causal=}"
+    longest = max(queries for queries, _ in extents)
+    rows = TALL_BLOCK if longest > SHORT_BLOCK else SHORT_BLOCK
+    blocks = []
+    for chunk, (queries, keys) in enumerate(extents):
+        for first in range(0, queries, rows):
+            seen = keys - queries + min(queries, first + rows) if causal else keys
+            blocks.append((-seen, chunk, first))
+    blocks.sort()
+    lengths = np.asarray(extents, dtype=np.int32).reshape(-1, 2)
+    starts = np.zeros((len(extents) + 1, 2), dtype=np.int32)
+    np.cumsum(lengths, axis=0, out=starts[1:])
+    return PrefillTables(
+        tuple(extents),
+        rows,
+        np.ascontiguousarray(starts[:, 0]),
+        np.ascontiguousarray(starts[:, 1]),
+        np.asarray([block[1:] for block in blocks], dtype=np.int32),
+    )
