@@ -11,8 +11,8 @@ from enum import Enum
 from torch import Tensor
 
 from mla_router.worker.engine.sampling.filters import keep_min_p, keep_top
-from mla_router.worker.engine.sampling.noise import gumbel
 from mla_router.worker.engine.sampling.settings import RowSettings
+from mla_router.worker.kernels.noise import gumbel
 
 
 class Top(Enum):

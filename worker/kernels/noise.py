@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Odd 64-bit constants (SplitMix64, Steele et al. 2014), as the signed integers torch has.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+# Odd 64-bit constants (SplitMix64, Steele et al. 2014), and as the signed integers torch has.
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN, _MIX_1, _MIX_2 = (constant - (1 << 64) for constant in (GOLDEN, MIX_1, MIX_2))
 
 
 def gumbel(seed: Tensor, position: Tensor, vocab_size: int) -> Tensor:

@@ -1,0 +1,41 @@
+"""sample at the vocabularies of V2-Lite and V3 draws what the torch function draws on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.core import NO_TOKEN
+from mla_router.worker.kernels.sample import sample, sample_torch
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab_size", [102_400, 129_280])
+@pytest.mark.parametrize("rows", [1, 32, 300])
+def test_tokens_are_the_cpu_s(rows: int, vocab_size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    logits = (4 * torch.randn(rows, vocab_size)).to(dtype)
+    logits[0, 7] = float("nan")
+    temperature = torch.tensor([0.0, 0.5, 1.0])[torch.arange(rows) % 3]
+    seed, position = torch.randint(1 << 60, (2, rows))
+    threshold = logits.float().mean(dim=-1)
+    inputs = (logits, temperature, seed, position, threshold)
+    on_gpu = [x.cuda() for x in inputs]
+    with forbid_waiting():
+        got = sample(*on_gpu)
+    different = got.cpu() != sample_torch(*inputs)
+    assert got[0] == NO_TOKEN
+    # The two devices' logarithms differ in the last bit, and with them scores that are nearly equal.
+    assert different.sum() <= rows // 100
+
+
+def test_in_a_cuda_graph() -> None:
+    logits = torch.randn(8, 102_400, device="cuda")
+    rows = torch.arange(8, device="cuda")
+    replay, tokens = captured(lambda: sample(logits, rows.float(), rows, rows, None))
+    logits.copy_(torch.randn_like(logits))
+    replay()
+    assert torch.equal(tokens, sample(logits, rows.float(), rows, rows, None))
