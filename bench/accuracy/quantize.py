@@ -3,7 +3,7 @@
     python bench/accuracy/quantize.py DIR OUT --format block       # as DeepSeek-V3's
     python bench/accuracy/quantize.py DIR OUT --format channel     # as llm-compressor's
 
-Every linear layer but the head and the gates is quantized: block by block (`weight_scale_inv`, config of
+Every linear layer but the head, the gates and eh_proj is quantized: block by block (`weight_scale_inv`, config of
 quant_method fp8), or one scale a row or a matrix (`weight_scale`, quant_method compressed-tensors). A
 block's largest magnitude becomes FP8's largest. One file is held in memory at a time.
 """
@@ -26,6 +26,7 @@ from tqdm import tqdm
 FP8 = torch.float8_e4m3fn
 INDEX = "model.safetensors.index.json"
 LINEAR = ("_proj.weight", "_proj_with_mqa.weight")  # the endings of linear layers' names
+PLAIN = "eh_proj.weight"  # of the layer for multi-token prediction: DeepSeek's are not quantized
 FORMATS = ("block", "channel", "tensor")
 
 
@@ -64,7 +65,7 @@ class Format:
             "quantization_status": "compressed",
             "kv_cache_scheme": None,
             "config_groups": {"group_0": group},
-            "ignore": ["lm_head", r"re:.*mlp\.gate$"],
+            "ignore": ["lm_head", r"re:.*mlp\.gate$", r"re:.*eh_proj$"],
         }
 
 
@@ -109,7 +110,7 @@ def quantize_tensors(tensors: dict[str, Tensor], kind: Format) -> dict[str, Tens
     out = {}
     for name, tensor in tensors.items():
         out[name] = tensor
-        if name.endswith(LINEAR) and tensor.ndim == 2:
+        if name.endswith(LINEAR) and not name.endswith(PLAIN) and tensor.ndim == 2:
             out[name], scale = quantize(tensor, kind.block_of(tensor))
             out[name + kind.scale_suffix] = scale.view(-1) if kind.name == "tensor" else scale
     return out

@@ -54,8 +54,16 @@ class ForwardDriver:
         decodes: Mapping[int, int] | None = None,
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> Tensor:
-        """Log-probabilities [T, vocab] after each token: one token of each slot in `decodes`, then
-        the (slot, tokens) in `chunks`."""
+        """Log-probabilities [T, vocab] after each token of `batch`."""
+        hidden = self.model(self.batch(decodes, chunks), self.cache)
+        return self.model.logits(hidden).log_softmax(dim=-1)
+
+    def batch(
+        self,
+        decodes: Mapping[int, int] | None = None,
+        chunks: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> ForwardBatch:
+        """The next step: one token of each slot in `decodes`, then the (slot, tokens) in `chunks`."""
         decodes = decodes or {}
         runs = [(slot, [token]) for slot, token in decodes.items()]
         runs += [(slot, list(tokens)) for slot, tokens in chunks]
@@ -79,7 +87,7 @@ class ForwardDriver:
                 ChunkExtent(slot, self.lengths[slot] - len(run), len(run)) for slot, run in chunks
             ),
         )
-        batch = ForwardBatch(
+        return ForwardBatch(
             tokens=torch.tensor(tokens, device=at),
             positions=torch.tensor(positions, device=at),
             cache_locations=torch.tensor(locations, device=at),
@@ -87,4 +95,3 @@ class ForwardDriver:
             attention=self.attention.plan(layout),
             output_rows=torch.arange(len(tokens), device=at),
         )
-        return self.model.logits(self.model(batch, self.cache)).log_softmax(dim=-1)

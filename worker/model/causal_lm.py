@@ -30,6 +30,11 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(batch, cache)
         return hidden
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T, hidden_size] of tokens [T]."""
+        embedded: Tensor = self.model.get_submodule("embed_tokens")(tokens)
+        return embedded
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
         once."""

@@ -40,11 +40,14 @@ class DeepseekForCausalLM(CausalLM):
 
 
 def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
-    """The first few are dense."""
-    attention = LatentAttention(config)
-    if index < config.num_dense_layers:
-        return DecoderLayer(config, attention, MLP(config.hidden_size, config.intermediate_size))
-    return DecoderLayer(config, attention, MixtureOfExperts(config))
+    return DecoderLayer(config, LatentAttention(config), feed_forward(config, index))
+
+
+def feed_forward(config: DeepseekConfig, index: int) -> nn.Module:
+    """The first few layers are dense, or all of them."""
+    if index < config.num_dense_layers or not config.num_experts:
+        return MLP(config.hidden_size, config.intermediate_size)
+    return MixtureOfExperts(config)
 
 
 class LatentAttention(nn.Module):

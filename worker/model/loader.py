@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.dummy import fill_dummy
+from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model, read_config
-from mla_router.worker.model.weights import load_weights
+from mla_router.worker.model.weights import is_unused, is_unused_by_prediction, load_weights
 
 
 def load_model(
@@ -34,8 +38,27 @@ def load_model(
     if dummy:
         fill_dummy(model)
     else:
-        load_weights(model, config, folder)
+        load_weights(model, folder, partial(is_unused, config=config))
     return model.eval()
+
+
+def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
+    """The layers for multi-token prediction in `folder`, from which `model` was loaded: on its device,
+    in its dtype, and with its table of rotations. Raises ModelError, also if there are none."""
+    config = model.config
+    if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
+        raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
+    head = model.head_weight
+    with torch.device(head.device), default_dtype(head.dtype):
+        prediction = MultiTokenPrediction(config, model.model.get_buffer("rotations"))
+        if config.quantization is not None:
+            quantize(prediction, config.quantization)
+        allocate(prediction)
+    if dummy:
+        fill_dummy(prediction)
+    else:
+        load_weights(prediction, folder, partial(is_unused_by_prediction, config=config))
+    return prediction.eval()
 
 
 def allocate(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -29,12 +30,23 @@ logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 MAX_LISTED = 20  # names shown of each kind of mistake
 PARALLEL_FILES = 4  # a thread waits for the disk at every page: several keep it busy
 
 
-def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
-    """Copy every weight of the checkpoint in `folder` into `model`. Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class FileCopy:
+    """What became of one file's tensors."""
+
+    names: set[str]
+    mistakes: list[tuple[str, str]]  # kind of mistake, and the tensor with what it is and should be
+    num_bytes: int  # of those that were copied
+
+
+def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool]) -> None:
+    """Copy every weight of the checkpoint in `folder` into `model`, but for those that rightly have no
+    place in it. Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(destinations(model))
     total = sum(file.stat().st_size for file in files)
@@ -44,45 +56,42 @@ def load_weights(model: nn.Module, config: ModelConfig, folder: Path) -> None:
     ) as progress:
         lock = threading.Lock()  # tqdm counts without one
 
-        def copy(file: Path) -> tuple[set[str], list[tuple[str, str]]]:
-            return copy_file(file, wanted, config, progress=advance)
+        def copy(file: Path) -> FileCopy:
+            return copy_file(file, wanted, is_unused, progress=advance)
 
         def advance(num_bytes: int) -> None:
             with lock:
                 progress.update(num_bytes)
 
         with ThreadPoolExecutor(min(PARALLEL_FILES, len(files))) as pool:
-            results = list(pool.map(copy, files))
+            copies = list(pool.map(copy, files))
 
-    found = set[str]().union(*(names for names, _ in results))
+    found = set[str]().union(*(copied.names for copied in copies))
     mistakes = [("missing", name) for name in sorted(wanted.keys() - found)]
-    mistakes += [mistake for _, of_file in results for mistake in of_file]
+    mistakes += [mistake for copied in copies for mistake in copied.mistakes]
     if mistakes:
         raise ModelError(f"{folder}: the weights do not fit the config\n{_listed(mistakes)}")
-    seconds = time.perf_counter() - begin
-    logger.info("Loaded %.3f GB in %.2f s (%.2f GB/s)", total / 1e9, seconds, total / 1e9 / seconds)
+    seconds, size = time.perf_counter() - begin, sum(copied.num_bytes for copied in copies) / 1e9
+    logger.info("Loaded %.3f GB in %.2f s (%.2f GB/s)", size, seconds, size / seconds)
 
 
 def copy_file(
     file: Path,
     wanted: Mapping[str, Tensor],
-    config: ModelConfig,
+    is_unused: Callable[[str], bool],
     *,
     progress: Callable[[int], None],
-) -> tuple[set[str], list[tuple[str, str]]]:
+) -> FileCopy:
     """Copy the tensors of `file` to where they are `wanted`, and tell `progress` of every one's bytes.
-
-    Returns the names in the file, and what does not fit: the kind of mistake, and the tensor with what
-    it is and should be. Raises ModelError if the file cannot be read.
-    """
-    names, mistakes = set[str](), list[tuple[str, str]]()
+    Raises ModelError if the file cannot be read."""
+    names, mistakes, num_bytes = set[str](), list[tuple[str, str]](), 0
     for name, tensor in read_tensors(file):
         target = wanted.get(name)
         # One scale of a whole tensor has no axis in some checkpoints, one in others.
         scalar = target is not None and target.numel() == tensor.numel() == 1
         where = f"{name} {list(tensor.shape)} in {file.name}"
         if target is None:
-            if not is_unused(name, config):
+            if not is_unused(name):
                 mistakes.append(("unknown", where))
         elif target.shape != tensor.shape and not scalar:
             mistakes.append(("misshaped", f"{where}, not {list(target.shape)}"))
@@ -91,22 +100,38 @@ def copy_file(
             mistakes.append(("mistyped", f"{where}: {_dtype(tensor)}, not {_dtype(target)}"))
         else:
             target.copy_(tensor.view(target.shape))
+            num_bytes += tensor.nbytes
         names.add(name)
         progress(tensor.nbytes)
-    return names, mistakes
+    return FileCopy(names, mistakes, num_bytes)
 
 
 def is_unused(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint rightly holds a tensor that the model does not load."""
+    """Whether a checkpoint rightly holds a tensor that a model without prediction layers does not
+    load."""
     if name == "lm_head.weight":
         return config.tie_word_embeddings
     if name.endswith(".input_scale"):  # of activations, which are not quantized
         return config.quantization is not None
-    layer = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+    layer = LAYER.match(name)
     if layer is None:
         return False
-    behind = int(layer[1]) - config.num_layers
-    return 0 <= behind < config.num_mtp_layers or layer[2] == "self_attn.rotary_emb.inv_freq"
+    return _is_prediction(layer, config) or layer[2] == "self_attn.rotary_emb.inv_freq"
+
+
+def is_unused_by_prediction(name: str, config: ModelConfig) -> bool:
+    """The same of prediction layers alone: what is the model's, and their copies of embedding and
+    head, which they share with it."""
+    layer = LAYER.match(name)
+    if layer is None or not _is_prediction(layer, config):
+        return True
+    if layer[2].endswith(".input_scale"):
+        return config.quantization is not None
+    return layer[2] in ("embed_tokens.weight", "shared_head.head.weight")
+
+
+def _is_prediction(layer: re.Match[str], config: ModelConfig) -> bool:
+    return 0 <= int(layer[1]) - config.num_layers < config.num_mtp_layers
 
 
 def weight_files(folder: Path) -> list[Path]:

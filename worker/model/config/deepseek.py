@@ -20,7 +20,7 @@ class DeepseekConfig(ModelConfig):
     qk_rope_head_dim: int
     v_head_dim: int
     # moe
-    num_dense_layers: int  # layers before the first with experts
+    num_dense_layers: int  # layers before the first with experts, if there are any
     num_experts: int
     num_shared_experts: int
     experts_per_token: int
@@ -95,7 +95,6 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
     if isinstance(rope.scaling, YarnConfig):
         stretched = int(rope.scaling.original_max_position * rope.scaling.factor)
         common["max_position_embeddings"] = max(common["max_position_embeddings"], stretched)
-    num_layers = common["num_layers"]
     experts = optional_size(raw, "n_routed_experts") or 0
     config = DeepseekConfig(
         **common,
@@ -109,11 +108,7 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
         qk_nope_head_dim=size(raw, "qk_nope_head_dim"),
         qk_rope_head_dim=rope.width,
         v_head_dim=size(raw, "v_head_dim"),
-        num_dense_layers=(
-            min(optional_size(raw, "first_k_dense_replace") or 0, num_layers)
-            if experts
-            else num_layers
-        ),
+        num_dense_layers=optional_size(raw, "first_k_dense_replace") or 0,
         num_experts=experts,
         num_shared_experts=optional_size(raw, "n_shared_experts") or 0,
         experts_per_token=size(raw, "num_experts_per_tok") if experts else 0,

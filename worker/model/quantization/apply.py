@@ -10,8 +10,8 @@ from mla_router.worker.model.layers import Linear
 from mla_router.worker.model.quantization.config import Quantization
 from mla_router.worker.model.quantization.fp8 import Fp8Linear
 
-# No published checkpoint quantizes the head, though DeepSeek's do not list it as left out.
-HEAD = "lm_head"
+# No published checkpoint quantizes these two, though DeepSeek's do not list them as left out.
+PLAIN = ("lm_head", "eh_proj")
 
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
@@ -21,12 +21,12 @@ def quantize(model: nn.Module, quantization: Quantization) -> None:
     for name, linear in linears:
         layers = checkpoint_layers(name, linear)
         ignored = [layer for layer in layers if quantization.ignores(layer)]
-        if name == HEAD or len(ignored) == len(layers):
+        owner, _, own = name.rpartition(".")
+        if own in PLAIN or len(ignored) == len(layers):
             continue
         if ignored:
             raise ModelError(
                 f"quantization_config: {ignored[0]} is not quantized, but of the others that are "
                 f"joined in {name} some are: only all or none is supported"
             )
-        owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, Fp8Linear(linear, quantization))

@@ -1,0 +1,87 @@
+"""How often does the small model say what its layer for multi-token prediction guessed?
+
+    python bench/accuracy/mtp.py --examples 50
+
+The model answers held-out problems of every task greedily. Each token of an answer but the first can be
+guessed from what was known two tokens before it: it counts as accepted if the guess, greedy too, is
+what the model then said. That is the acceptance rate of speculative decoding with one drafted token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+import torch
+from batches import encode
+from tasks import TASKS
+from tokenizers import Tokenizer
+from tqdm import tqdm
+from train import runs
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+from record import record
+
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.loader import load_model, load_prediction
+from mla_router.worker.model.mtp import MultiTokenPrediction
+from support.forward_driver import ForwardDriver
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model-path", type=Path, default=SMALL_MODEL)
+    parser.add_argument("--examples", type=int, default=50, help="of each task")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    return parser.parse_args()
+
+
+def drafted(
+    model: CausalLM, prediction: MultiTokenPrediction, prompt: list[int], new_tokens: int
+) -> tuple[list[int], list[int]]:
+    """The `new_tokens` tokens that `model` says after `prompt`, and the guess at each of them but the
+    first."""
+    driver = ForwardDriver(model, page_size=16, num_slots=1, max_length=len(prompt) + new_tokens)
+    cache = torch.zeros(prediction.cache_shape(*driver.cache.shape[1:3]))
+    said, guesses = list[int](), list[int]()
+    batch, following = driver.batch(chunks=[(0, prompt)]), prompt[1:]
+    while True:
+        hidden = model(batch, driver.cache)
+        said.append(int(model.logits(hidden[-1:]).argmax()))
+        if len(said) == new_tokens:
+            return said, guesses
+        embedded = model.embed(torch.tensor([*following, said[-1]]))
+        ahead = prediction(batch, hidden, embedded, cache)
+        guesses.append(int(model.logits(ahead[-1:]).argmax()))
+        batch, following = driver.batch({0: said[-1]}), []
+
+
+def main() -> None:
+    args = parse_args()
+    model = load_model(args.model_path, device="cpu", dtype=torch.float32)
+    prediction = load_prediction(model, args.model_path)
+    tokenizer = Tokenizer.from_file(str(args.model_path / "tokenizer.json"))
+    accepted, guessed = dict.fromkeys(TASKS, 0), dict.fromkeys(TASKS, 0)
+    for name, (maker, _) in tqdm(TASKS.items(), desc="Answering", unit="task", disable=None):
+        draw = random.Random(f"{args.seed} {name}")
+        examples = [maker(draw, True) for _ in range(args.examples)]
+        for tokens, answers in encode(tokenizer, examples):
+            start, end = runs(answers.tolist())[-1]
+            said, guesses = drafted(model, prediction, tokens[:start].tolist(), end - start)
+            accepted[name] += sum(a == b for a, b in zip(said[1:], guesses, strict=True))
+            guessed[name] += len(guesses)
+    rates = {name: round(accepted[name] / max(1, guessed[name]), 4) for name in TASKS}
+    for name, rate in rates.items():
+        print(f"{name:14}{rate:>8.1%} of {guessed[name]}")
+    total = round(sum(accepted.values()) / sum(guessed.values()), 4)
+    result = {"accepted": rates, "guessed": guessed, "accepted_of_all": total}
+    record("mtp_accept", {"config": {"examples": args.examples}, **result}, args.out)
+
+
+if __name__ == "__main__":
+    main()

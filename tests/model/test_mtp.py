@@ -1,0 +1,136 @@
+"""Multi-token prediction against the paper's equations in float64, and what loads of its weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.loader import load_model, load_prediction
+from mla_router.worker.model.mtp import MultiTokenPrediction
+from support.forward_driver import ForwardDriver
+from support.fp8_folders import Format, quantize_folder, write_dequantized
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.tiny_prediction import PaperPrediction, write_tiny_prediction
+
+TOKENS = random.Random(5).choices(range(VOCAB_SIZE), k=100)
+# Chunks, then single tokens, each of them a decode step
+WHOLE, IN_PIECES = [99], [40, 1, 30, 20, *[1] * 8]
+DENSE = CONFIGS["v3_halves"] | {"first_k_dense_replace": 9}
+
+
+def load(folder: Path) -> tuple[CausalLM, MultiTokenPrediction]:
+    model = load_model(folder, device="cpu", dtype=torch.float32)
+    return model, load_prediction(model, folder)
+
+
+def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
+    """As `PaperPrediction.logprobs(TOKENS)`, the model's own steps being of so many tokens."""
+    driver = ForwardDriver(model, page_size=16)
+    pages, page_size = driver.cache.shape[1:3]
+    cache = torch.full(prediction.cache_shape(pages, page_size), float("nan"))
+    depths = prediction.config.num_mtp_layers
+    found: list[list[Tensor]] = [[] for _ in range(depths)]
+    begin = 0
+    for size in cuts:
+        run = TOKENS[begin : begin + size]
+        batch = driver.batch({0: run[0]}) if size == 1 else driver.batch(chunks=[(0, run)])
+        hidden = model(batch, driver.cache)
+        for depth in range(depths):
+            ahead = TOKENS[begin + 1 + depth : begin + 1 + depth + size]
+            padded = torch.tensor(ahead + [0] * (size - len(ahead)))  # rows that nobody reads
+            hidden = prediction(batch, hidden, model.embed(padded), cache, depth)
+            found[depth].append(model.logits(hidden[: len(ahead)]).log_softmax(dim=-1))
+        begin += size
+    return [torch.cat(rows) for rows in found]
+
+
+@pytest.mark.parametrize("cuts", [WHOLE, IN_PIECES], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(
+    ("config", "depths"),
+    [(CONFIGS["v3"], 1), (CONFIGS["v3"], 3), (CONFIGS["v3_halves"], 2), (DENSE, 1)],
+    ids=["v3", "v3 of three depths", "v3_halves", "dense"],
+)
+def test_guesses_are_those_of_the_paper(
+    tmp_path: Path, config: dict[str, object], depths: int, cuts: list[int]
+) -> None:
+    write_tiny_prediction(tmp_path / "model", depths, **config)
+    expected = PaperPrediction(tmp_path / "model", tmp_path / "deeper").logprobs(TOKENS)
+    got = guesses(*load(tmp_path / "model"), cuts)
+    assert [len(rows) for rows in got] == [99 - depth for depth in range(depths)]
+    for depth in range(depths):
+        difference = (got[depth] - expected[depth]).abs().max().item()
+        assert difference <= 1e-4, (depth, difference)
+
+
+def test_fp8_layers_but_for_the_projection_that_joins(tmp_path: Path) -> None:
+    """As DeepSeek's checkpoints, which do not list eh_proj as left out, have them."""
+    kind = Format("block", (16, 24))
+    write_tiny_prediction(tmp_path / "source", 1, **CONFIGS["v3"])
+    quantize_folder(tmp_path / "source", tmp_path / "fp8", kind)
+    write_dequantized(tmp_path / "fp8", tmp_path / "plain", kind)
+    model, prediction = load(tmp_path / "fp8")
+    assert prediction.depths[0].eh_proj.weight.dtype == torch.float32
+    assert prediction.depths[0].self_attn.o_proj.weight.dtype == torch.float8_e4m3fn
+    (got,) = guesses(model, prediction, WHOLE)
+    (expected,) = guesses(*load(tmp_path / "plain"), WHOLE)
+    assert (got - expected).abs().max().item() <= 1e-5
+
+
+def test_embedding_head_and_rotations_take_no_memory_of_their_own(tmp_path: Path) -> None:
+    write_tiny_prediction(tmp_path, 1, **CONFIGS["v3"])
+    model, prediction = load(tmp_path)
+    assert prediction.rotations.data_ptr() == model.model.rotations.data_ptr()
+    tensors = load_file(tmp_path / "model.safetensors")
+    layer = {name: t for name, t in tensors.items() if name.startswith("model.layers.3.")}
+    shared = 2 * VOCAB_SIZE * model.config.hidden_size
+    count = sum(parameter.numel() for parameter in prediction.parameters())
+    assert count == sum(tensor.numel() for tensor in layer.values()) - shared
+    assert not any(parameter.requires_grad for parameter in prediction.parameters())
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.layers.3.hnorm.weight"]
+        tensors["model.layers.3.eh_proj.weight"] = torch.ones(64, 64)
+        tensors["model.layers.3.enorm.bias"] = torch.ones(64)
+
+    write_tiny_prediction(tmp_path, 1, **CONFIGS["v3"])
+    edit(tmp_path, spoil)
+    model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not look at that layer
+    with pytest.raises(ModelError) as error:
+        load_prediction(model, tmp_path)
+    message, at = str(error.value), "in model.safetensors"
+    assert "1 missing: model.layers.3.hnorm.weight" in message
+    assert f"1 unknown: model.layers.3.enorm.bias [64] {at}" in message
+    assert f"1 misshaped: model.layers.3.eh_proj.weight [64, 64] {at}, not [64, 128]" in message
+
+
+@pytest.mark.parametrize("name", ["v2_grouped", "llama_gqa"])
+def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    model = load_model(tmp_path, device="cpu", dtype=torch.float32)
+    with pytest.raises(ModelError, match="no layers for multi-token prediction"):
+        load_prediction(model, tmp_path)
+
+
+def test_random_weights(tmp_path: Path) -> None:
+    write_tiny_prediction(tmp_path, 2, **CONFIGS["v3"])
+    (tmp_path / "model.safetensors").unlink()
+    model = load_model(tmp_path, device="cpu", dtype=torch.float32, dummy=True)
+    for rows in guesses(model, load_prediction(model, tmp_path, dummy=True), WHOLE):
+        assert torch.isfinite(rows).all()
+        assert len(rows.argmax(dim=-1).unique()) > 5

@@ -1,0 +1,113 @@
+"""Small random checkpoints with layers for multi-token prediction, and what those guess by the paper.
+
+transformers has no such layers. Here its decoder layers stand for the paper's TRM, in float64, and the rest of
+DeepSeek-V3's (arXiv:2412.19437) equations 21 to 23 is written out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from support.tiny_model import raw_config, write_tiny_model
+
+
+def write_tiny_prediction(folder: Path, depths: int, **config: Any) -> None:
+    """As `write_tiny_model`, with `depths` prediction layers behind the others."""
+    layers = raw_config(config)["num_hidden_layers"]
+    write_tiny_model(folder, **config | {"num_hidden_layers": layers + depths})
+    changes = {"num_hidden_layers": layers, "num_nextn_predict_layers": depths}
+    edit_config(folder, **changes)
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    hidden = embedding.shape[1]
+    for index in range(layers, layers + depths):
+        prefix = f"model.layers.{index}"
+        tensors |= {
+            f"{prefix}.embed_tokens.weight": embedding.clone(),
+            f"{prefix}.shared_head.head.weight": tensors["lm_head.weight"].clone(),
+            f"{prefix}.eh_proj.weight": torch.randn(hidden, 2 * hidden) * 0.2,
+        }
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}.{norm}.weight"] = torch.empty(hidden).uniform_(0.5, 1.5)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+class PaperPrediction:
+    """The plain checkpoint in `folder`, in float64."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        """`scratch` is where a copy goes that transformers takes for a deeper model."""
+        config = json.loads((folder / "config.json").read_text())
+        self.layers: int = config["num_hidden_layers"]
+        self.depths: int = config["num_nextn_predict_layers"]
+        self.epsilon: float = config["rms_norm_eps"]
+        self.tensors = {
+            name: tensor.double()
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        scratch.mkdir()
+        (scratch / "config.json").write_text(json.dumps(config))
+        edit_config(scratch, num_hidden_layers=self.layers + self.depths)
+        (scratch / "model.safetensors").symlink_to(folder / "model.safetensors")
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            scratch, dtype=torch.float64, experts_implementation="eager"
+        )
+        self._model = model.model
+
+    @torch.no_grad()
+    def logprobs(self, tokens: list[int]) -> list[Tensor]:
+        """For each depth d [len(tokens) - 1 - d, vocab]: row i is the guess at tokens[i + 2 + d], made
+        knowing those up to i + 1 + d."""
+        embedded = self.tensors["model.embed_tokens.weight"][tokens]
+        hidden = embedded
+        for index in range(self.layers):
+            hidden = self.block(index, hidden)
+        hidden = self.norm(hidden, "model.norm")
+        guesses = []
+        for depth in range(self.depths):
+            prefix = f"model.layers.{self.layers + depth}"
+            # (21) h' = M [RMSNorm(h); RMSNorm(Emb(t))]; checkpoints keep the halves of M in turn
+            for_embedding, for_hidden = self.tensors[f"{prefix}.eh_proj.weight"].chunk(2, dim=1)
+            both = torch.cat(
+                (
+                    self.norm(hidden[:-1], f"{prefix}.hnorm"),
+                    self.norm(embedded[1 + depth :], f"{prefix}.enorm"),
+                ),
+                dim=1,
+            )
+            joined = both @ torch.cat((for_hidden, for_embedding), dim=1).T
+            # (22) h = TRM(h'); (23) P = OutHead(h)
+            hidden = self.block(self.layers + depth, joined)
+            hidden = self.norm(hidden, f"{prefix}.shared_head.norm")
+            guesses.append((hidden @ self.tensors["lm_head.weight"].T).log_softmax(dim=-1))
+        return guesses
+
+    def block(self, index: int, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] by one of transformers' layers, causally."""
+        count = len(hidden)
+        positions = torch.arange(count)[None]
+        later = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)
+        out = self._model.layers[index](
+            hidden[None],
+            attention_mask=later[None, None],
+            position_ids=positions,
+            position_embeddings=self._model.rotary_emb(hidden[None], positions),
+        )
+        result: Tensor = out[0] if isinstance(out, tuple) else out
+        return result.view(count, -1)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        square = x.pow(2).mean(dim=-1, keepdim=True)
+        return x / (square + self.epsilon).sqrt() * self.tensors[f"{name}.weight"]

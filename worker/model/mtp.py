@@ -1,0 +1,89 @@
+"""Multi-token prediction: layers behind the model's last one that guess tokens further ahead.
+
+DeepSeek-V3 (arXiv:2412.19437), section 2.2. Layer d sees what the layer before it (for d = 0: the model)
+makes of the token at position p, and the token at p + 1 + d, and guesses the one at p + 2 + d. Embedding
+and head are the model's.
+
+Attribute names are those of the checkpoints, where these layers are counted on from the model's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.decoder import DecoderLayer
+from mla_router.worker.model.deepseek import LatentAttention, feed_forward
+from mla_router.worker.model.layers import Linear, RMSNorm
+
+
+class MultiTokenPrediction(nn.Module):
+    """All of a checkpoint's prediction layers. `rotations` is the model's own table."""
+
+    def __init__(self, config: DeepseekConfig, rotations: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.rotations = nn.Buffer(rotations, persistent=False)
+        self.depths = [
+            PredictionLayer(config, config.num_layers + depth)
+            for depth in range(config.num_mtp_layers)
+        ]
+        named = {str(config.num_layers + depth): layer for depth, layer in enumerate(self.depths)}
+        self.model = nn.ModuleDict({"layers": nn.ModuleDict(named)})
+
+    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
+        """Of these layers' KV cache, as `ModelConfig.cache_shape`."""
+        return (self.config.num_mtp_layers, *self.config.cache_shape(num_pages, page_size)[1:])
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ForwardBatch, hidden: Tensor, embedded: Tensor, cache: Tensor, depth: int = 0
+    ) -> Tensor:
+        """Hidden states [R, hidden_size] of `batch.output_rows`, for `CausalLM.logits`, or for the next
+        depth.
+
+        `batch` is that of the model's own step; its tokens are not read. For each of its T rows,
+        `hidden` [T, hidden_size] is the result of the step, or of the depth before, and `embedded`
+        [T, hidden_size] is `CausalLM.embed` of the token that comes 1 + depth positions later.
+        """
+        rotations = self.rotations[batch.positions]
+        return self.depths[depth].predict(hidden, embedded, rotations, batch, cache[depth])
+
+
+class PredictionLayer(DecoderLayer):
+    """A layer like the model's, behind what joins its two inputs."""
+
+    def __init__(self, config: DeepseekConfig, index: int) -> None:
+        super().__init__(config, LatentAttention(config), feed_forward(config, index))
+        hidden = config.hidden_size
+        self.enorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.hnorm = RMSNorm(hidden, config.rms_norm_eps)
+        self.eh_proj = Linear(2 * hidden, hidden)
+        self.shared_head = SharedHead(config)
+
+    def predict(
+        self,
+        hidden: Tensor,
+        embedded: Tensor,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+    ) -> Tensor:
+        # The paper has the hidden state first, the checkpoints the embedding.
+        joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+        update, stream = self(joined, None, rotations, batch, cache)
+        rows = batch.output_rows
+        if rows is not None:
+            update, stream = update[rows], stream[rows]
+        out, _ = self.shared_head.norm.add(update, stream)
+        return out
+
+
+class SharedHead(nn.Module):
+    """The norm before the model's head, which is the only part of it that is not shared."""
+
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
