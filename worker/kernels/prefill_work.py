@@ -67,17 +67,20 @@ class PrefillWork:
         return sum(keys for _, keys in self.extents)
 
 
-def prefill_tables(extents: Sequence[tuple[int, int]], *, causal: bool = True) -> PrefillTables:
+def prefill_tables(
+    extents: Sequence[tuple[int, int]], *, causal: bool = True, block_queries: int = 0
+) -> PrefillTables:
     """Tables for chunks of (query rows n, key rows s).
 
     If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query
     sees all s keys. Programs that see the most keys come first: the last ones to end are then short.
+    `block_queries`: query rows of a program; 0: what suits the longest chunk.
     """
     assert extents and all(
         queries > 0 and keys >= (queries if causal else 0) for queries, keys in extents
     ), f"extents (queries, keys) {extents}, {causal=}"
     longest = max(queries for queries, _ in extents)
-    rows = TALL_BLOCK if longest > SHORT_BLOCK else SHORT_BLOCK
+    rows = block_queries or (TALL_BLOCK if longest > SHORT_BLOCK else SHORT_BLOCK)
     blocks = []
     for chunk, (queries, keys) in enumerate(extents):
         for first in range(0, queries, rows):

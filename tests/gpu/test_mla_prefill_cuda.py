@@ -1,0 +1,130 @@
+"""Prefill attention in bfloat16 at the sizes of real models, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.kv_gather import kv_gather, kv_gather_torch
+from mla_router.worker.kernels.merge_states import merge_states
+from mla_router.worker.kernels.mla_prefill import mla_prefill
+from mla_router.worker.kernels.prefill_work import PrefillWork
+from mla_router.worker.kernels.ragged_attention import ragged_attention
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+NOPE, ROPE, VALUE = 128, 64, 128
+SCALE = (NOPE + ROPE) ** -0.5
+LONG = [(1024, 1024), (513, 3000), (64, 64), (1, 1), (1, 257)]
+SHORT = [(64, 4160), (17, 1000), (1, 1)]
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+
+def in_float64(
+    q: Tensor, k: Tensor, v: Tensor, extents: list[tuple[int, int]], scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """k and v with as many heads as q."""
+    outs, sums = [], []
+    queries, keys = (list(column) for column in zip(*extents, strict=True))
+    parts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+    for own_q, own_k, own_v in parts:
+        scores = torch.einsum("nhd,shd->hns", own_q.double(), own_k.double()) * scale
+        if causal:
+            n, s = scores.shape[1:]
+            future = torch.ones(n, s, dtype=torch.bool, device=q.device).triu(s - n + 1)
+            scores.masked_fill_(future, float("-inf"))
+        outs.append(torch.einsum("hns,shv->nhv", scores.softmax(dim=-1), own_v.double()))
+        sums.append(scores.logsumexp(dim=-1).T * math.log2(math.e))
+    return torch.cat(outs), torch.cat(sums)
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    """By the norm of the difference: single numbers near 0 are nothing but rounding."""
+    error = (got.double() - expected).norm() / expected.norm()
+    assert error <= 5e-3, error
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("extents", [LONG, SHORT], ids=["long", "short"])
+def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
+    queries, keys = (sum(column) for column in zip(*extents, strict=True))
+    q, kv = randn(queries, heads, NOPE + ROPE), randn(keys, heads, NOPE + VALUE)
+    k_pe = randn(keys, 512 + ROPE)[:, 512:]
+    work = PrefillWork.on("cuda", extents, causal=causal)
+    with forbid_waiting():
+        got, lse = mla_prefill(q, kv, k_pe, work, scale=SCALE, causal=causal)
+    k = torch.cat((kv[..., :NOPE], k_pe[:, None].expand(-1, heads, -1)), dim=-1)
+    expected, expected_lse = in_float64(q, k, kv[..., NOPE:], extents, SCALE, causal=causal)
+    assert_close(got, expected)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("extents", [LONG, SHORT], ids=["long", "short"])
+def test_gqa(extents: list[tuple[int, int]]) -> None:
+    queries, keys = (sum(column) for column in zip(*extents, strict=True))
+    q, k, v = randn(queries, 32, 128), randn(keys, 8, 128), randn(keys, 8, 128)
+    work = PrefillWork.on("cuda", extents)
+    got, _ = ragged_attention(q, k, v, None, work, scale=128**-0.5)
+    every_k, every_v = (part.repeat_interleave(4, dim=1) for part in (k, v))
+    expected, _ = in_float64(q, every_k, every_v, extents, 128**-0.5, causal=True)
+    assert_close(got, expected)
+
+
+def test_replayed() -> None:
+    """A captured launch follows its tables: with other chunks in the same buffers, other results."""
+    work = PrefillWork.on("cuda", [(512, 512), (512, 512)])
+    q, kv, k_pe = randn(1024, 16, NOPE + ROPE), randn(1024, 16, NOPE + VALUE), randn(1024, ROPE)
+    replay, (out, _) = captured(lambda: mla_prefill(q, kv, k_pe, work, scale=SCALE))
+    replay()
+    k = torch.cat((kv[..., :NOPE], k_pe[:, None].expand(-1, 16, -1)), dim=-1)
+    halves, _ = in_float64(q, k, kv[..., NOPE:], [(512, 512)] * 2, SCALE, causal=True)
+    assert_close(out, halves)
+    other = PrefillWork.on("cuda", [(256, 256), (768, 768)])
+    assert other.query_blocks.shape == work.query_blocks.shape
+    for old, new in (
+        (work.query_starts, other.query_starts),
+        (work.key_starts, other.key_starts),
+        (work.query_blocks, other.query_blocks),
+    ):
+        old.copy_(new)
+    replay()
+    expected, _ = in_float64(q, k, kv[..., NOPE:], [(256, 256), (768, 768)], SCALE, causal=True)
+    assert_close(out, expected)
+
+
+def test_prefix_in_pieces() -> None:
+    """Own tokens, then the prefix in two pieces, merged: as if attended to at once."""
+    n, prefix, heads = 300, 5000, 16
+    q, kv = randn(n, heads, NOPE + ROPE), randn(prefix + n, heads, NOPE + VALUE)
+    k_pe = randn(prefix + n, ROPE)
+    whole, whole_lse = mla_prefill(
+        q, kv, k_pe, PrefillWork.on("cuda", [(n, prefix + n)]), scale=SCALE
+    )
+    out, lse = mla_prefill(
+        q, kv[prefix:], k_pe[prefix:], PrefillWork.on("cuda", [(n, n)]), scale=SCALE
+    )
+    for keys in (slice(0, 4096), slice(4096, prefix)):
+        work = PrefillWork.on("cuda", [(n, keys.stop - keys.start)], causal=False)
+        piece, piece_lse = mla_prefill(q, kv[keys], k_pe[keys], work, scale=SCALE, causal=False)
+        merge_states(out, lse, piece, piece_lse)
+    assert_close(out, whole.double())
+    torch.testing.assert_close(lse, whole_lse, rtol=1e-3, atol=1e-3)
+
+
+def test_kv_gather() -> None:
+    cache = randn(301, 64, 576)
+    table = (torch.randperm(300, device="cuda").int() + 1).view(3, 100)
+    slots = torch.tensor([2, 0], device="cuda")
+    first = torch.tensor([0, 70], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, 5000, 5123], dtype=torch.int32, device="cuda")
+    with forbid_waiting():
+        got = kv_gather(cache, table, slots, first, starts, 5123)
+    assert torch.equal(got, kv_gather_torch(cache, table, slots, first, starts, 5123))
