@@ -74,8 +74,8 @@ def compile_sm90(launches: Callable[[], None]) -> list[Report]:
     return reports
 
 
-def _compile_launches(launches: Callable[[], None]) -> list[Report]:
-    """In a process that has no GPU and does not interpret."""
+def compile_here(launches: Callable[[], object]) -> list[Report]:
+    """The same in this process, which does not interpret and, from then on, launches nothing else."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -103,7 +103,10 @@ def _compile_launches(launches: Callable[[], None]) -> list[Report]:
 
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     JITFunction.run = compile_only
-    launches()
+    try:
+        launches()
+    finally:
+        JITFunction.run = launch
     return [_report(kernel) for kernel in compiled.values()]
 
 
@@ -145,7 +148,7 @@ def _main(source: str, name: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    print(json.dumps([asdict(report) for report in _compile_launches(getattr(module, name))]))
+    print(json.dumps([asdict(report) for report in compile_here(getattr(module, name))]))
 
 
 if __name__ == "__main__":
