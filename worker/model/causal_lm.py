@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.linear_float32 import linear_float32
+from mla_router.worker.kernels.linear import linear
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.layers import Linear
@@ -38,7 +38,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
         once."""
-        return linear_float32(hidden, self.head_weight)
+        return linear(hidden, self.head_weight, out_dtype=torch.float32)
 
     @property
     def head_weight(self) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.linear_float32 import linear_float32
+from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe_experts import moe_experts
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write
@@ -186,7 +186,7 @@ class Gate(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return moe_routing(
-            linear_float32(hidden, self.weight),
+            linear(hidden, self.weight, out_dtype=torch.float32),
             top_k=self.config.experts_per_token,
             scoring=self.config.scoring,
             bias=self.e_score_correction_bias,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
@@ -66,7 +67,7 @@ class Linear(nn.Module):
         return outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.dense_weight(), self.bias)
+        return linear(x, self.dense_weight(), self.bias)
 
 
 class Embedding(nn.Module):

@@ -1,0 +1,34 @@
+"""linear in bfloat16 at real shapes, by our kernel and by the library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.kernels.linear import linear
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(64, 2048), (3648, 2048), (2048, 10944), (256, 7168)])
+@pytest.mark.parametrize("rows", [1, 7, 33, 64, 65, 500])
+def test_float64(rows: int, shape: tuple[int, int], out_dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    x = torch.randn(rows, shape[1] + 64, device="cuda").bfloat16()[:, 64:]
+    weight = torch.randn(shape, device="cuda").bfloat16()
+    with forbid_waiting():
+        got = linear(x, weight, out_dtype=out_dtype)
+    expected = x.double() @ weight.double().T
+    error = (got.double() - expected).abs().max() / expected.abs().max()
+    assert error < (1e-5 if out_dtype == torch.float32 else 2**-8)
+
+
+def test_in_a_cuda_graph() -> None:
+    x = torch.randn(8, 2048, device="cuda").bfloat16()
+    weight = torch.randn(3648, 2048, device="cuda").bfloat16()
+    replay, out = captured(lambda: linear(x, weight))
+    x.copy_(torch.randn_like(x))
+    replay()
+    assert torch.equal(out, linear(x, weight))

@@ -1,0 +1,78 @@
+"""linear against the product in float64, the kernel in the interpreter and compiled for sm_90."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.kernels.linear import MAX_ROWS, Tiling, linear, linear_triton, tiling
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
+
+# (outputs, inputs): V2-Lite's router, output projection, joined query and latent projection, shared
+# experts and dense layer; V3's
+SHAPES = [
+    (64, 2048),
+    (2048, 2048),
+    (3648, 2048),
+    (5632, 2048),
+    (2048, 2816),
+    (21888, 2048),
+    (2048, 10944),
+    (256, 7168),
+    (2112, 7168),
+    (24576, 1536),
+    (7168, 16384),
+]
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_formula(dtype: torch.dtype, out_dtype: torch.dtype | None) -> None:
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 40, generator=draw).to(dtype)
+    weight = torch.randn(7, 40, generator=draw).to(dtype)
+    got = linear(x, weight, out_dtype=out_dtype)
+    assert got.dtype == (out_dtype or dtype)
+    expected = x.double() @ weight.double().T
+    eps = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=8 * eps, atol=40 * eps)
+
+
+def test_bias() -> None:
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    torch.testing.assert_close(linear(x, weight, bias), x @ weight.T + bias)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (37, 64), (64, 40), (16, 130)])
+def test_the_kernel_is_the_product(rows: int, outputs: int, inputs: int) -> None:
+    """Blocks that rows, outputs and inputs do not fill; memory around x is NaN."""
+    draw = torch.Generator().manual_seed(rows + outputs + inputs)
+    wide = torch.full((rows + 1, inputs + 16), float("nan"))
+    wide[:rows, :inputs] = torch.randn(rows, inputs, generator=draw)
+    x = wide.to(DEVICE)[:rows, :inputs]
+    weight = torch.randn(outputs, inputs, generator=draw).to(DEVICE)
+    tiles = Tiling(tiling(rows, outputs).block_rows, 16, 64, num_warps=4, num_stages=2)
+    got = linear_triton(x, weight, out_dtype=torch.float32, tiles=tiles)
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_are_named() -> None:
+    with pytest.raises(AssertionError, match=r"weight \(4, 7\)"):
+        linear_triton(torch.ones(2, 8), torch.ones(4, 7), out_dtype=torch.float32)
+
+
+def launches() -> None:
+    for outputs, inputs in SHAPES:
+        weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+        for rows in (1, 32, MAX_ROWS):
+            x = torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta")
+            out_dtype = torch.float32 if outputs <= 256 else torch.bfloat16
+            linear_triton(x, weight, out_dtype=out_dtype)
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
