@@ -11,7 +11,7 @@ from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.kernels.gqa_decode import gqa_decode
 from mla_router.worker.kernels.gqa_prefill import gqa_prefill
 from mla_router.worker.kernels.kv_read import kv_read
-from mla_router.worker.kernels.mla_decode import mla_decode
+from mla_router.worker.kernels.mla_decode import mla_decode_torch
 
 
 class TorchBackend:
@@ -30,14 +30,14 @@ class TorchAttention:
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
         layout = self._layout
-        return mla_decode(
-            torch.cat((q_latent, q_pe), dim=-1),
+        return mla_decode_torch(
+            q_latent,
+            q_pe,
             cache,
             layout.page_table,
             layout.decode_slots,
             layout.decode_lengths,
             max_length=layout.max_decode_length,
-            kv_lora_rank=q_latent.shape[-1],
             scale=scale,
         )
 

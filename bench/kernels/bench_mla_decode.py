@@ -1,0 +1,287 @@
+"""MLA decode in bf16 at the shapes of V2-Lite (16 heads) and V3 (128), beside FlashInfer's fa3 if installed.
+
+    python bench/kernels/bench_mla_decode.py --out bench/results/mla_decode.jsonl
+    python bench/kernels/bench_mla_decode.py --sweep
+
+The floor counts every cached row once and the products of both sums. `us` is with a cold L2, `graph us`
+in a CUDA graph of such calls back to back; making the schedule, once a step for all layers, is not
+in them and stands by itself. `--sweep` times tilings and numbers of parts, and names the best of a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.decode_tiling import Tiling, num_parts, tiling
+from mla_router.worker.kernels.mla_decode import mla_decode_torch, mla_decode_triton
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+from timing import floor_us, time_graph_us, time_us
+
+LATENT, ROPE = 512, 64
+SCALE = 0.1147
+PAGE_SIZE = 64
+
+# The tilings of a sweep by heads: compiled for sm_90 without spills
+CANDIDATES = {
+    16: [
+        Tiling(16, 32, 4, 3, False, 2),
+        Tiling(16, 32, 4, 2, False, 2),
+        Tiling(16, 64, 8, 3, False, 1),
+        Tiling(16, 64, 8, 2, False, 2),
+        Tiling(16, 64, 8, 2, True, 1),
+    ],
+    128: [
+        Tiling(32, 64, 8, 2, True, 1),
+        Tiling(32, 64, 8, 2, False, 1),
+    ],
+}
+PARTS = (0.25, 0.5, 1, 2)  # times the number that occupies the GPU once
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    batch: int
+    length: int
+    page_size: int = PAGE_SIZE
+    queries: int = 1
+
+    @property
+    def floor_us(self) -> float:
+        kv = self.batch * self.length * (LATENT + ROPE) * 2
+        rows = self.batch * self.queries * self.heads
+        flops = 2 * rows * self.length * (2 * LATENT + ROPE)
+        return floor_us(moved_bytes=kv + rows * (2 * LATENT + ROPE) * 2, flops=flops)
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.batch * self.queries * self.heads * self.length * (2 * LATENT + ROPE)
+
+    @property
+    def kv_bytes(self) -> float:
+        return self.batch * self.length * (LATENT + ROPE) * 2
+
+
+CASES = [
+    *(Case(16, batch, length) for batch in (1, 8, 64, 256) for length in (512, 4096, 32768)),
+    Case(16, 32, 1024),
+    Case(16, 256, 1024),
+    Case(16, 64, 4096, page_size=16),
+    Case(16, 64, 4096, page_size=1),
+    Case(16, 64, 4096, queries=2),
+    Case(16, 64, 4096, queries=4),
+    *(Case(128, *shape) for shape in ((1, 4096), (8, 4096), (32, 1024), (64, 4096), (256, 1024))),
+]
+SWEPT = [case for case in CASES if case.page_size == PAGE_SIZE and case.queries == 1]
+
+
+class Inputs:
+    """Random queries, and a cache whose pages lie in random order."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        pages = -(-case.length // case.page_size)
+        num_pages = case.batch * pages + 1
+        self.cache = torch.randn(
+            num_pages, case.page_size, LATENT + ROPE, dtype=torch.bfloat16, device="cuda"
+        )
+        order = torch.randperm(num_pages - 1, device="cuda").int() + 1
+        self.page_table = order.view(case.batch, pages)
+        self.slots = torch.arange(case.batch, device="cuda")
+        self.lengths = torch.full((case.batch,), case.length, dtype=torch.int32, device="cuda")
+        q = torch.randn(
+            case.batch * case.queries,
+            case.heads,
+            LATENT + ROPE,
+            dtype=torch.bfloat16,
+            device="cuda",
+        )
+        self.q_latent, self.q_pe = (part.contiguous() for part in q.split([LATENT, ROPE], dim=-1))
+
+    def schedule(self, chosen: Tiling, parts: int) -> DecodeSchedule:
+        return decode_schedule(
+            self.lengths, max_length=self.case.length, tiling=chosen, num_parts=parts
+        )
+
+    def parts(self, chosen: Tiling) -> int:
+        return num_parts(chosen, self.case.heads, self.case.queries, self.lengths.device)
+
+    def ours(self, schedule: DecodeSchedule) -> Callable[[], torch.Tensor]:
+        return lambda: mla_decode_triton(
+            self.q_latent,
+            self.q_pe,
+            self.cache,
+            self.page_table,
+            self.slots,
+            self.lengths,
+            schedule,
+            scale=SCALE,
+            queries=self.case.queries,
+        )
+
+    def expected(self) -> torch.Tensor:
+        return mla_decode_torch(
+            self.q_latent,
+            self.q_pe,
+            self.cache,
+            self.page_table,
+            self.slots,
+            self.lengths,
+            max_length=self.case.length,
+            scale=SCALE,
+            queries=self.case.queries,
+        )
+
+    def flashinfer(self) -> Callable[[], torch.Tensor] | None:
+        """None if it is not installed."""
+        try:
+            from flashinfer.mla import BatchMLAPagedAttentionWrapper
+        except ImportError:
+            return None
+        case = self.case
+        workspace = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
+        wrapper = BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
+        starts = torch.arange(case.batch + 1, dtype=torch.int32)
+        wrapper.plan(
+            starts * case.queries,
+            starts * self.page_table.shape[1],
+            self.page_table.flatten(),
+            self.lengths.cpu(),
+            case.heads,
+            LATENT,
+            ROPE,
+            case.page_size,
+            case.queries > 1,
+            SCALE,
+            torch.bfloat16,
+            torch.bfloat16,
+        )
+        latents, rope_keys = self.cache.split([LATENT, ROPE], dim=-1)
+        return lambda: wrapper.run(self.q_latent, self.q_pe, latents, rope_keys)
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got.float() - expected.float()).norm() / expected.float().norm()).item()
+
+
+def measure(case: Case) -> dict[str, Any]:
+    inputs = Inputs(case)
+    chosen = tiling(case.heads, case.queries)
+    parts = inputs.parts(chosen)
+    ours = inputs.ours(inputs.schedule(chosen, parts))
+    theirs = inputs.flashinfer()
+    us = time_us(ours)
+    return {
+        "heads": case.heads,
+        "batch": case.batch,
+        "length": case.length,
+        "page_size": case.page_size,
+        "queries": case.queries,
+        "us": us,
+        "graph_us": time_graph_us(ours),
+        "schedule_graph_us": time_graph_us(lambda: inputs.schedule(chosen, parts)),
+        "flashinfer_us": time_us(theirs) if theirs else None,
+        "flashinfer_difference": relative_error(ours(), theirs()) if theirs else None,
+        "tb_per_s": case.kv_bytes / us / 1e6,
+        "tflops": case.flops / us / 1e6,
+        "floor_us": case.floor_us,
+    }
+
+
+def sweep(case: Case, candidates: list[Tiling]) -> list[dict[str, Any]]:
+    """Every candidate that fits the GPU, the fastest first."""
+    inputs = Inputs(case)
+    rows = []
+    for chosen in candidates:
+        for share in PARTS:
+            parts = max(int(inputs.parts(chosen) * share), 1)
+            us = time_us(inputs.ours(inputs.schedule(chosen, parts)), budget_ms=25)
+            rows.append({"us": us, "tiling": astuple(chosen), "parts": parts})
+    return sorted(rows, key=lambda row: row["us"])
+
+
+def compiles(heads: int, chosen: Tiling) -> float | None:
+    """Error against torch at a small size; None if the GPU has not the resources. What is compiled
+    here comes from Triton's cache in other processes."""
+    inputs = Inputs(Case(heads, 8, 512))
+    try:
+        got = inputs.ours(inputs.schedule(chosen, inputs.parts(chosen)))()
+    except OutOfResources:
+        return None
+    return relative_error(got, inputs.expected())
+
+
+def print_case(row: dict[str, Any]) -> None:
+    theirs = f"{row['flashinfer_us']:8.1f}" if row["flashinfer_us"] else "       -"
+    print(
+        f"{row['heads']:5} {row['queries']:3} {row['batch']:5} {row['length']:6} "
+        f"{row['page_size']:4} {row['us']:9.1f} {row['graph_us']:9.1f} "
+        f"{row['schedule_graph_us']:8.1f} {theirs} {row['tb_per_s']:6.2f} {row['tflops']:6.0f} "
+        f"{row['floor_us']:8.1f} {row['floor_us'] / row['us']:6.0%}",
+        flush=True,
+    )
+
+
+def run_cases() -> dict[str, Any]:
+    print(
+        "heads   q batch length page        us  graph us schedule flashinf   TB/s     TF"
+        "    floor  floor"
+    )
+    rows = []
+    for case in CASES:
+        rows.append(measure(case))
+        print_case(rows[-1])
+    if rows[0]["flashinfer_us"] is None:
+        print("FlashInfer is not installed: not compared")
+    return {"rows": rows}
+
+
+def run_sweep() -> dict[str, Any]:
+    """Compiles in as many processes as there are candidates, then times them one after the other."""
+    pairs = [(heads, chosen) for heads, listed in CANDIDATES.items() for chosen in listed]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(pairs), mp_context=spawn) as pool:
+        errors = list(pool.map(compiles, *zip(*pairs, strict=True)))
+    usable: dict[int, list[Tiling]] = {heads: [] for heads in CANDIDATES}
+    for (heads, chosen), error in zip(pairs, errors, strict=True):
+        print(f"heads {heads:3} {astuple(chosen)}: relative error {error}")
+        if error is not None and error < 1e-2:
+            usable[heads].append(chosen)
+    results = []
+    for case in SWEPT:
+        rows = sweep(case, usable[case.heads])
+        results.append({"heads": case.heads, "batch": case.batch, "length": case.length} | rows[0])
+        print(f"heads {case.heads} batch {case.batch} length {case.length}", end="  ")
+        print(f"floor {case.floor_us:.1f} us")
+        for row in rows[:4]:
+            print(f"    {row['us']:8.1f} us  {row['tiling']}  {row['parts']} parts", flush=True)
+        best = {row["tiling"]: row for row in reversed(rows)}
+        print("    best of each:", *(f"{k}: {v['us']:.1f}" for k, v in best.items()))
+    return {"best": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    result = run_sweep() if args.sweep else run_cases()
+    record("mla_decode_sweep" if args.sweep else "mla_decode", result, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""mla_decode in bfloat16 on a GPU, at the shapes of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.decode_schedule import (
+    DecodeSchedule,
+    decode_schedule,
+    decode_schedule_torch,
+)
+from mla_router.worker.kernels.decode_tiling import num_parts, tiling
+from mla_router.worker.kernels.mla_decode import mla_decode
+from support.cuda import forbid_waiting
+from support.mla_cache import PagedCache, expected_attention, random_cache
+
+pytestmark = pytest.mark.gpu
+
+LATENT, ROPE, SCALE = 512, 64, 0.1147
+LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
+
+
+def schedule_of(paged: PagedCache, heads: int, queries: int, max_length: int) -> DecodeSchedule:
+    chosen = tiling(heads, queries)
+    parts = num_parts(chosen, heads, queries, paged.lengths.device)
+    return decode_schedule(paged.lengths, max_length=max_length, tiling=chosen, num_parts=parts)
+
+
+def inputs(
+    lengths: list[int], heads: int, queries: int, page_size: int, dtype: torch.dtype
+) -> tuple[Tensor, PagedCache]:
+    """Queries [B, H, 576], and the cache of requests that have so many rows and their new ones."""
+    draw = torch.Generator("cuda").manual_seed(len(lengths) + heads)
+    paged = random_cache(
+        [length + queries - 1 for length in lengths],
+        page_size,
+        LATENT + ROPE,
+        dtype=dtype,
+        generator=draw,
+        device="cuda",
+    )
+    shape = len(lengths) * queries, heads, LATENT + ROPE
+    return torch.randn(shape, generator=draw, device="cuda").to(dtype), paged
+
+
+def decode(q: Tensor, paged: PagedCache, schedule: DecodeSchedule, queries: int = 1) -> Tensor:
+    return mla_decode(
+        *q.split([LATENT, ROPE], dim=-1),
+        paged.cache,
+        paged.page_table,
+        paged.slots,
+        paged.lengths,
+        schedule,
+        scale=SCALE,
+        queries=queries,
+    )
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max().item() < 1e-2  # NaN fails, too
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.parametrize(("heads", "queries"), [(16, 1), (128, 1), (16, 2), (16, 4), (8, 3)])
+def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -> None:
+    """Rows that belong to nobody are NaN."""
+    q, paged = inputs(LENGTHS, heads, queries, page_size, dtype)
+    schedule = schedule_of(paged, heads, queries, max(LENGTHS) + queries - 1)
+    got = decode(q, paged, schedule, queries)
+    assert_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
+
+
+@pytest.mark.parametrize("requests", [1, 300])
+def test_batch_sizes(requests: int) -> None:
+    lengths = [1 + 37 * i % 600 for i in range(requests)]
+    q, paged = inputs(lengths, 16, 1, 64, torch.bfloat16)
+    got = decode(q, paged, schedule_of(paged, 16, 1, max(lengths)))
+    assert_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
+
+
+def test_float32_takes_the_torch_way() -> None:
+    q, paged = inputs(LENGTHS, 16, 2, 16, torch.float32)
+    schedule = schedule_of(paged, 16, 2, max(LENGTHS) + 1)
+    with forbid_waiting():
+        got = decode(q, paged, schedule, 2)
+    expected = expected_attention(q, paged, LATENT, SCALE, 2)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("requests", [1, 130, 700])
+def test_schedule(requests: int) -> None:
+    lengths = (torch.arange(requests, device="cuda") * 7919 % 5000 + 1).int()
+    for parts in (1, 132, 264, 528):
+        got, expected = (
+            make(lengths, max_length=5000, tiling=tiling(16), num_parts=parts)
+            for make in (decode_schedule, decode_schedule_torch)
+        )
+        assert torch.equal(got.block_starts, expected.block_starts)
+        assert torch.equal(got.first_requests, expected.first_requests)
+        assert torch.equal(got.part_size, expected.part_size)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_graph_follows_the_lengths(heads: int) -> None:
+    """Captured with other lengths, some of them padding: length 1 on page 0."""
+    q, paged = inputs(LENGTHS, heads, 1, 64, torch.bfloat16)
+    lengths, slots = paged.lengths.clone(), paged.slots.clone()
+
+    def step() -> Tensor:
+        return decode(q, paged, schedule_of(paged, heads, 1, max(LENGTHS)))
+
+    paged.lengths.fill_(1)
+    compiled_before(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for used in (len(LENGTHS), 3):
+        paged.lengths.fill_(1)
+        paged.slots.fill_(unused_slot(paged, slots))
+        paged.lengths[:used] = lengths[:used]
+        paged.slots[:used] = slots[:used]
+        with forbid_waiting():
+            graph.replay()
+        expected = expected_attention(q[:used], first(paged, used), LATENT, SCALE, 1)
+        assert_close(out[:used], expected)
+
+
+def compiled_before(step: Callable[[], Tensor]) -> None:
+    """Once outside the graph, and without waiting for the device."""
+    step()
+    with forbid_waiting():
+        step()
+
+
+def unused_slot(paged: PagedCache, slots: Tensor) -> int:
+    """Its line of the page table is made that of padding."""
+    unused = next(i for i in range(len(paged.page_table)) if i not in slots.tolist())
+    paged.page_table[unused] = 0
+    return unused
+
+
+def first(paged: PagedCache, used: int) -> PagedCache:
+    return PagedCache(paged.cache, paged.page_table, paged.slots, paged.lengths, paged.rows[:used])

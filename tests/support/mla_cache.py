@@ -1,0 +1,63 @@
+"""A paged latent cache of some requests, and attention over it as its formula says, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    cache: Tensor  # [pages, page_size, width], NaN where no request's rows are
+    page_table: Tensor  # [all slots, P] int32, 0 beyond a request's pages
+    slots: Tensor  # [R] int64
+    lengths: Tensor  # [R] int32
+    rows: list[Tensor]  # each request's [length, width]
+
+
+def random_cache(
+    lengths: list[int],
+    page_size: int,
+    width: int,
+    *,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    device: str = "cpu",
+) -> PagedCache:
+    """Pages and slots in random order; `generator` is of that device."""
+
+    def permutation(n: int) -> Tensor:
+        return torch.randperm(n, generator=generator, device=device)
+
+    per_slot = -(-max(lengths) // page_size)
+    num_slots = len(lengths) + 2
+    page_table = permutation(num_slots * per_slot).int().view(num_slots, per_slot) + 1
+    slots = permutation(num_slots)[: len(lengths)]
+    cache = torch.full(
+        (num_slots * per_slot + 1, page_size, width), float("nan"), dtype=dtype, device=device
+    )
+    all_rows = []
+    for slot, length in zip(slots.tolist(), lengths, strict=True):
+        rows = torch.randn(length, width, generator=generator, device=device).to(dtype)
+        at = torch.arange(length, device=device)
+        cache[page_table[slot, at // page_size].long(), at % page_size] = rows
+        page_table[slot, -(-length // page_size) :] = 0
+        all_rows.append(rows)
+    lengths_there = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return PagedCache(cache, page_table, slots, lengths_there, all_rows)
+
+
+def expected_attention(
+    q: Tensor, paged: PagedCache, latent: int, scale: float, queries: int
+) -> Tensor:
+    """[B, H, latent] float64 of q [B, H, width], B = requests x queries."""
+    out = torch.empty(*q.shape[:2], latent, dtype=torch.float64, device=q.device)
+    for request, rows in enumerate(paged.rows):
+        for i in range(queries):
+            row = request * queries + i
+            visible = rows[: len(rows) - queries + 1 + i].double()
+            weights = (q[row].double() @ visible.T * scale).softmax(dim=-1)
+            out[row] = weights @ visible[:, :latent]
+    return out

@@ -1,0 +1,34 @@
+"""Into what tiles MLA decode is cut, for how many query rows and on what GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    block_rows: int  # query rows (heads x new tokens of one request) of a program
+    block_tokens: int  # cached rows that are loaded at once
+    num_warps: int
+    num_stages: int  # of the software pipeline: one less than the blocks that are in flight
+    swap: bool  # score tiles are [tokens, rows], so that tokens fill the 64 rows that wgmma wants
+    programs_per_sm: int  # that fit one multiprocessor's registers and shared memory at a time
+
+
+def tiling(num_heads: int, queries: int = 1) -> Tiling:
+    """For `queries` new tokens of a request at a time."""
+    rows = num_heads * queries
+    if rows <= 16:
+        return Tiling(16, 32, num_warps=4, num_stages=3, swap=False, programs_per_sm=2)
+    return Tiling(32, 64, num_warps=8, num_stages=2, swap=True, programs_per_sm=1)
+
+
+def num_parts(tiling: Tiling, num_heads: int, queries: int, device: torch.device) -> int:
+    """As many parts as occupy every multiprocessor once; 8 on a CPU, to have several."""
+    if device.type != "cuda":
+        return 8
+    row_blocks = -(-num_heads * queries // tiling.block_rows)
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(programs * tiling.programs_per_sm // row_blocks, 1)

@@ -1,0 +1,249 @@
+"""The two Triton kernels of `mla_decode`: attention over parts of the cached rows, and their merge."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
+def attend_kernel(
+    q_latent,
+    q_pe,
+    cache,
+    page_table,
+    slots,
+    lengths,
+    block_starts,
+    first_requests,
+    part_size,
+    out,
+    partial_out,
+    partial_lse,
+    scale_log2,
+    num_requests,
+    q_latent_stride_t,
+    q_latent_stride_h,
+    q_pe_stride_t,
+    q_pe_stride_h,
+    page_table_stride,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAP: tl.constexpr,
+):
+    ROWS: tl.constexpr = HEADS * QUERIES
+    ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
+    # Neighbours share a part, and its KV rows in L2
+    part = tl.program_id(0) // ROW_BLOCKS
+    rows = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row_mask = rows < ROWS
+    query = rows // HEADS
+    q_latent_at = query * q_latent_stride_t + rows % HEADS * q_latent_stride_h
+    q_pe_at = query * q_pe_stride_t + rows % HEADS * q_pe_stride_h
+    latent = tl.arange(0, LATENT)
+    rope = tl.arange(0, ROPE)
+
+    size = tl.load(part_size)
+    request = tl.load(first_requests + part)
+    total = tl.load(block_starts + num_requests)
+    position = part * size
+    end = tl.minimum(position + size, total)
+    while position < end:
+        request_start = tl.load(block_starts + request)
+        request_end = tl.load(block_starts + request + 1)
+        length = tl.load(lengths + request)
+        slot = tl.load(slots + request)
+        pages = page_table + slot * page_table_stride
+        first = position - request_start
+        last = tl.minimum(end, request_end) - request_start
+
+        token = (request * QUERIES).to(tl.int64)
+        q_c = tl.load(
+            q_latent + token * q_latent_stride_t + q_latent_at[:, None] + latent[None, :],
+            mask=row_mask[:, None],
+            other=0.0,
+        )
+        q_r = tl.load(
+            q_pe + token * q_pe_stride_t + q_pe_at[:, None] + rope[None, :],
+            mask=row_mask[:, None],
+            other=0.0,
+        )
+        # Of the new tokens of a request, each sees itself and what came before
+        visible = length if QUERIES == 1 else length - QUERIES + 1 + query
+
+        acc, maximum, total_weight = _attend(
+            q_c,
+            q_r,
+            cache,
+            pages,
+            first,
+            last,
+            length,
+            visible,
+            scale_log2,
+            QUERIES,
+            LATENT,
+            ROPE,
+            PAGE_SIZE,
+            BLOCK_ROWS,
+            BLOCK_TOKENS,
+            STAGES,
+            SWAP,
+        )
+        # A row that saw nothing of this part weighs nothing
+        safe = tl.where(total_weight == 0.0, 1.0, total_weight)
+        result = acc / (safe[None, :] if SWAP else safe[:, None])
+
+        if (first == 0) & (last == request_end - request_start):
+            place = request.to(tl.int64) * ROWS
+            _store(out + place * LATENT, rows, result, row_mask, LATENT, SWAP)
+        else:
+            # Parts and requests only grow from piece to piece: their sum is each piece's own
+            place = (part + request).to(tl.int64) * ROWS
+            _store(partial_out + place * LATENT, rows, result, row_mask, LATENT, SWAP)
+            tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
+        position = request_end
+        request += 1
+
+
+@triton.jit
+def _attend(
+    q_c,
+    q_r,
+    cache,
+    pages,
+    first,
+    last,
+    length,
+    visible,
+    scale_log2,
+    QUERIES: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAP: tl.constexpr,
+):
+    """Sum of weighted latents ([rows, LATENT], or transposed), maximal score and sum of weights of
+    blocks [first, last) of one request. Scores are to base 2."""
+    latent = tl.arange(0, LATENT)
+    rope = tl.arange(0, ROPE)
+    tokens = tl.arange(0, BLOCK_TOKENS)
+    # Finite, so that a row which sees nothing gets weights 0 and not NaN
+    maximum = tl.full([BLOCK_ROWS], -1e30, tl.float32)
+    total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
+    if SWAP:
+        acc = tl.zeros([LATENT, BLOCK_ROWS], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_ROWS, LATENT], tl.float32)
+
+    # Where a block lies is read one block ahead, off the path of the loads that depend on it
+    page = _pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+    for block in tl.range(first, last, num_stages=STAGES):
+        start = block * BLOCK_TOKENS
+        at = start + tokens
+        if PAGE_SIZE % BLOCK_TOKENS == 0:
+            # Of one number, so that the rows' offsets from it are constants of the loop
+            row = page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE
+            base = cache + row * (LATENT + ROPE) + tokens[:, None] * (LATENT + ROPE)
+        else:
+            row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
+            base = cache + row[:, None] * (LATENT + ROPE)
+        page = _pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
+        # Beyond the end lie rows of others or of nobody, perhaps NaN
+        exists = (at < length)[:, None]
+        k_c = tl.load(base + latent[None, :], mask=exists, other=0.0)
+        k_r = tl.load(base + LATENT + rope[None, :], mask=exists, other=0.0)
+        if SWAP:
+            scores = tl.dot(k_c, tl.trans(q_c), input_precision="ieee")
+            scores = tl.dot(k_r, tl.trans(q_r), scores, input_precision="ieee") * scale_log2
+            seen = at[:, None] < (visible if QUERIES == 1 else visible[None, :])
+            scores = tl.where(seen, scores, float("-inf"))
+            new = tl.maximum(maximum, tl.max(scores, 0))
+            weights = tl.exp2(scores - new[None, :])
+            shrink = tl.exp2(maximum - new)
+            total_weight = total_weight * shrink + tl.sum(weights, 0)
+            acc = acc * shrink[None, :]
+            acc = tl.dot(tl.trans(k_c), weights.to(k_c.dtype), acc, input_precision="ieee")
+        else:
+            scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
+            scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale_log2
+            seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+            new = tl.maximum(maximum, tl.max(scores, 1))
+            weights = tl.exp2(scores - new[:, None])
+            shrink = tl.exp2(maximum - new)
+            total_weight = total_weight * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(k_c.dtype), k_c, acc, input_precision="ieee")
+        maximum = new
+    return acc, maximum, total_weight
+
+
+@triton.jit
+def _pages_of(pages, block, length, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """The page of each row of a block; one number if they all lie in one page. 0 beyond the end."""
+    at = block * BLOCK_TOKENS
+    if PAGE_SIZE % BLOCK_TOKENS:
+        at += tl.arange(0, BLOCK_TOKENS)
+    return tl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
+
+
+@triton.jit
+def _store(out, rows, values, row_mask, LATENT: tl.constexpr, SWAP: tl.constexpr):
+    """Write rows of LATENT numbers each, `values` being [rows, LATENT] or, swapped, its transpose."""
+    latent = tl.arange(0, LATENT)
+    values = values.to(out.dtype.element_ty)
+    if SWAP:
+        tl.store(out + rows[None, :] * LATENT + latent[:, None], values, mask=row_mask[None, :])
+    else:
+        tl.store(out + rows[:, None] * LATENT + latent[None, :], values, mask=row_mask[:, None])
+
+
+@triton.jit
+def merge_kernel(
+    partial_out,
+    partial_lse,
+    block_starts,
+    part_size,
+    out,
+    ROWS: tl.constexpr,
+    LATENT: tl.constexpr,
+    BLOCK_LATENT: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Weighs together what several parts computed of one row; a row that one part computed whole is
+    already in place."""
+    request = tl.program_id(0) // ROWS
+    row = tl.program_id(0) % ROWS
+    columns = tl.program_id(1) * BLOCK_LATENT + tl.arange(0, BLOCK_LATENT)
+    size = tl.load(part_size)
+    first = tl.load(block_starts + request) // size
+    last = (tl.load(block_starts + request + 1) - 1) // size
+    if first < last:
+        maximum = -1e30
+        total_weight = 0.0
+        acc = tl.zeros([BLOCK_LATENT], tl.float32)
+        for start in tl.range(first, last + 1, BLOCK_PARTS):
+            parts = start + tl.arange(0, BLOCK_PARTS)
+            places = (parts + request).to(tl.int64) * ROWS + row
+            exists = parts <= last
+            lse = tl.load(partial_lse + places, mask=exists, other=float("-inf"))
+            at = partial_out + places[:, None] * LATENT + columns[None, :]
+            values = tl.load(at, mask=exists[:, None], other=0.0)
+            new = tl.maximum(maximum, tl.max(lse, 0))
+            weights = tl.exp2(lse - new)
+            shrink = tl.exp2(maximum - new)
+            total_weight = total_weight * shrink + tl.sum(weights, 0)
+            acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+            maximum = new
+        at = (request.to(tl.int64) * ROWS + row) * LATENT + columns
+        tl.store(out + at, (acc / total_weight).to(out.dtype.element_ty))
