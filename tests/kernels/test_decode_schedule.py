@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -25,16 +27,17 @@ TILING = Tiling(16, 16, num_warps=4, num_stages=2, swap=False, programs_per_sm=1
         st.lists(st.integers(1, 40), min_size=REQUESTS_AT_ONCE - 1, max_size=300),
     ),
     num_parts=st.integers(1, 70),
+    min_blocks=st.sampled_from([1, 3]),
 )
-def test_walk(op, lengths: list[int], num_parts: int) -> None:  # type: ignore[no-untyped-def]
+def test_walk(op, lengths: list[int], num_parts: int, min_blocks: int) -> None:  # type: ignore[no-untyped-def]
     schedule = op(
         torch.tensor(lengths, dtype=torch.int32),
         max_length=max(lengths),
-        tiling=TILING,
+        tiling=replace(TILING, min_blocks=min_blocks),
         num_parts=num_parts,
     )
     owners = [r for r, length in enumerate(lengths) for _ in range(-(-length // 16))]
-    size = -(-len(owners) // num_parts)
+    size = max(-(-len(owners) // num_parts), min_blocks)
     assert schedule.part_size.tolist() == [size]
     assert schedule.num_parts == num_parts
     assert schedule.first_requests.tolist() == [

@@ -65,6 +65,7 @@ def decode_schedule_triton(
         len(lengths),
         num_parts,
         BLOCK_TOKENS=tiling.block_tokens,
+        MIN_BLOCKS=tiling.min_blocks,
         REQUESTS=REQUESTS_AT_ONCE,
         PARTS=PARTS_PER_PROGRAM,
         num_warps=4,
@@ -77,7 +78,7 @@ def decode_schedule_torch(
 ) -> DecodeSchedule:
     ends = ((lengths + tiling.block_tokens - 1) // tiling.block_tokens).cumsum(0).int()
     block_starts = torch.cat((ends.new_zeros(1), ends))
-    part_size = (ends[-1:] + num_parts - 1) // num_parts
+    part_size = ((ends[-1:] + num_parts - 1) // num_parts).clamp(min=tiling.min_blocks)
     part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
     first_requests = torch.searchsorted(ends, part_starts, right=True).int()
     return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
@@ -92,6 +93,7 @@ def schedule_kernel(
     num_requests,
     num_parts,
     BLOCK_TOKENS: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
     REQUESTS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -102,7 +104,7 @@ def schedule_kernel(
         request = start + tl.arange(0, REQUESTS)
         length = tl.load(lengths + request, mask=request < num_requests, other=0)
         total += tl.sum((length + BLOCK_TOKENS - 1) // BLOCK_TOKENS, 0)
-    size = (total + num_parts - 1) // num_parts
+    size = tl.maximum((total + num_parts - 1) // num_parts, MIN_BLOCKS)
     if program == 0:
         tl.store(part_size, size)
         tl.store(block_starts, 0)

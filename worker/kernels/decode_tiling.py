@@ -15,6 +15,7 @@ class Tiling:
     num_stages: int  # of the software pipeline: one less than the blocks that are in flight
     swap: bool  # score tiles are [tokens, rows], so that tokens fill the 64 rows that wgmma wants
     programs_per_sm: int  # that fit one multiprocessor's registers and shared memory at a time
+    min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
 
 def tiling(num_heads: int, queries: int = 1) -> Tiling:

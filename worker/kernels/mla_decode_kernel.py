@@ -42,7 +42,8 @@ def attend_kernel(
     # Neighbours share a part, and its KV rows in L2
     part = tl.program_id(0) // ROW_BLOCKS
     rows = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    row_mask = rows < ROWS
+    # A constant if no tile has rows to spare: that saves registers
+    row_mask = rows < ROWS if ROWS % BLOCK_ROWS else tl.full([BLOCK_ROWS], True, tl.int1)
     query = rows // HEADS
     q_latent_at = query * q_latent_stride_t + rows % HEADS * q_latent_stride_h
     q_pe_at = query * q_pe_stride_t + rows % HEADS * q_pe_stride_h
