@@ -44,7 +44,7 @@ def kept(logits: Tensor, threshold: Tensor) -> Tensor:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, float]]]:
-    rows, vocab_size = draw(st.integers(1, 5)), draw(st.sampled_from([1, 20, 1500]))
+    rows, vocab_size = draw(st.integers(1, 3)), draw(st.sampled_from([1, 20, 1500]))
     noise = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     logits = 4 * torch.randn(rows, vocab_size, generator=noise)
     match draw(st.sampled_from(["any", "ties", "masked", "positive", "extreme"])):
@@ -71,7 +71,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
 
 
 @OPS
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(batch=batches())
 def test_what_stays_is_what_a_sorted_list_keeps(
     op: object, batch: tuple[Tensor, list[tuple[float, int, float, float]]]

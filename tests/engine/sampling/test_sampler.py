@@ -26,7 +26,7 @@ from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks
 
-V = 1100  # so that a top_k can be larger than filters.SHORTLIST
+V = 1100  # so that a top_k can be larger than top_threshold.SHORTLIST
 
 
 def draw_logits(seed: int) -> Tensor:

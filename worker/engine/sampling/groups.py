@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan
-from mla_router.worker.engine.sampling.filters import SHORTLIST
 
 _FOR_EVER = 1 << 62
 
@@ -17,22 +16,18 @@ _FOR_EVER = 1 << 62
 class Groups:
     """Rows of a step, indices into `StepPlan.sampled_slots`, ascending, int64."""
 
-    num_greedy: int
     penalized: np.ndarray
     biased: np.ndarray
-    plain: np.ndarray  # drawn from the whole vocabulary
-    shortlisted: np.ndarray  # drawn under a small top_k, and maybe a top_p
-    sorted: np.ndarray  # drawn under another top_k or top_p
     scored: np.ndarray
-    min_p: bool  # some row has it
     num_top: np.ndarray  # top_logprobs of the scored rows
+    filtered: bool  # some row is drawn under a top_k, top_p or min_p
 
 
 class SlotWants:
     """What each slot's request wants, on the host."""
 
     def __init__(self, num_slots: int) -> None:
-        self._wants = np.zeros((6, num_slots), dtype=np.bool_)  # rows: see `_wants`
+        self._wants = np.zeros((3, num_slots), dtype=np.bool_)  # rows: see `_wants`
         self._biased_until = np.zeros(num_slots, dtype=np.int64)  # position
         self._num_top = np.zeros(num_slots, dtype=np.int64)
 
@@ -52,31 +47,17 @@ class SlotWants:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
-        penalized, plain, shortlisted, ordered, min_p, scored = map(
-            np.flatnonzero, self._wants[:, slots]
-        )
+        penalized, filtered, scored = self._wants[:, slots]
+        scored_rows = np.flatnonzero(scored)
         return Groups(
-            num_greedy=len(slots) - len(plain) - len(shortlisted) - len(ordered),
-            penalized=penalized,
+            penalized=np.flatnonzero(penalized),
             biased=np.flatnonzero(positions < self._biased_until[slots]),
-            plain=plain,
-            shortlisted=shortlisted,
-            sorted=ordered,
-            scored=scored,
-            min_p=len(min_p) > 0,
-            num_top=self._num_top[slots[scored]],
+            scored=scored_rows,
+            num_top=self._num_top[slots[scored_rows]],
+            filtered=bool(filtered.any()),
         )
 
 
 def _wants(sampling: SamplingParams) -> tuple[bool, ...]:
-    drawn = not sampling.greedy
-    top = drawn and (sampling.top_k > 0 or sampling.top_p < 1)
-    short = 1 <= sampling.top_k <= SHORTLIST
-    return (
-        sampling.penalized,
-        drawn and not top,
-        top and short,
-        top and not short,
-        drawn and sampling.min_p > 0,
-        sampling.logprobs,
-    )
+    filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    return sampling.penalized, filtered and not sampling.greedy, sampling.logprobs

@@ -1,4 +1,4 @@
-"""Draws against the distributions that they must come from."""
+"""What top_threshold and sample draw, against the distributions that it must come from."""
 
 from __future__ import annotations
 
@@ -7,31 +7,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.sampling.draw import Top, draw
-from mla_router.worker.engine.sampling.settings import RowSettings
+from mla_router.worker.kernels.sample import sample
+from mla_router.worker.kernels.top_threshold import top_threshold
 
 DRAWS = 20000
 
 
-def settings(
-    rows: int,
+def draw(
+    logits: Tensor,
+    positions: Tensor,
     *,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: Tensor | int = 42,
-) -> RowSettings:
-    return RowSettings(
-        temperature=torch.full((rows,), temperature),
-        top_p=torch.full((rows,), top_p),
-        min_p=torch.full((rows,), min_p),
-        repetition_penalty=torch.ones(rows),
-        frequency_penalty=torch.zeros(rows),
-        presence_penalty=torch.zeros(rows),
-        top_k=torch.full((rows,), top_k),
-        seed=torch.as_tensor(seed).expand(rows),
+) -> Tensor:
+    rows = torch.ones(len(logits))
+    threshold = top_threshold(
+        logits, temperature * rows, (top_k * rows).long(), top_p * rows, min_p * rows
     )
+    seeds = torch.as_tensor(seed).expand(len(logits))
+    return sample(logits, temperature * rows, seeds, positions, threshold)
 
 
 def expected(
@@ -73,17 +70,10 @@ def expected(
         {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.1},
     ],
 )
-@pytest.mark.parametrize("top", [Top.SHORTLIST, Top.SORTED])
-def test_frequencies_are_the_distribution(how: dict[str, float], top: Top) -> None:
+def test_frequencies_are_the_distribution(how: dict[str, float]) -> None:
     """By Pearson's chi-square, each draw at another position of one request."""
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 1.5
-    _, tokens = draw(
-        logits.expand(DRAWS, -1),
-        settings(DRAWS, **how),  # type: ignore[arg-type]
-        torch.arange(DRAWS),
-        top=top if "top_k" in how else Top.SORTED,
-        min_p=True,
-    )
+    tokens = draw(logits.expand(DRAWS, -1), torch.arange(DRAWS), **how)  # type: ignore[arg-type]
     got = np.bincount(tokens.numpy(), minlength=20)
     want = expected(logits, **how) * DRAWS  # type: ignore[arg-type]
     assert (got[want == 0] == 0).all()
@@ -97,9 +87,7 @@ def test_frequencies_are_the_distribution(how: dict[str, float], top: Top) -> No
 def test_noise_changes_with_seed_and_position(changed: str) -> None:
     rows, zero = torch.arange(2000), torch.zeros(2000, dtype=torch.int64)
     seed, position = (rows, zero) if changed == "seed" else (zero, rows)
-    _, tokens = draw(
-        torch.zeros(2000, 64), settings(2000, seed=seed), position, top=Top.ALL, min_p=False
-    )
+    tokens = draw(torch.zeros(2000, 64), position, seed=seed)
     counts = np.bincount(tokens.numpy(), minlength=64)
     chi_square = ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum()
     assert chi_square < 63 + 6 * np.sqrt(2 * 63)  # uniform logits: every token as often
@@ -108,25 +96,12 @@ def test_noise_changes_with_seed_and_position(changed: str) -> None:
 @pytest.mark.parametrize("how", [{"top_k": 2}, {"top_p": 0.3}])
 def test_tokens_that_are_equally_likely_stay_together(how: dict[str, float]) -> None:
     logits = torch.tensor([0.0, 3, 3, 3, 3, -1])
-    _, tokens = draw(
-        logits.expand(500, -1),
-        settings(500, **how),  # type: ignore[arg-type]
-        torch.arange(500),
-        top=Top.SORTED,
-        min_p=False,
-    )
+    tokens = draw(logits.expand(500, -1), torch.arange(500), **how)  # type: ignore[arg-type]
     assert set(tokens.tolist()) == {1, 2, 3, 4}
 
 
 def test_extreme_logits_give_a_token_of_the_vocabulary() -> None:
     logits = torch.tensor([[1e30, 0, -1e30], [-1e38, -1e38, -1e38]])
-    score, tokens = draw(
-        logits,
-        settings(2, top_p=0.5),
-        torch.zeros(2, dtype=torch.int64),
-        top=Top.SORTED,
-        min_p=True,
-    )
-    assert score.isfinite().all()
+    tokens = draw(logits, torch.zeros(2, dtype=torch.int64), top_p=0.5, min_p=0.1)
     assert tokens[0] == 0
     assert 0 <= tokens[1] < 3
