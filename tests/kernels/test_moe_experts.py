@@ -97,9 +97,11 @@ def test_wrong_shapes_are_named() -> None:
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
-@pytest.mark.parametrize("tokens", [1, 7, 40])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
 def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: float) -> None:
+    if tiling.rows == 1 and tokens > 5:
+        pytest.skip("for few tokens, and slow here")
     x, gate_up, down, weights, ids = drawn(tokens, 5, 3, seed=4, hidden=40, width=24)
     inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
     expected = one_by_one(*inputs)
@@ -140,8 +142,8 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
 
 
 def launches() -> None:
-    for shape, top_k in ((V2_LITE, 8), (V3, 9)):
-        for tokens in (1, 8, 512, 8192):
+    for shape, top_k, counts in ((V2_LITE, 8, (1, 8, 512, 8192)), (V3, 9, (1, 32, 8192))):
+        for tokens in counts:
             launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))
 
 

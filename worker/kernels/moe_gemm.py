@@ -19,15 +19,15 @@ from mla_router.worker.kernels.moe_tiling import Tile
 
 
 @triton.jit
-def _block_and_column(program, blocks, COLUMNS: tl.constexpr, group_m):
+def _block_and_column(program, max_blocks, COLUMNS: tl.constexpr, group_m):
     """Block of rows and block of columns of a program: down group_m blocks of rows first."""
     in_group = group_m * COLUMNS
     first = program // in_group * group_m
-    size = min(blocks - first, group_m)
+    size = min(max_blocks - first, group_m)
     return first + program % in_group % size, program % in_group // size
 
 
-@triton.jit(do_not_specialize=["num_pairs", "group_m"])
+@triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
 def _gate_up_gemm(
     x,
     weight,
@@ -35,6 +35,7 @@ def _gate_up_gemm(
     pairs,
     experts,
     block_count,
+    max_blocks,
     num_pairs,
     group_m,
     TOP_K: tl.constexpr,
@@ -47,13 +48,13 @@ def _gate_up_gemm(
     """out[row] = silu(gate) * up of x[pairs[row] // TOP_K], BLOCK_N of its WIDTH columns."""
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = HIDDEN % BLOCK_K == 0
-    blocks = tl.load(block_count)
-    if tl.program_id(0) >= blocks * COLUMNS:
-        return
-    block, column = _block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
-    expert = tl.load(experts + block).to(tl.int64)
+    block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
     rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    # All three at once: what lies past the last block is not defined, but it can be read
+    expert = tl.load(experts + block).to(tl.int64)
     pair = tl.load(pairs + rows)
+    if block >= tl.load(block_count):
+        return
     real = pair < num_pairs
 
     # Rows of gate and up alternate, so that both of a pair of outputs lie in one thread. Columns past
@@ -81,7 +82,7 @@ def _gate_up_gemm(
     tl.store(out + rows[:, None] * WIDTH + n[None, :], gated, (n < WIDTH)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_pairs", "group_m"])
+@triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
 def _down_gemm(
     gated,
     weight,
@@ -89,6 +90,7 @@ def _down_gemm(
     pairs,
     experts,
     block_count,
+    max_blocks,
     num_pairs,
     group_m,
     HIDDEN: tl.constexpr,
@@ -100,13 +102,13 @@ def _down_gemm(
     """out[pairs[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
-    blocks = tl.load(block_count)
-    if tl.program_id(0) >= blocks * COLUMNS:
-        return
-    block, column = _block_and_column(tl.program_id(0), blocks, COLUMNS, group_m)
-    expert = tl.load(experts + block).to(tl.int64)
+    block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
     rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    # All three at once: what lies past the last block is not defined, but it can be read
+    expert = tl.load(experts + block).to(tl.int64)
     pair = tl.load(pairs + rows)
+    if block >= tl.load(block_count):
+        return
 
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -159,6 +161,7 @@ def gate_up_blocks(x: Tensor, gate_up: Tensor, blocks: Blocks, top_k: int, tile:
         blocks.pairs,
         blocks.experts,
         blocks.count,
+        blocks.max_blocks,
         len(x) * top_k,
         tile.group_m,
         TOP_K=top_k,
@@ -181,6 +184,7 @@ def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, num_pairs: int, til
         blocks.pairs,
         blocks.experts,
         blocks.count,
+        blocks.max_blocks,
         num_pairs,
         tile.group_m,
         HIDDEN=hidden,
