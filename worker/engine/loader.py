@@ -10,11 +10,13 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.graphs import graph_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.registry import read_config
 
@@ -72,14 +74,15 @@ def choose_attention(
 ) -> AttentionBackend:
     """Raises ConfigError if the backend that was asked for cannot serve."""
     fit = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if config.attention_backend == "triton" and not fit:
+    if config.attention_backend == "triton" and not (fit and isinstance(model, DeepseekConfig)):
         raise ConfigError(
-            f"--attention-backend triton: needs a GPU and 16-bit numbers, not {device} and {dtype}"
+            f"--attention-backend triton: is for latent attention (the DeepSeek family) in 16 bits on "
+            f"a GPU, not for {model.architecture} in {dtype} on {device.type}"
         )
-    name = config.attention_backend
-    if name == "auto":
-        name = "triton" if fit else "torch"
-    logger.info("Attention backend: %s", name)
+    if isinstance(model, DeepseekConfig) and fit and config.attention_backend != "torch":
+        logger.info("Attention backend: triton")
+        return TritonBackend(model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device)
+    logger.info("Attention backend: torch")
     return TorchBackend()
 
 

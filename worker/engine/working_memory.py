@@ -26,6 +26,11 @@ _DEAREST = SamplingParams(
 )
 
 
+# Tokens before the chunk that is tried: longer prefixes are attended to in passes, as all are that do not
+# fit at once, and take no more.
+MAX_PREFIX = 1 << 17
+
+
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
     """Bytes on the device."""
@@ -47,19 +52,20 @@ def measure_working_memory(
     """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
     `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
     prefill_tokens = min(prefill_tokens, capacity.context_length)
+    prefix = min(capacity.context_length - prefill_tokens, MAX_PREFIX)
     decodes = capacity.num_slots - 1
-    prompt_pages = -(-prefill_tokens // capacity.page_size)
-    small = replace(capacity, num_pages=prompt_pages + decodes)
+    small = replace(capacity, num_pages=1 + decodes)
     engine = Engine(model, small, device=device, dtype=dtype, attention=attention)
     prompt = (0,) * prefill_tokens
     admitted = tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1))
-    first = [(decodes, index, 1 + index) for index in range(prompt_pages)]
-    others = [(slot, 0, 1 + prompt_pages + slot) for slot in range(decodes)]
+    # A page may be that of several places: what is computed from it does not matter
+    own = [(decodes, index, 1) for index in range((prefix + prefill_tokens) // capacity.page_size)]
+    others = [(slot, 0, 2 + slot) for slot in range(decodes)]
     plan = StepPlan(
         decode_slots=tuple(range(decodes)),
         decode_lengths=(1,) * decodes,
-        chunks=(PrefillChunk(decodes, 0, prompt, is_last=True),),
-        page_writes=(*first, *others),
+        chunks=(PrefillChunk(decodes, prefix, prompt, is_last=True),),
+        page_writes=(*own, *others),
         admitted=admitted,
     )
     torch.cuda.synchronize(device)

@@ -1,0 +1,38 @@
+"""Passes cover every key of every chunk once, never more than the bound at a time."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mla_router.worker.engine.attention.layout import ChunkExtent
+from mla_router.worker.engine.attention.prefill_passes import plan_passes
+from mla_router.worker.engine.upload import Upload
+
+CPU = torch.device("cpu")
+chunks = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@given(spans=chunks, max_keys=st.integers(1, 120))
+def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
+    extents = [ChunkExtent(7 + i, start, length) for i, (start, length) in enumerate(spans)]
+    passes = plan_passes(extents, max_keys, Upload(CPU))
+    assert [one.causal for one in passes] == [True] + [False] * (len(passes) - 1)
+    seen: list[list[int]] = [[] for _ in extents]
+    for one in passes:
+        assert one.slots.tolist() == [extent.slot for extent in extents]
+        new = sum(extent.length for extent in extents)
+        assert one.work.num_keys <= max(max_keys, new)
+        assert one.work.query_starts.tolist()[-1] == one.work.num_queries == new
+        firsts = one.first_rows.tolist()
+        for i, (queries, keys) in enumerate(one.work.extents):
+            assert queries == extents[i].length
+            seen[i] += range(firsts[i], firsts[i] + keys)
+    for extent, keys_seen in zip(extents, seen, strict=True):
+        assert sorted(keys_seen) == list(range(extent.end))
+
+
+def test_short_prefixes_take_one_pass() -> None:
+    (only,) = plan_passes([ChunkExtent(0, 30, 10), ChunkExtent(1, 0, 5)], 45, Upload(CPU))
+    assert only.work.extents == ((10, 40), (5, 5))

@@ -1,0 +1,93 @@
+"""Decode steps as CUDA graphs give what they give kernel by kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.loader import choose_attention
+from mla_router.worker.engine.working_memory import measure_working_memory
+from mla_router.worker.model.loader import load_model
+from support.cuda import forbid_waiting
+from support.tiny_model import CONFIGS, write_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+CAPACITY = Capacity(num_pages=200, page_size=16, num_slots=9, context_length=160)
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module", params=["v2_lite", "v3"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_tiny_model(folder, **CONFIGS[request.param] | {"qk_rope_head_dim": 16})
+    model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
+    config = WorkerConfig(str(folder), device="cuda")
+    attention = choose_attention(config, model.config, CUDA, torch.bfloat16)
+    assert attention.recordable
+    return Engine(model, CAPACITY, device=CUDA, dtype=torch.bfloat16, attention=attention)
+
+
+def prefill(engine: Engine, lengths: list[int]) -> None:
+    chunks = tuple(
+        PrefillChunk(slot, 0, tuple(range(slot, slot + length)), is_last=True)
+        for slot, length in enumerate(lengths)
+    )
+    plan = StepPlan(
+        (),
+        (),
+        chunks,
+        tuple(
+            (slot, page, 1 + 10 * slot + page) for slot in range(len(lengths)) for page in range(10)
+        ),
+        tuple(Admitted(c.slot, SamplingParams(50), c.tokens) for c in chunks),
+    )
+    engine.sample(engine.forward(plan)).wait()
+
+
+def test_the_same_logits(engine: Engine) -> None:
+    lengths = [5, 16, 33, 100, 47]
+    prefill(engine, lengths)
+    slots = tuple(range(len(lengths)))
+    plan = StepPlan(slots, tuple(length + 1 for length in lengths), (), (), ())
+    before = engine.cache.clone()
+    want = engine.forward(plan).logits.clone()
+    written = engine.cache.clone()
+
+    engine.cache.copy_(before)
+    engine.record_graphs([2, 4, 8])
+    try:
+        launched = engine.forward(plan)
+        torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
+        assert launched.slots.tolist() == list(slots)
+        assert launched.positions.tolist() == [length + 1 for length in lengths]
+        # Page 0 takes what idle rows write.
+        torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+
+        # Fewer rows afterwards: those that left are not written to.
+        few = StepPlan((3,), (lengths[3] + 2,), (), (), ())
+        kept = engine.cache[:, 1:].clone()
+        with forbid_waiting():
+            engine.sample(engine.forward(few))
+        changed = (engine.cache[:, 1:] != kept).any(-1).any(0).nonzero().tolist()
+        assert changed == [[10 * 3 + 101 // 16, 101 % 16]]
+    finally:
+        engine.record_graphs([])
+
+
+def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
+    needed = measure_working_memory(
+        engine.model,
+        CAPACITY,
+        prefill_tokens=128,
+        graph_sizes=[1, 8],
+        device=CUDA,
+        dtype=torch.bfloat16,
+        attention=engine.attention,
+    )
+    vocabulary = engine.model.config.vocab_size
+    assert needed.step > CAPACITY.num_slots * vocabulary * 4  # the logits alone
+    assert needed.graphs >= 0
