@@ -76,8 +76,9 @@ class WorkerConfig:
     )
     attention_backend: str = _flag(
         "auto",
-        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference",
-        choices=("auto", "triton", "torch"),
+        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference; flashinfer: "
+        "triton with FlashInfer's prefill, for DeepSeek's heads on Hopper GPUs",
+        choices=("auto", "triton", "flashinfer", "torch"),
     )
     disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(

@@ -8,6 +8,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
@@ -73,17 +74,30 @@ def choose_attention(
     config: WorkerConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
     """Raises ConfigError if the backend that was asked for cannot serve."""
+    wanted = config.attention_backend
     fit = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if config.attention_backend == "triton" and not (fit and isinstance(model, DeepseekConfig)):
-        raise ConfigError(
-            f"--attention-backend triton: is for latent attention (the DeepSeek family) in 16 bits on "
-            f"a GPU, not for {model.architecture} in {dtype} on {device.type}"
+    if not (fit and isinstance(model, DeepseekConfig)):
+        reason = f"{model.architecture} in {dtype} on {device.type}"
+        if wanted in ("triton", "flashinfer"):
+            raise ConfigError(
+                f"--attention-backend {wanted}: is for latent attention (the DeepSeek family) in 16 "
+                f"bits on a GPU, not for {reason}"
+            )
+        logger.info("Attention backend: torch, for %s", reason)
+        return TorchBackend()
+    logger.info("Attention backend: %s", "triton" if wanted == "auto" else wanted)
+    if wanted == "torch":
+        return TorchBackend()
+    if wanted == "flashinfer":
+        return FlashInferBackend(
+            model.num_heads,
+            model.qk_head_dim,
+            model.qk_rope_head_dim,
+            model.v_head_dim,
+            dtype,
+            device,
         )
-    if isinstance(model, DeepseekConfig) and fit and config.attention_backend != "torch":
-        logger.info("Attention backend: triton")
-        return TritonBackend(model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device)
-    logger.info("Attention backend: torch")
-    return TorchBackend()
+    return TritonBackend(model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device)
 
 
 def choose_graph_sizes(config: WorkerConfig) -> list[int]:

@@ -17,7 +17,7 @@ from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.prefill_work import PrefillWork, prefill_tables
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pass:
     """Attention of all queries of the step over some keys of each chunk's request."""
 

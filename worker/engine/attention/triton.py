@@ -28,7 +28,7 @@ class TritonBackend:
 
     def __init__(self, num_heads: int, head_width: int, device: torch.device) -> None:
         """`head_width`: numbers of key and value together that a token has in one head."""
-        self._max_keys = MAX_EXPANDED // (num_heads * head_width)
+        self.max_keys = MAX_EXPANDED // (num_heads * head_width)
         self._tiling = tiling(num_heads)
         self._num_parts = num_parts(self._tiling, num_heads, 1, device)
         self._upload = Upload(device)
@@ -43,7 +43,7 @@ class TritonBackend:
                 num_parts=self._num_parts,
             )
         if layout.chunks:
-            passes = plan_passes(layout.chunks, self._max_keys, self._upload)
+            passes = plan_passes(layout.chunks, self.max_keys, self._upload)
         return TritonAttention(layout, schedule, passes)
 
 
@@ -54,12 +54,13 @@ class TritonAttention(TorchAttention):
         self, layout: StepLayout, schedule: DecodeSchedule | None, passes: list[Pass]
     ) -> None:
         super().__init__(layout)
-        self._schedule = schedule
-        self._passes = passes
+        self.layout = layout
+        self.schedule = schedule
+        self.passes = passes
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
-        layout = self._layout
-        assert self._schedule is not None, "a step without decode rows"
+        layout = self.layout
+        assert self.schedule is not None, "a step without decode rows"
         return mla_decode(
             q_latent,
             q_pe,
@@ -67,7 +68,7 @@ class TritonAttention(TorchAttention):
             layout.page_table,
             layout.decode_slots,
             layout.decode_lengths,
-            self._schedule,
+            self.schedule,
             scale=scale,
         )
 
@@ -80,21 +81,26 @@ class TritonAttention(TorchAttention):
         kv_lora_rank: int,
         scale: float,
     ) -> Tensor:
-        def attend(over: Pass) -> tuple[Tensor, Tensor]:
+        def expanded(over: Pass) -> tuple[Tensor, Tensor]:
             rows = kv_gather(
                 cache,
-                self._layout.page_table,
+                self.layout.page_table,
                 over.slots,
                 over.first_rows,
                 over.work.key_starts,
                 over.work.num_keys,
             )
             latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
-            kv = expand(latent)
-            return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal)
+            return expand(latent), k_pe
 
-        first, *others = self._passes
-        out, lse = attend(first)
+        first, *others = self.passes
+        out, lse = self.attend(q, *expanded(first), first, scale)
         for over in others:
-            merge_states(out, lse, *attend(over))
+            merge_states(out, lse, *self.attend(q, *expanded(over), over, scale))
         return out
+
+    def attend(
+        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `kernels/mla_prefill.py`."""
+        return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal)

@@ -1,0 +1,143 @@
+"""Prefill of latent attention by FlashInfer's kernel for Hopper (`fa3`); all else by our own kernels.
+
+FlashInfer (Ye et al., 2025, arXiv:2501.01005) is an optional package. Its kernel reads keys that are
+concatenated, which ours does not, and is faster all the same where there is much to compute. Its MLA
+decode kernel is not used: it has to be planned on the host for each step's lengths, for longer than a
+recorded decode step takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.config import ConfigError
+from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.engine.attention.prefill_passes import Pass
+from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
+
+logger = logging.getLogger(__name__)
+
+HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, and DeepSeek's
+# FlashInfer wants it for results of keys that are split among programs, which `fa3` never does.
+_WORKSPACE_BYTES = 16 << 20
+
+
+class FlashInferBackend(TritonBackend):
+    name = "flashinfer"
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_width: int,
+        rotary_width: int,
+        value_width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`key_width` includes `rotary_width`. Loads the kernel, or compiles it if nobody has yet. Raises
+        ConfigError if it cannot run here."""
+        super().__init__(num_heads, key_width - rotary_width + value_width, device)
+        check_heads(key_width, value_width)
+        self._wrappers = RaggedWrappers(num_heads, dtype, device)
+        logger.info("FlashInfer: loading its prefill kernel, or compiling it, which takes minutes")
+        begun = time.monotonic()
+        self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
+        logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
+
+    def plan(self, layout: StepLayout) -> FlashInferAttention:
+        ours = super().plan(layout)
+        self._wrappers.next_step()
+        return FlashInferAttention(ours, self._wrappers)
+
+
+def check_heads(key_width: int, value_width: int) -> None:
+    """Raises ConfigError for heads that there is no kernel for."""
+    if (key_width, value_width) != HEAD_WIDTHS:
+        raise ConfigError(
+            f"--attention-backend flashinfer: has kernels for heads {HEAD_WIDTHS} wide, not "
+            f"{(key_width, value_width)}: leave the choice to auto"
+        )
+
+
+class RaggedWrappers:
+    """FlashInfer's objects for ragged prefill: one for each pass of a step, in two sets.
+
+    Planning writes to pinned memory that is copied to the device later. The sets take turns: a step
+    is planned only after the tokens of the step two before it were waited for, so what is written over
+    has certainly been copied.
+    """
+
+    def __init__(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ConfigError without the package, or a Hopper GPU."""
+        try:
+            from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+        except ImportError as error:
+            raise ConfigError(
+                f"--attention-backend flashinfer: pip install 'mla-router[flashinfer]' ({error})"
+            ) from None
+        major, minor = torch.cuda.get_device_capability(device)
+        if major != 9:
+            raise ConfigError(
+                f"--attention-backend flashinfer: is for Hopper GPUs (sm_90), not sm_{major}{minor}: "
+                f"leave the choice to auto"
+            )
+        self._make = BatchPrefillWithRaggedKVCacheWrapper
+        self._num_heads = num_heads
+        self._dtype = dtype
+        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._sets: tuple[list[Any], list[Any]] = ([], [])
+        self._turn = 0
+
+    def next_step(self) -> None:
+        self._turn ^= 1
+
+    def planned(
+        self, index: int, extents: Sequence[tuple[int, int]], *, causal: bool, scale: float
+    ) -> Any:
+        """That of pass `index` of this step, planned for chunks of (query rows, key rows)."""
+        wrappers = self._sets[self._turn]
+        if index == len(wrappers):
+            wrappers.append(self._make(self._workspace, backend="fa3"))
+        # On the host: FlashInfer would wait for what lies on the device.
+        starts = torch.tensor([(0, 0), *extents], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        queries, keys = (starts[:, column].contiguous() for column in (0, 1))
+        key_width, value_width = HEAD_WIDTHS
+        wrappers[index].plan(
+            queries,
+            keys,
+            self._num_heads,
+            self._num_heads,
+            key_width,
+            value_width,
+            causal=causal,
+            sm_scale=scale,
+            q_data_type=self._dtype,
+        )
+        return wrappers[index]
+
+
+class FlashInferAttention(TritonAttention):
+    """Implements `StepAttention`."""
+
+    def __init__(self, ours: TritonAttention, wrappers: RaggedWrappers) -> None:
+        super().__init__(ours.layout, ours.schedule, ours.passes)
+        self._wrappers = wrappers
+        self._planned: dict[Pass, Any] = {}  # by the first layer, which brings the scale
+
+    def attend(
+        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if over not in self._planned:
+            self._planned[over] = self._wrappers.planned(
+                len(self._planned), over.work.extents, causal=over.causal, scale=scale
+            )
+        d = q.shape[-1] - k_pe.shape[-1]
+        k = torch.cat((kv[..., :d], k_pe[:, None].expand(-1, kv.shape[1], -1)), dim=-1)
+        out, lse = self._planned[over].run(q, k, kv[..., d:], return_lse=True)
+        return out, lse  # in base 2, as ours
