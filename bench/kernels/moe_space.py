@@ -36,9 +36,11 @@ def candidates(stage: Stage, rows: int, shape: MoeShape) -> Iterator[Tile]:
     weights = 2 if stage == "gate_up" else 1
     depth = shape.hidden if stage == "gate_up" else shape.width
     if rows == 1:
+        most_steps = 8 if stage == "gate_up" else 4  # of one expert: all are unrolled
         for block_n, block_k, warps in product((2, 4, 8, 16), (256, 512, 1024, 2048), (4, 8)):
             lanes = weights * block_n * block_k / (32 * warps)  # numbers that a thread holds
-            if 16 <= lanes <= 128 and block_k < 2 * depth and block_n * weights >= 4:
+            steps = -(-depth // block_k)
+            if 16 <= lanes <= 128 and steps <= most_steps and block_k < 2 * depth:
                 yield Tile(block_n, block_k, num_warps=warps)
         return
     outputs, depths, warps_, stages_ = GEMM[rows]
