@@ -26,6 +26,7 @@ class FinishReason(str, Enum):
     LENGTH = "length"  # max_tokens reached
     ABORT = "abort"  # the client left or asked for it
     ERROR = "error"  # it could not be computed
+    LOST = "lost"  # something that it needs has gone here; elsewhere it can be computed
     REFUSED = "refused"  # the request itself is at fault
 
 

@@ -98,8 +98,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request.
 
     The first delta of a request tells `cached_tokens`, and its `prompt_scores` if they were asked
-    for. `finish_reason` is a `FinishReason` value, or "refused" if the request itself is at fault,
-    or empty while more will come. `error` says why it is "error" or "refused".
+    for. `finish_reason` is a `FinishReason` value, or empty while more will come. `error` says why
+    it is "error", "lost" or "refused".
     """
 
     rid: str

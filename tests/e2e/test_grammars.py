@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import urllib.error
 from collections.abc import Iterator
 from enum import Enum
@@ -15,7 +17,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from support import client, processes
+from support import client, processes, procfs
 from support.processes import Running
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -184,6 +186,32 @@ def test_bombs_cost_their_senders_a_400_and_streams_go_on(worker: Running) -> No
             assert (stats["running"], stats["waiting"], stats["compiling"]) == (0, 0, 0)
 
     asyncio.run(attack())
+
+
+def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
+    worker: Running, api: openai.OpenAI
+) -> None:
+    endless: Any = {
+        "model": MODEL,
+        "prompt": "x",
+        "max_tokens": 1500,
+        "extra_body": {"regex": "[a-z]{1500}"},
+    }
+    short: Any = {"model": MODEL, "prompt": "x", "extra_body": {"regex": "[0-9]{3}"}}
+    free: Any = {"model": MODEL, "prompt": "x", "max_tokens": 5}
+    stream = api.completions.create(stream=True, **endless)
+    next(stream)
+    (nursery,) = [
+        p for p in procfs.descendants(worker.pid) if p.command.endswith("grammar nursery")
+    ]
+    os.kill(nursery.number, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="lost the processes") as lost:
+        list(stream)
+    assert lost.value.code == "engine_died", (
+        "what a router knows a stream by that it can go on with"
+    )
+    assert api.completions.create(**free).choices[0].finish_reason == "length"
+    assert re.fullmatch("[0-9]{3}", api.completions.create(**short).choices[0].text)
 
 
 async def _count_events(stream: Any) -> int:

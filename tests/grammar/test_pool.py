@@ -192,7 +192,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
     most = 0
     while len(open_keys) < len(waiting):
         most = max(most, sum(host.is_compiling for host in grammars._hosts.values()))
-        open_keys += [key for key, reason in grammars.poll() if not reason]
+        open_keys += [key for key, problem in grammars.poll() if problem is None]
     assert most == MAX_COMPILING
     assert sorted(open_keys) == waiting
     for key in waiting:

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Grammar
 from support.tiny_model import tiny_tokenizer
@@ -18,6 +19,10 @@ EOS_ID = int(TOKENIZER.eos_token_id)
 class Refused(Exception):
     """The grammar was refused, or its process has ended; the message is what the client reads."""
 
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.reason)
+        self.problem = problem
+
 
 def open_request(pool: Grammars, grammar: Grammar, output: list[int] | None = None) -> int:
     """Returns its key when the request's first mask can be asked for. Raises Refused."""
@@ -28,11 +33,11 @@ def open_request(pool: Grammars, grammar: Grammar, output: list[int] | None = No
 
 def wait_for(pool: Grammars, key: int) -> None:
     while True:
-        for other, reason in pool.poll():
+        for other, problem in pool.poll():
             assert other == key, f"{other} was told while {key} waited"
-            if reason:
+            if problem:
                 pool.close(key)
-                raise Refused(reason)
+                raise Refused(problem)
             return
         time.sleep(0.001)  # the processes work; nothing tells when
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from mla_router.worker.grammar import protocol
+from mla_router.worker.grammar.errors import Problem
+from mla_router.worker.grammar.nursery import Nursery
 from mla_router.worker.grammar.protocol import (
     Compiled,
     Fill,
@@ -32,14 +34,20 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class HostLost(Exception):
-    """The process has ended, or has refused the grammar; the message says why, for the client."""
+    """The process has ended, or has refused the grammar."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.reason)
+        self.problem = problem
 
 
 class HostClient:
     """Starts the process; then says what its requests need, and takes the answers in order."""
 
-    def __init__(self, grammar: Grammar, control: socket.socket) -> None:
+    def __init__(self, grammar: Grammar, control: socket.socket, nursery: Nursery) -> None:
         self.grammar = grammar
+        self._nursery = nursery
+        self._generation = nursery.generation
         self.keys: set[int] = set()
         self.eos_ids: frozenset[int] = frozenset()
         self.own_bytes = 0
@@ -48,7 +56,7 @@ class HostClient:
         self._opening: deque[int] = deque()  # keys whose `Open` is not answered yet
         self._closed: list[int] = []
         self._strays: list[int] | None = None  # of the last `Fill`, once it is answered
-        self._opened: list[tuple[int, str]] = []  # as `poll` returns them
+        self._opened: list[tuple[int, Problem | None]] = []  # as `poll` returns them
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The kernel's time-outs, because Python's own also hold for reads that must not wait.
         limit = struct.pack("ll", STALL_S, 0)
@@ -59,7 +67,7 @@ class HostClient:
             os.pwrite(source, _encoder.encode(grammar), 0)
             socket.send_fds(control, [b"+"], [theirs.fileno(), source])
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the nursery has gone; the next read finds our end closed
+            pass  # nobody starts processes any more; the next read finds our end closed
         finally:
             os.close(source)
             theirs.close()
@@ -84,7 +92,7 @@ class HostClient:
         self._feeds.pop(key, None)
         self._closed.append(key)
 
-    def poll(self) -> list[tuple[int, str]]:
+    def poll(self) -> list[tuple[int, Problem | None]]:
         """What has been answered by now, as `Grammars.poll`. Raises HostLost."""
         while self._is_asked and self._receive(wait=False):
             pass
@@ -122,12 +130,14 @@ class HostClient:
 
     def _take(self, frame: bytes) -> None:
         if not frame:
+            if self._nursery.has_lost(self._generation):
+                raise HostLost(Problem("This worker has lost the processes of its grammars", False))
             what = "compile" if self.is_compiling else "match text with"
-            raise HostLost(f"takes too much time or memory to {what}")
+            raise HostLost(Problem(f"takes too much time or memory to {what}"))
         message = _decoder.decode(frame)
         if self.is_compiling:
             if isinstance(message, Refused):
-                raise HostLost(message.reason)
+                raise HostLost(Problem(message.reason))
             assert isinstance(message, Compiled), message
             self.is_compiling = False
             self.eos_ids, self.own_bytes = frozenset(message.eos_ids), message.own_bytes
@@ -138,11 +148,11 @@ class HostClient:
         else:
             key = self._opening.popleft()
             if isinstance(message, Refused):
-                self._opened.append((key, message.reason))
+                self._opened.append((key, Problem(message.reason)))
             elif self._feeds.get(key):
                 self._open_next(key)
             elif key in self.keys:
-                self._opened.append((key, ""))
+                self._opened.append((key, None))
 
     def _open_next(self, key: int) -> None:
         feed = self._feeds[key]

@@ -1,8 +1,9 @@
 """The process that all grammars' processes are forked from.
 
-It has loaded what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It is
-forked from the scheduler before that has threads or a device, and so has torch, which xgrammar
-needs, for nothing.
+It has loaded what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It
+comes from the scheduler before that has threads or a device, and so has torch, which xgrammar needs,
+for nothing. The scheduler cannot fork another one later: a *keeper* stands between them, which has
+loaded nothing and does nothing but to fork the nursery, and again if it has died.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -25,6 +27,60 @@ from mla_router.worker.grammar.protocol import Refused
 from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+class Nursery:
+    """Which nursery there is, as all these processes see it."""
+
+    def __init__(self) -> None:
+        # Anonymous and shared: [how many there have been, the pid of the last].
+        self._shared = np.frombuffer(mmap.mmap(-1, 16), dtype=np.int64)
+
+    @property
+    def generation(self) -> int:
+        """Of the one that takes orders, or of the first if that is still to come."""
+        return max(1, int(self._shared[0]))
+
+    @property
+    def pid(self) -> int:
+        return int(self._shared[1])
+
+    def begin(self) -> None:
+        """This process is the next."""
+        self._shared[1] = os.getpid()
+        self._shared[0] += 1
+
+    def has_lost(self, generation: int) -> bool:
+        """Whether the nursery of that generation has died, and all its hosts with it."""
+        if generation != self.generation:
+            return True
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def keep(
+    control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray, nursery: Nursery
+) -> None:
+    """Have a nursery until the scheduler closes `control`. Returns then; and in all the processes
+    that come of this one, at their end."""
+    own = os.getpid()
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(own)
+            setproctitle("mla_router grammar nursery")
+            nursery.begin()
+            run(control, folder, vocab_size, masks)
+            return
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 0:
+            return
+        # The next grammar finds the next one: it loads when that comes, so that one that cannot
+        # load does not try for ever.
+        logger.error("the grammar nursery has ended with status %d; another one begins", status)
 
 
 def run(control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 from setproctitle import setproctitle
 
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.grammar import nursery
 from mla_router.worker.grammar.client import HostClient, HostLost
+from mla_router.worker.grammar.errors import Problem
+from mla_router.worker.grammar.nursery import Nursery, keep
 from mla_router.worker.grammar.protocol import Row
 from mla_router.worker.messages import Grammar
 
@@ -32,15 +33,18 @@ MAX_REMEMBERED = 1024  # grammars that were refused, with the reason
 class Grammars:
     """All grammars of one scheduler. A request is known here by an integer key."""
 
-    def __init__(self, control: socket.socket, masks: np.ndarray, nursery_pid: int) -> None:
+    def __init__(
+        self, control: socket.socket, masks: np.ndarray, nursery: Nursery, keeper_pid: int
+    ) -> None:
         self.masks = masks  # [R, ceil(vocab / 32)] int32; `fill` writes the leading rows
+        self.nursery = nursery
         self._control = control
-        self.nursery_pid = nursery_pid
+        self._keeper_pid = keeper_pid
         self._hosts: OrderedDict[Grammar, HostClient] = OrderedDict()  # least recently used first
         self._line: deque[tuple[int, Grammar, Sequence[int]]] = deque()
         self._host_of: dict[int, HostClient] = {}
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
-        self._failed: list[tuple[int, str]] = []
+        self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
+        self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
 
     def warm_up(self) -> None:
@@ -56,18 +60,17 @@ class Grammars:
         `output` is what was generated for it before.
         """
         key = next(self._keys)
-        reason = self._refused.get(grammar)
-        if reason is not None:
-            self._failed.append((key, reason))
+        problem = self._refused.get(grammar)
+        if problem is not None:
+            self._failed.append((key, problem))
             return key
         self._line.append((key, grammar, output))
         self._advance_line()
         return key
 
-    def poll(self) -> list[tuple[int, str]]:
-        """Keys whose wait is over since the last call: with an empty string, or with what is wrong
-        with the grammar."""
-        opened: list[tuple[int, str]] = []
+    def poll(self) -> list[tuple[int, Problem | None]]:
+        """Keys whose wait is over since the last call; with a problem if it was for nothing."""
+        opened: list[tuple[int, Problem | None]] = []
         for host in [host for host in self._hosts.values() if host.has_news]:
             opened += self._poll(host)
         self._advance_line()
@@ -75,10 +78,10 @@ class Grammars:
         self._failed = []
         return opened
 
-    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> dict[int, str]:
+    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> dict[int, Problem]:
         """Write to masks[i] what the i-th of `rows` (key, its tokens since the last call) may draw
         next. Returns those for which there is none, and why."""
-        failed: dict[int, str] = {}
+        failed: dict[int, Problem] = {}
         by_host: dict[HostClient, list[Row]] = {}
         for index, (key, tokens) in enumerate(rows):
             by_host.setdefault(self._host_of[key], []).append(Row(key, index, tokens))
@@ -87,7 +90,7 @@ class Grammars:
             host.ask_masks(wanted)
         for host, wanted in by_host.items():  # they work side by side
             failed.update(self._wait_masks(host, wanted))
-        self._failed = [(key, reason) for key, reason in self._failed if key not in failed]
+        self._failed = [(key, problem) for key, problem in self._failed if key not in failed]
         return failed
 
     def close(self, key: int) -> None:
@@ -110,22 +113,23 @@ class Grammars:
         for host in self._hosts.values():
             host.end()
         self._control.close()
-        os.kill(self.nursery_pid, signal.SIGKILL)  # it takes the hosts with it
-        os.waitpid(self.nursery_pid, 0)
+        os.kill(self._keeper_pid, signal.SIGKILL)  # it takes the nursery and the hosts with it
+        os.waitpid(self._keeper_pid, 0)
 
-    def _poll(self, host: HostClient) -> list[tuple[int, str]]:
+    def _poll(self, host: HostClient) -> list[tuple[int, Problem | None]]:
         try:
             return host.poll()
         except HostLost as lost:
-            self._drop(host, str(lost))
+            self._drop(host, lost.problem)
             return []
 
-    def _wait_masks(self, host: HostClient, wanted: list[Row]) -> dict[int, str]:
+    def _wait_masks(self, host: HostClient, wanted: list[Row]) -> dict[int, Problem]:
         try:
-            return dict.fromkeys(host.wait_masks(), "a token that the grammar does not allow")
+            stray = Problem("a token that the grammar does not allow")
+            return dict.fromkeys(host.wait_masks(), stray)
         except HostLost as lost:
-            self._drop(host, str(lost))
-            return {row.key: str(lost) for row in wanted}
+            self._drop(host, lost.problem)
+            return {row.key: lost.problem for row in wanted}
 
     # -- hosts -----------------------------------------------------------------------------------
 
@@ -146,18 +150,20 @@ class Grammars:
             return None
         if len(self._hosts) >= MAX_HOSTS and not self._evict_one():
             return None
-        host = HostClient(grammar, self._control)
+        host = HostClient(grammar, self._control, self.nursery)
         self._hosts[grammar] = host
         return host
 
-    def _drop(self, host: HostClient, reason: str) -> None:
-        """A host has ended or refused: so do its requests, and it will not be tried again."""
+    def _drop(self, host: HostClient, problem: Problem) -> None:
+        """A host has ended or refused: so do its requests. What was its grammar's fault will not be
+        tried again."""
         del self._hosts[host.grammar]
         host.end()
         for key in host.keys:
             del self._host_of[key]
-            self._failed.append((key, reason))
-        self._refused[host.grammar] = reason
+            self._failed.append((key, problem))
+        if problem.is_of_grammar:
+            self._refused[host.grammar] = problem
         if len(self._refused) > MAX_REMEMBERED:
             self._refused.popitem(last=False)
 
@@ -176,12 +182,13 @@ class Grammars:
 
 
 def start(folder: Path, *, vocab_size: int, max_rows: int) -> Grammars:
-    """Fork the nursery for the model in `folder`. To be called before this process has threads:
-    what another thread holds locked while the process is copied stays locked in the copy."""
+    """Fork the nursery's keeper for the model in `folder`. To be called before this process has
+    threads: what another thread holds locked while the process is copied stays locked in the copy."""
     shape = (max_rows, -(-vocab_size // 32))
     # Anonymous and shared: forks write to the same pages.
     memory = mmap.mmap(-1, shape[0] * shape[1] * 4)
     masks = np.frombuffer(memory, dtype=np.int32).reshape(shape)
+    nursery = Nursery()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -189,11 +196,11 @@ def start(folder: Path, *, vocab_size: int, max_rows: int) -> Grammars:
         status = 1
         try:
             die_with_parent(parent)
-            setproctitle("mla_router grammar nursery")
+            setproctitle("mla_router grammar keeper")
             ours.close()
-            nursery.run(theirs, folder, vocab_size, masks)
+            keep(theirs, folder, vocab_size, masks, nursery)
             status = 0
         finally:
             os._exit(status)  # nothing of the scheduler's own clean-up
     theirs.close()
-    return Grammars(ours, masks, pid)
+    return Grammars(ours, masks, nursery, pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mla_router.worker.core import TokenMasks
+from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.step import Step
@@ -18,7 +19,7 @@ class _Entry:
 
 
 class GrammarRequests:
-    """What the scheduler asks of the pool. What it returns with a reason is to be ended."""
+    """What the scheduler asks of the pool. What it returns with a problem is to be ended."""
 
     def __init__(self, pool: Grammars | None) -> None:
         self._pool = pool
@@ -41,20 +42,20 @@ class GrammarRequests:
         entry = _Entry(request, key, len(request.output))
         self._entries[request.rid] = self._compiling[key] = entry
 
-    def compiled(self) -> list[tuple[Request, str]]:
-        """Requests whose wait is over since the last call, now waiting for admission; or what is
-        wrong with their grammar."""
+    def compiled(self) -> list[tuple[Request, Problem | None]]:
+        """Requests whose wait is over since the last call, now waiting for admission; or with what
+        is in their way."""
         if self._pool is None or not self._compiling:
             return []
         over = []
-        for key, reason in self._pool.poll():
+        for key, problem in self._pool.poll():
             request = self._compiling.pop(key).request
-            if not reason:
+            if problem is None:
                 request.move_to(State.WAITING)
-            over.append((request, reason))
+            over.append((request, problem))
         return over
 
-    def masks(self, step: Step) -> tuple[TokenMasks | None, list[tuple[Request, str]]]:
+    def masks(self, step: Step) -> tuple[TokenMasks | None, list[tuple[Request, Problem]]]:
         """What the rows of a step may draw, after all that they have drawn; and the requests that
         cannot go on. Waits for the grammars' processes, while the device computes."""
         assert self._pool is not None

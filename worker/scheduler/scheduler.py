@@ -22,6 +22,7 @@ from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import NO_TOKEN, FinishReason, Scores, StepEngine, StepResult
+from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import (
     Abort,
@@ -120,10 +121,10 @@ class Scheduler:
         for message in self.channel.receive(timeout):
             self._handle(message)
         for request, problem in self.grammars.compiled():
-            if problem:
-                self._end(request, FinishReason.REFUSED, problem)
-            else:
+            if problem is None:
                 self.planner.waiting.add(request)
+            else:
+                self._end_without_masks(request, problem)
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
@@ -204,7 +205,7 @@ class Scheduler:
             self._fail(step, error)
             return None
         for request, problem in stuck:
-            self._end(request, FinishReason.REFUSED, problem)
+            self._end_without_masks(request, problem)
         return step
 
     # -- postprocess(N-1) -----------------------------------------------------------------------
@@ -269,6 +270,10 @@ class Scheduler:
         if not was_compiling:
             self.planner.remove(request)
         del self.requests[request.rid]
+
+    def _end_without_masks(self, request: Request, problem: Problem) -> None:
+        reason = FinishReason.REFUSED if problem.is_of_grammar else FinishReason.LOST
+        self._end(request, reason, problem.reason)
 
     def _fail(self, step: Step, error: Exception) -> None:
         """End the requests of a step that failed, and only those: a waiting one may fare better.

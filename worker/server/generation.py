@@ -20,7 +20,13 @@ import msgspec
 from mla_router.worker.core import FinishReason, Scores
 from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.detokenizer import Detokenizer
-from mla_router.worker.server.errors import InternalError, InvalidRequest, TooManyRequests
+from mla_router.worker.server.errors import (
+    ENGINE_DIED,
+    InternalError,
+    InvalidRequest,
+    TooManyRequests,
+    Unavailable,
+)
 from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
 from mla_router.worker.server.sampling import Sampling, check_priority, draw_seed, fit
 from mla_router.worker.server.scheduler_client import Mailbox
@@ -317,6 +323,10 @@ class Generation:
             self._count_end(choice, delta.finish_reason)
             assert self.sampling.constraint is not None, "nothing else can be wrong so late"
             raise self.sampling.constraint.refused(delta.error)
+        if delta.finish_reason == FinishReason.LOST.value:
+            choice.finish = Finish(delta.finish_reason)
+            self._count_end(choice, delta.finish_reason)
+            raise Unavailable(delta.error, code=ENGINE_DIED, retry_after=1)
         if delta.finish_reason == "error":
             choice.finish = Finish("error")  # the scheduler has ended it: nothing to abort
             self._count_end(choice, "error")
