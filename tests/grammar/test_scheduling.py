@@ -125,6 +125,35 @@ def test_a_limit_may_come_before_the_end(grammars: Grammars) -> None:
     assert len(outcome.channel.tokens("a")) == 3
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("stops", [frozenset({EOS_ID}), frozenset()])
+def test_a_sentence_that_may_end_goes_on_until_min_tokens(
+    grammars: Grammars, overlap: bool, stops: frozenset[int]
+) -> None:
+    grammar = Grammar("regex", "[a-f]{1,60}")
+    lengths = []
+    for seed in range(3):
+        requests = [
+            constrained(f"{least}", grammar, seed, min_tokens=least, stop_token_ids=stops)
+            for least in (0, 25)
+        ]
+        outcome = run_all({0: list(requests)}, grammars, overlap=overlap)
+        assert all(
+            re.fullmatch("[a-f]{1,60}", answer(outcome, request.rid)) for request in requests
+        )
+        lengths.append([len(outcome.channel.tokens(request.rid)) for request in requests])
+    assert all(long >= 26 for _, long in lengths), "the end is one more"
+    assert any(short < 25 for short, _ in lengths), "none would have ended before"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_sentence_that_must_end_does_so_before_min_tokens(
+    grammars: Grammars, overlap: bool
+) -> None:
+    outcome = run_all({0: [constrained("a", DATE, min_tokens=80)]}, grammars, overlap=overlap)
+    assert re.fullmatch(DATE.source, answer(outcome, "a"))
+
+
 def test_a_stop_token_inside_of_a_sentence_still_stops(grammars: Grammars) -> None:
     dash = TOKENIZER.convert_tokens_to_ids("-")
     request = constrained("a", DATE, stop_token_ids=frozenset({dash}))

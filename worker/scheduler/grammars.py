@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import msgspec
+import numpy as np
 
 from mla_router.worker.core import TokenMasks
 from mla_router.worker.grammar.errors import Problem
@@ -16,6 +20,7 @@ class _Entry:
     request: Request
     key: int  # what the pool knows it by
     heard: int  # leading tokens of its output that its grammar has been told
+    min_tokens: int
 
 
 class GrammarRequests:
@@ -39,7 +44,10 @@ class GrammarRequests:
         assert self._pool is not None, "refused on arrival"
         assert request.grammar is not None
         key = self._pool.open(request.grammar, request.output)
-        entry = _Entry(request, key, len(request.output))
+        # Masks keep to it: the engine would ban the end where the grammar allows nothing else.
+        min_tokens = request.sampling.min_tokens
+        request.sampling = msgspec.structs.replace(request.sampling, min_tokens=0)
+        entry = _Entry(request, key, len(request.output), min_tokens)
         self._entries[request.rid] = self._compiling[key] = entry
 
     def compiled(self) -> list[tuple[Request, Problem | None]]:
@@ -70,8 +78,13 @@ class GrammarRequests:
         for entry in entries:
             entry.heard = len(entry.request.output)
         # A copy: the next step's masks may be written before this step has been sampled.
-        masks = TokenMasks(tuple(rows), self._pool.masks[: len(rows)].copy())
-        return masks, [(e.request, failed[e.key]) for e in entries if e.key in failed]
+        bits = self._pool.masks[: len(rows)].copy()
+        for entry, mask in zip(entries, bits, strict=True):
+            if len(entry.request.output) < entry.min_tokens:
+                _forbid_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
+        return TokenMasks(tuple(rows), bits), [
+            (e.request, failed[e.key]) for e in entries if e.key in failed
+        ]
 
     def ends(self, request: Request, token: int) -> bool:
         """Whether this token ends the sentence. It ends the answer then, whatever the request says
@@ -86,3 +99,13 @@ class GrammarRequests:
             assert self._pool is not None
             self._compiling.pop(entry.key, None)
             self._pool.close(entry.key)
+
+
+def _forbid_end(mask: np.ndarray, end_ids: Iterable[int]) -> None:
+    """Take `end_ids` out of `mask` [ceil(vocab / 32)] int32, unless it allows nothing else."""
+    longer = mask.copy()
+    octets = longer.view(np.uint8)
+    for token in end_ids:
+        octets[token // 8] &= ~np.uint8(1 << token % 8)
+    if longer.any():
+        mask[:] = longer
