@@ -6,9 +6,8 @@ end of the prompt; then the answer begins inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mla_router.worker.server.stop_strings import overlap
+from mla_router.worker.server.tool_calls.machine import TextMachine
 from mla_router.worker.server.tool_calls.parts import Content, Part, Reasoning
 
 BEGIN = "<think>"
@@ -20,32 +19,19 @@ def begins_inside(prompt: str) -> bool:
     return prompt.rstrip().endswith(BEGIN)
 
 
-class ReasoningSplitter:
-    """Splits text that arrives in pieces; how it was split makes no difference to the result.
-
-    The white space around the reasoning and before the answer belongs to neither. An answer that ends
+class ReasoningSplitter(TextMachine):
+    """The white space around the reasoning and before the answer belongs to neither. An answer that ends
     before the reasoning does has no content.
     """
 
     def __init__(self, *, inside: bool) -> None:
-        self._state: Callable[[list[Part]], bool] = self._opened if inside else self._start
-        self._buffer = ""
-
-    def push(self, text: str) -> list[Part]:
-        self._buffer += text
-        parts: list[Part] = []
-        while self._state(parts):
-            pass
-        return parts
+        super().__init__(self._opened if inside else self._start)
 
     def finish(self) -> list[Part]:
         if self._state in (self._opened, self._thinking):
             rest = self._buffer.rstrip()
             return [Reasoning(rest)] if rest else []
         return [Content(self._buffer)] if self._buffer else []
-
-    # Each state looks at the buffer, takes from it what it is sure of, and says whether the next one
-    # should look at the rest.
 
     def _start(self, parts: list[Part]) -> bool:
         del parts
@@ -56,7 +42,7 @@ class ReasoningSplitter:
             return True
         if BEGIN.startswith(rest):
             return False
-        self._state = self._answering
+        self._state = self._plain
         return True
 
     def _opened(self, parts: list[Part]) -> bool:
@@ -89,11 +75,5 @@ class ReasoningSplitter:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return False
-        self._state = self._answering
+        self._state = self._plain
         return True
-
-    def _answering(self, parts: list[Part]) -> bool:
-        if self._buffer:
-            parts.append(Content(self._buffer))
-            self._buffer = ""
-        return False

@@ -15,11 +15,12 @@ and V3.1:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from mla_router.worker.server.stop_strings import overlap
+from mla_router.worker.server.tool_calls.machine import TextMachine
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part
 
 CALLS_BEGIN = "<｜tool▁calls▁begin｜>"
@@ -78,23 +79,11 @@ DEEPSEEK_V3 = DeepSeekFormat("function" + SEPARATOR, "\n```json\n", "\n```" + CA
 DEEPSEEK_V31 = DeepSeekFormat("", SEPARATOR, CALL_END, "")
 
 
-class DeepSeekParser:
-    """A machine whose states are methods: each looks at the buffer, takes from it what it is sure of,
-    and says whether the next state should look at the rest."""
-
+class DeepSeekParser(TextMachine):
     def __init__(self, format: DeepSeekFormat, names: Collection[str]) -> None:
+        super().__init__(self._outside)
         self._format = format
         self._names = names
-        self._state: Callable[[list[Part]], bool] = self._outside
-        self._buffer = ""
-        self._taken = ""  # since the last thing that was told: content again, if no call follows
-
-    def push(self, text: str) -> list[Part]:
-        self._buffer += text
-        parts: list[Part] = []
-        while self._state(parts):
-            pass
-        return parts
 
     def finish(self) -> list[Part]:
         if self._state == self._arguments:
@@ -148,18 +137,6 @@ class DeepSeekParser:
         if found:
             self._state = self._between
         return found
-
-    def _give_up(self, parts: list[Part]) -> bool:
-        """Not the format: this and all that follows is content."""
-        self._buffer, self._taken = self._taken + self._buffer, ""
-        self._state = self._plain
-        return self._plain(parts)
-
-    def _plain(self, parts: list[Part]) -> bool:
-        if self._buffer:
-            parts.append(Content(self._buffer))
-            self._buffer = ""
-        return False
 
     def _take_until(self, marker: str) -> tuple[str, bool]:
         """The text before the marker, or as much as cannot be a part of it; whether it is there."""

@@ -9,13 +9,14 @@ Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from mla_router.worker.server.stop_strings import overlap
+from mla_router.worker.server.tool_calls.machine import TextMachine
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part
 
 TAG = "<|python_tag|>"
@@ -81,23 +82,13 @@ class _CallObject(msgspec.Struct):
         return "{}"
 
 
-class Llama3Parser:
-    """A machine whose states are methods, as that of the DeepSeek format. A call is told when its
-    object is complete: only then is it certain that it is one."""
+class Llama3Parser(TextMachine):
+    """A call is told when its object is complete: only then is it certain that it is one."""
 
     def __init__(self, names: Collection[str]) -> None:
+        super().__init__(self._start)
         self._names = names
-        self._state: Callable[[list[Part]], bool] = self._start
-        self._buffer = ""
-        self._taken = ""  # since the last thing that was told: content again, if no call follows
         self._object = _ObjectEnd()
-
-    def push(self, text: str) -> list[Part]:
-        self._buffer += text
-        parts: list[Part] = []
-        while self._state(parts):
-            pass
-        return parts
 
     def finish(self) -> list[Part]:
         rest = self._taken + self._buffer
@@ -174,18 +165,6 @@ class Llama3Parser:
         except (msgspec.MsgspecError, RecursionError):
             return None
         return call if call.name in self._names and call.given.startswith("{") else None
-
-    def _give_up(self, parts: list[Part]) -> bool:
-        """Not the format: this and all that follows is content."""
-        self._buffer, self._taken = self._taken + self._buffer, ""
-        self._state = self._plain
-        return self._plain(parts)
-
-    def _plain(self, parts: list[Part]) -> bool:
-        if self._buffer:
-            parts.append(Content(self._buffer))
-            self._buffer = ""
-        return False
 
 
 class _ObjectEnd:
