@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import small_model
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,17 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """bench/accuracy/small_model.py"""
-    monkeypatch.syspath_prepend(str(ROOT / "bench" / "accuracy"))
-    import small_model
-
-    return small_model
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +28,15 @@ def test_small_enough_for_a_wheel_of_10_megabytes() -> None:
     assert sum(file.stat().st_size for file in SMALL_MODEL.iterdir()) <= 8_000_000
 
 
-def test_config_and_shapes_are_those_of_the_script(script: ModuleType) -> None:
-    assert json.loads((SMALL_MODEL / "config.json").read_text()) == script.CONFIG
+def test_config_and_shapes_are_those_of_the_script() -> None:
+    assert json.loads((SMALL_MODEL / "config.json").read_text()) == small_model.CONFIG
     with safe_open(SMALL_MODEL / "model.safetensors", framework="pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    assert shapes == script.tensor_shapes(script.CONFIG)
+    assert shapes == small_model.tensor_shapes(small_model.CONFIG)
 
 
-def test_files_are_those_that_the_script_makes(script: ModuleType, tmp_path: Path) -> None:
-    script.write_files(tmp_path)
+def test_files_are_those_that_the_script_makes(tmp_path: Path) -> None:
+    small_model.write_files(tmp_path)
     for file in tmp_path.iterdir():
         assert file.read_bytes() == (SMALL_MODEL / file.name).read_bytes(), file.name
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import torch
+from quantize import Format, quantize_folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "accuracy"))
-from quantize import Format, quantize_folder
 
 __all__ = ["Format", "quantize_folder", "write_dequantized"]
 
