@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,20 @@ LATENT, ROPE = 512, 64
 SCALE = 0.1147
 PAGE_SIZE = 64
 
-# The tilings of a sweep by heads
-CANDIDATES = {
-    16: [
-        Tiling(16, 32, 4, 3, False, 2),
-        Tiling(16, 32, 4, 2, False, 3),
-        Tiling(16, 64, 4, 2, False, 2),
-        Tiling(16, 64, 8, 2, False, 2),
-        Tiling(16, 64, 8, 3, False, 1),
-        Tiling(16, 64, 8, 2, True, 1),
-    ],
-    128: [
-        Tiling(32, 64, 8, 2, True, 1),
-        Tiling(32, 64, 8, 2, False, 1),
-        Tiling(64, 32, 8, 3, False, 1),
-        Tiling(64, 64, 8, 2, False, 1),
-    ],
-}
+# What a sweep tries
+CANDIDATES = [
+    Tiling(16, 32, 4, 3, False, 2),
+    Tiling(16, 32, 4, 2, False, 3),
+    Tiling(16, 64, 4, 2, False, 2),
+    Tiling(16, 64, 8, 2, False, 2),
+    Tiling(16, 64, 8, 3, False, 1),
+    Tiling(16, 64, 8, 2, True, 1),
+    Tiling(32, 32, 8, 3, False, 1),
+    Tiling(32, 64, 8, 2, False, 1),
+    Tiling(32, 64, 8, 2, True, 1),
+    Tiling(64, 32, 8, 3, False, 1),
+    Tiling(64, 64, 8, 2, False, 1),
+]
 # Times the number of parts that occupies the GPU once, and the fewest blocks of a part
 PARTS = [(1, 1), (1, 2), (1, 4), (2, 1)]
 
@@ -62,6 +60,11 @@ class Case:
     length: int
     page_size: int = PAGE_SIZE
     queries: int = 1
+
+    @property
+    def candidates(self) -> list[Tiling]:
+        rows = self.heads * self.queries
+        return [tried for tried in CANDIDATES if min(rows, 32) <= tried.block_rows <= rows]
 
     @property
     def floor_us(self) -> float:
@@ -89,7 +92,7 @@ CASES = [
     Case(16, 64, 4096, queries=4),
     *(Case(128, *shape) for shape in ((1, 4096), (8, 4096), (32, 1024), (64, 4096), (256, 1024))),
 ]
-SWEPT = [case for case in CASES if case.page_size == PAGE_SIZE and case.queries == 1]
+SWEPT = [case for case in CASES if case.page_size >= 16]
 
 
 class Inputs:
@@ -206,7 +209,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def sweep(case: Case, candidates: list[Tiling]) -> list[dict[str, Any]]:
-    """Every candidate that fits the GPU, the fastest first."""
+    """Every candidate with every number of parts, the fastest first."""
     inputs = Inputs(case)
     rows = []
     for chosen in candidates:
@@ -218,10 +221,10 @@ def sweep(case: Case, candidates: list[Tiling]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["us"])
 
 
-def compiles(heads: int, chosen: Tiling) -> float | None:
-    """Error against torch at a small size; None if the GPU has not the resources. What is compiled
-    here comes from Triton's cache in other processes."""
-    inputs = Inputs(Case(heads, 8, 512))
+def error(case: Case, chosen: Tiling) -> float | None:
+    """Against torch; None if the GPU has not the resources. What is compiled here comes from
+    Triton's cache in other processes."""
+    inputs = Inputs(case)
     try:
         got = inputs.ours(inputs.schedule(chosen, inputs.parts(chosen)))()
     except OutOfResources:
@@ -255,27 +258,33 @@ def run_cases() -> dict[str, Any]:
 
 
 def run_sweep() -> dict[str, Any]:
-    """Compiles in as many processes as there are candidates, then times them one after the other."""
-    pairs = [(heads, chosen) for heads, listed in CANDIDATES.items() for chosen in listed]
+    """Compiles and checks at a small size in many processes, then times one by one."""
+    small = {case: replace(case, batch=8, length=512) for case in SWEPT}
+    tried = [(case, chosen) for case in dict.fromkeys(small.values()) for chosen in case.candidates]
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(pairs), mp_context=spawn) as pool:
-        errors = list(pool.map(compiles, *zip(*pairs, strict=True)))
-    usable: dict[int, list[Tiling]] = {heads: [] for heads in CANDIDATES}
-    for (heads, chosen), error in zip(pairs, errors, strict=True):
-        print(f"heads {heads:3} {astuple(chosen)}: relative error {error}")
-        if error is not None and error < 1e-2:
-            usable[heads].append(chosen)
+    with ProcessPoolExecutor(min(len(tried), os.cpu_count() or 1), mp_context=spawn) as pool:
+        errors = dict(zip(tried, pool.map(error, *zip(*tried, strict=True)), strict=True))
+    for (case, chosen), found in errors.items():
+        if found is None or not found < 1e-2:
+            print(f"left out: {chosen} at {case}: relative error {found}")
+
     results = []
     for case in SWEPT:
-        rows = sweep(case, usable[case.heads])
-        results.append({"heads": case.heads, "batch": case.batch, "length": case.length} | rows[0])
-        print(f"heads {case.heads} batch {case.batch} length {case.length}", end="  ")
-        print(f"floor {case.floor_us:.1f} us")
-        for row in rows[:4]:
-            print(f"    {row['us']:8.1f} us  {row['tiling']}  {row['parts']} parts", flush=True)
+        usable = [
+            chosen
+            for chosen in case.candidates
+            if (found := errors[small[case], chosen]) is not None and found < 1e-2
+        ]
+        rows = sweep(case, usable)
+        results.append(asdict(case) | {"rows": rows})
+        print(f"{case}: floor {case.floor_us:.1f} us")
+        for row in rows[:3]:
+            print(f"    {row['us']:8.1f} us  {row['tiling']}  {row['parts']} parts")
         best = {row["tiling"][:6]: row["us"] for row in reversed(rows)}
-        print("    best of each:", *(f"{tiles}: {us:.1f}" for tiles, us in best.items()))
-    return {"best": results}
+        print(
+            "    best of each:", *(f"{tiles}: {us:.1f}" for tiles, us in best.items()), flush=True
+        )
+    return {"cases": results}
 
 
 def main() -> None:

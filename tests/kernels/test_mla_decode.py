@@ -156,19 +156,18 @@ def test_wrong_shapes_are_named() -> None:
         )
 
 
-# Heads, queries, page size: V2-Lite, V3, and V2-Lite with some drafted tokens to verify
-REAL = [(16, 1, 64), (16, 1, 16), (128, 1, 64), (128, 1, 16), (16, 4, 64)]
-SMS = 132
+# Heads, queries, page size: V2-Lite, V3, and V2-Lite with drafted tokens to verify
+REAL = [(16, 1, 64), (16, 1, 16), (128, 1, 64), (16, 2, 64), (16, 4, 64)]
 
 
 def launches() -> None:
-    """Every tiling that is offered, for an H200."""
+    """Every tiling that `tiling` gives, for the 132 multiprocessors of an H200."""
     for heads, queries, page_size in REAL:
         chosen = tiling(heads, queries)
         q = torch.empty(8 * queries, heads, 576, dtype=torch.bfloat16, device="meta")
         lengths = torch.empty(8, dtype=torch.int32, device="meta")
         schedule = decode_schedule_torch(
-            lengths, max_length=4096, tiling=chosen, num_parts=SMS * chosen.programs_per_sm
+            lengths, max_length=4096, tiling=chosen, num_parts=132 * chosen.programs_per_sm
         )
         mla_decode_triton(
             *q.split([512, 64], dim=-1),
@@ -184,15 +183,14 @@ def launches() -> None:
 
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
-        report.check()
-        if report.kernel == "attend_kernel":
-            chosen = next(
-                tiling(h, q)
-                for h, q, _ in REAL
-                if (h, q) == (report.constants["HEADS"], report.constants["QUERIES"])
-            )
-            # As many programs as the schedule counts on must fit one multiprocessor
-            threads = 32 * report.num_warps * chosen.programs_per_sm
-            assert threads * -(-report.registers // 8) * 8 <= 65_536, report
-            assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
-            assert report.has_wgmma == chosen.swap, report
+        if report.kernel != "attend_kernel":
+            report.check()
+            continue
+        chosen = tiling(report.constants["HEADS"], report.constants["QUERIES"])
+        # As many programs as the schedule counts on must fit one multiprocessor
+        threads = 32 * report.num_warps * chosen.programs_per_sm
+        assert threads * -(-report.registers // 8) * 8 <= 65_536, report
+        assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
+        # Tiles of 64 rows keep a few addresses of the queries, read once a request, on the stack
+        assert report.spill_bytes <= (32 if chosen.block_rows == 64 else 0), report
+        assert report.has_wgmma == (chosen.swap or chosen.block_rows == 64), report

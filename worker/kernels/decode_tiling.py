@@ -23,7 +23,9 @@ def tiling(num_heads: int, queries: int = 1) -> Tiling:
     rows = num_heads * queries
     if rows <= 16:
         return Tiling(16, 32, num_warps=4, num_stages=3, swap=False, programs_per_sm=2)
-    return Tiling(32, 64, num_warps=8, num_stages=2, swap=True, programs_per_sm=1)
+    if rows <= 32:
+        return Tiling(32, 32, num_warps=8, num_stages=3, swap=False, programs_per_sm=1)
+    return Tiling(64, 32, num_warps=8, num_stages=3, swap=False, programs_per_sm=1)
 
 
 def num_parts(tiling: Tiling, num_heads: int, queries: int, device: torch.device) -> int:

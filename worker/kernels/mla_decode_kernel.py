@@ -44,9 +44,10 @@ def attend_kernel(
     rows = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     # A constant if no tile has rows to spare: that saves registers
     row_mask = rows < ROWS if ROWS % BLOCK_ROWS else tl.full([BLOCK_ROWS], True, tl.int1)
-    query = rows // HEADS
-    q_latent_at = query * q_latent_stride_t + rows % HEADS * q_latent_stride_h
-    q_pe_at = query * q_pe_stride_t + rows % HEADS * q_pe_stride_h
+    query = rows // HEADS if QUERIES > 1 else 0
+    head = rows % HEADS if QUERIES > 1 else rows
+    q_latent_at = query * q_latent_stride_t + head * q_latent_stride_h
+    q_pe_at = query * q_pe_stride_t + head * q_pe_stride_h
     latent = tl.arange(0, LATENT)
     rope = tl.arange(0, ROPE)
 
@@ -76,7 +77,7 @@ def attend_kernel(
             other=0.0,
         )
         # Of the new tokens of a request, each sees itself and what came before
-        visible = length if QUERIES == 1 else length - QUERIES + 1 + query
+        visible = length - QUERIES + 1 + query
 
         acc, maximum, total_weight = _attend(
             q_c,
