@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.moe_experts import moe_experts
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.side_by_side import side_by_side
@@ -22,6 +21,7 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
+from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import MLP, Linear, RMSNorm, empty_parameter
 from mla_router.worker.model.rope import rotation_table, softmax_scale
 
@@ -152,7 +152,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.gate = Gate(config)
-        self.experts = Experts(config)
+        self.experts = Experts(config.hidden_size, config.moe_intermediate_size, config.num_experts)
         self.shared_experts = (
             MLP(config.hidden_size, config.num_shared_experts * config.moe_intermediate_size)
             if config.num_shared_experts
@@ -195,21 +195,3 @@ class Gate(nn.Module):
             normalize=self.config.normalize_expert_weights,
             scale=self.config.routed_scaling_factor,
         )
-
-
-class Experts(nn.Module):
-    """The routed experts' weights, stacked."""
-
-    def __init__(self, config: DeepseekConfig) -> None:
-        super().__init__()
-        experts, hidden, width = (
-            config.num_experts,
-            config.hidden_size,
-            config.moe_intermediate_size,
-        )
-        self.gate_up_proj = Linear(hidden, {"gate_proj": width, "up_proj": width}, experts=experts)
-        self.down_proj = Linear(width, hidden, experts=experts)
-
-    def forward(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
-        return moe_experts(hidden, gate_up, down, weights, ids)

@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.deepseek import Gate
 from mla_router.worker.model.loader import load_model
+from mla_router.worker.model.quantization.fp8 import Fp8Linear
 from support.forward_driver import ForwardDriver
 from support.fp8_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -81,6 +83,34 @@ def test_logits_are_those_of_transformers(folders: tuple[Path, Path, Format]) ->
 def test_bfloat16_rounds_what_float32_multiplied(folders: tuple[Path, Path, Format]) -> None:
     fp8, plain, _ = folders
     assert torch.equal(answers(load(fp8, torch.bfloat16)), answers(load(plain, torch.bfloat16)))
+
+
+def test_only_experts_that_a_token_was_routed_to_are_dequantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path / "source", **CONFIGS["v3"])
+    quantize_folder(tmp_path / "source", tmp_path / "fp8", Format("block", (16, 24)))
+    model = load(tmp_path / "fp8")
+    driver = ForwardDriver(model, page_size=16)
+    driver.step(chunks=[(0, PROMPT)])
+    routed: list[list[int]] = []
+    for module in model.modules():
+        if isinstance(module, Gate):
+            module.register_forward_hook(
+                lambda *call: routed.append(sorted(call[2][1][0].tolist()))
+            )
+    dequantized: dict[Fp8Linear, list[int]] = {}
+    dense_expert = Fp8Linear.dense_expert
+
+    def counted(self: Fp8Linear, index: int) -> Tensor:
+        dequantized.setdefault(self, []).append(index)
+        return dense_expert(self, index)
+
+    monkeypatch.setattr(Fp8Linear, "dense_expert", counted)
+    driver.step({0: 5})
+    assert [len(experts) for experts in routed] == [3, 3]
+    # Of each layer both projections
+    assert list(dequantized.values()) == [routed[0], routed[0], routed[1], routed[1]]
 
 
 def test_linear_layers_stay_fp8_and_nothing_else_is(folders: tuple[Path, Path, Format]) -> None:

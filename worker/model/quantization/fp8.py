@@ -35,9 +35,16 @@ class Fp8Linear(Linear):
         self.register_parameter(self.scale_name, scale)
 
     def dense_weight(self) -> Tensor:
+        return self._dequantized(self.weight, self.get_parameter(self.scale_name))
+
+    def dense_expert(self, index: int) -> Tensor:
+        """[outputs, inputs]: the weight of one of the stacked layers."""
+        return self._dequantized(self.weight[index], self.get_parameter(self.scale_name)[index])
+
+    def _dequantized(self, weight: Tensor, scale: Tensor) -> Tensor:
         return fp8_dequantize(
-            self.weight,
-            self.get_parameter(self.scale_name),
+            weight,
+            scale,
             block=self.block,
             parts=self.part_sizes,
             dtype=self.dtype,
