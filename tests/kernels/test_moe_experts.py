@@ -149,9 +149,8 @@ def launches() -> None:
 
 def launches_of_tables() -> None:
     for path in sorted(TABLES.glob("*.json")):
-        sizes = dict(part.split("=") for part in path.stem.split(",") if "=" in part)
-        dtype = getattr(torch, path.stem.split(",")[-1])
-        shape = MoeShape(int(sizes["E"]), int(sizes["N"]), int(sizes["I"]), dtype)
+        *sizes, dtype = path.stem.split(".")[-4:]
+        shape = MoeShape(*(int(size[1:]) for size in sizes), dtype=getattr(torch, dtype))
         for tokens, tiling in (read_table(path) or {}).items():
             launch(shape, 8, tokens, tiling)
 

@@ -33,7 +33,7 @@ def test_the_next_tuned_number_of_tokens(
 ) -> None:
     monkeypatch.setattr(module, "TABLES", tmp_path)
     path = table_path("NVIDIA H200", SHAPE)
-    assert path.name == "moe,NVIDIA_H200,E=66,N=2048,I=1408,bfloat16.json"
+    assert path.name == "moe.NVIDIA_H200.E66.N2048.I1408.bfloat16.json"
     path.write_bytes(msgspec.json.encode(TABLE))
     assert moe_tiling("NVIDIA H200", SHAPE, tokens, 8).rows == rows
 

@@ -60,7 +60,7 @@ def moe_tiling(device: str, shape: MoeShape, tokens: int, top_k: int) -> MoeTili
 
 def table_path(device: str, shape: MoeShape) -> Path:
     name = (
-        f"moe,{device.replace(' ', '_')},E={shape.experts},N={shape.hidden},I={shape.width},"
+        f"moe.{device.replace(' ', '_')}.E{shape.experts}.N{shape.hidden}.I{shape.width}."
         f"{str(shape.dtype).removeprefix('torch.')}.json"
     )
     return TABLES / name
