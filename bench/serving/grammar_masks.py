@@ -10,6 +10,9 @@ masks cost the most. `records` are filled with words, as a model would.
 Two baselines take the same tokens in the same run: matchers in this process, one row after the other
 (what xgrammar itself takes, without processes and threads), and what one would write first: each
 token's bytes are tried against the same matcher, in Python.
+
+`forced_share` says how often a mask allows one token alone, and `forced_share_in_runs` how often two
+or more such masks follow each other: what could be had by jumping forward without changing a token.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ PERSON: dict[str, Any] = {
     },
     "required": ["name", "age", "tags", "address"],
 }
-# A list, so that no text ends before the bench does.
-SCHEMA = {"type": "array", "items": PERSON}
+# A list, so that no text ends before the bench does; a random one has to begin its first object.
+SCHEMA = {"type": "array", "items": PERSON, "minItems": 1}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -133,6 +136,13 @@ class Times:
     pool_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)  # wall
     alone_cpu_s: list[float] = field(default_factory=list)
+    forced: list[np.ndarray] = field(default_factory=list)  # [rows] bool: one token is allowed
+
+    @property
+    def forced_in_runs(self) -> float:
+        """Share of the masks that allow one token, as the mask before or after does."""
+        forced = np.pad(self.forced, ((1, 1), (0, 0)))
+        return float(np.mean(forced[1:-1] & (forced[:-2] | forced[2:])))
 
 
 def drive(
@@ -157,6 +167,7 @@ def drive(
         times.alone_cpu_s.append(time.process_time() - cpu)
         times.alone_s.append(time.perf_counter() - begun)
         assert (masks == pool.masks).all(), "masks differ"
+        times.forced.append(np.unpackbits(masks.view(np.uint8), axis=1).sum(axis=1) == 1)
         for row in range(len(keys)):
             if texts:
                 new[row] = [texts[row][step]]
@@ -220,6 +231,8 @@ def measure(
         "cpu_us_per_row": round(cpu * 1e6 / rows, 1),
         "one_by_one_cpu_us_per_row": round(statistics.mean(times.alone_cpu_s) * 1e6 / rows, 1),
         "times_faster_than_python": round(python_s * rows / fill),
+        "forced_share": round(float(np.mean(times.forced)), 4),
+        "forced_share_in_runs": round(times.forced_in_runs, 4),
     }
 
 
