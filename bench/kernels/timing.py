@@ -17,18 +17,20 @@ H200_BF16_FLOPS = 748e12
 # Five times the L2 of an H200 (50 MB): writing it leaves nothing of the inputs there.
 FLUSH_BYTES = 256 << 20
 
+PAUSE_CYCLES = 600_000  # about 0.3 ms
+
 
 def time_us(fn: Callable[[], object], *, budget_ms: float = 60, max_runs: int = 200) -> float:
     """Median time of one `fn()` in us, with nothing of its inputs in L2.
 
-    As many runs as fit in `budget_ms` of device time, between 5 and `max_runs`. The write that
-    empties the L2 keeps the device busy for about 65 us, in which the host queues what `fn` launches:
-    up to about five launches from Python are timed without gaps. For more use `time_graph_us`.
+    As many runs as fit in `budget_ms` of device time, between 5 and `max_runs`. Emptying the L2 and
+    a pause keep the device busy for about 0.4 ms, in which the host queues what `fn` launches: some
+    ten launches from Python are timed without gaps. For more use `time_graph_us`.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     fn()
     estimate = _timed([fn] * 3, flush)
-    runs = min(max(int(budget_ms * 1000 / (max(estimate) + 70)), 5), max_runs)
+    runs = min(max(int(budget_ms * 1000 / (max(estimate) + 400)), 5), max_runs)
     return statistics.median(_timed([fn] * runs, flush))
 
 
@@ -60,6 +62,7 @@ def _timed(calls: list[Callable[[], object]], flush: torch.Tensor | None = None)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if flush is not None:
             flush.zero_()
+            torch.cuda._sleep(PAUSE_CYCLES)
         start.record()
         call()
         end.record()

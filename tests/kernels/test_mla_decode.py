@@ -192,5 +192,5 @@ def test_compiled_for_sm_90() -> None:
         assert threads * -(-report.registers // 8) * 8 <= 65_536, report
         assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
         # Tiles of 64 rows keep a few addresses of the queries, read once a request, on the stack
-        assert report.spill_bytes <= (32 if chosen.block_rows == 64 else 0), report
+        assert report.spill_bytes <= (64 if chosen.block_rows == 64 else 0), report
         assert report.has_wgmma == (chosen.swap or chosen.block_rows == 64), report

@@ -21,8 +21,8 @@ from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.mla_decode_kernel import attend_kernel, merge_kernel
 from mla_router.worker.kernels.paged_rows import paged_rows
 
-# Below so many programs the merge is cut along the latent, too, to occupy the GPU
-MERGE_PROGRAMS = 1024
+# Below so many rows the merge is cut along the latent, too, to occupy the GPU
+MERGE_ROWS = 256
 
 
 def mla_decode(
@@ -135,7 +135,7 @@ def mla_decode_triton(
         SWAP=tiling.swap,
         num_warps=tiling.num_warps,
     )
-    columns = latent if requests * rows >= MERGE_PROGRAMS else min(latent, 128)
+    columns = latent if requests * rows >= MERGE_ROWS else min(latent, 128)
     merge_kernel[(requests * rows, latent // columns)](
         partial_out,
         partial_lse,
@@ -145,7 +145,7 @@ def mla_decode_triton(
         ROWS=rows,
         LATENT=latent,
         BLOCK_LATENT=columns,
-        BLOCK_PARTS=4 if columns == latent else 16,
+        BLOCK_PARTS=4096 // columns,
         num_warps=4,
     )
     return out

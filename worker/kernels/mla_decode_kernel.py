@@ -65,6 +65,8 @@ def attend_kernel(
         first = position - request_start
         last = tl.minimum(end, request_end) - request_start
 
+        # Before the queries: where a block lies is on the path of all that follows
+        page = _pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         token = (request * QUERIES).to(tl.int64)
         q_c = tl.load(
             q_latent + token * q_latent_stride_t + q_latent_at[:, None] + latent[None, :],
@@ -84,6 +86,7 @@ def attend_kernel(
             q_r,
             cache,
             pages,
+            page,
             first,
             last,
             length,
@@ -120,6 +123,7 @@ def _attend(
     q_r,
     cache,
     pages,
+    page,
     first,
     last,
     length,
@@ -135,7 +139,7 @@ def _attend(
     SWAP: tl.constexpr,
 ):
     """Sum of weighted latents ([rows, LATENT], or transposed), maximal score and sum of weights of
-    blocks [first, last) of one request. Scores are to base 2."""
+    blocks [first, last) of one request; `page` is that of the first. Scores are to base 2."""
     latent = tl.arange(0, LATENT)
     rope = tl.arange(0, ROPE)
     tokens = tl.arange(0, BLOCK_TOKENS)
@@ -147,8 +151,6 @@ def _attend(
     else:
         acc = tl.zeros([BLOCK_ROWS, LATENT], tl.float32)
 
-    # Where a block lies is read one block ahead, off the path of the loads that depend on it
-    page = _pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
     for block in tl.range(first, last, num_stages=STAGES):
         start = block * BLOCK_TOKENS
         at = start + tokens
@@ -159,6 +161,7 @@ def _attend(
         else:
             row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
             base = cache + row[:, None] * (LATENT + ROPE)
+        # Read one block ahead, off the path of the loads that depend on it
         page = _pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Beyond the end lie rows of others or of nobody, perhaps NaN
         exists = (at < length)[:, None]
