@@ -12,7 +12,7 @@ class Tiling:
     block_rows: int  # query rows (heads x new tokens of one request) of a program
     block_tokens: int  # cached rows that are loaded at once
     num_warps: int
-    num_stages: int  # of the software pipeline: one less than the blocks that are in flight
+    num_stages: int  # of the software pipeline: loads run at most num_stages - 1 blocks ahead
     swap: bool  # score tiles are [tokens, rows], so that tokens fill the 64 rows that wgmma wants
     programs_per_sm: int  # that fit one multiprocessor's registers and shared memory at a time
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
