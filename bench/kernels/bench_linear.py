@@ -2,25 +2,34 @@
 
     python bench/kernels/bench_linear.py [--sweep] [--out bench/results/linear.jsonl]
 
-The floor is the reading of the weight. `--sweep` names the best tiling of each case.
+Time is that of one of many products in a CUDA graph, with weights that take turns so that each is read
+from memory. The floor is the reading of the weight. `--sweep` names the best tiling of each kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
-from itertools import product
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import astuple
+from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from triton.runtime.errors import OutOfResources
 
-from mla_router.worker.kernels.linear import Tiling, linear_triton, tiling
+from mla_router.worker.kernels.linear import Tiling, linear_triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
-from timing import floor_us, time_us
+from timing import floor_us, time_graph_us
 
 WEIGHTS = {
     "V2-Lite router": (64, 2048),
@@ -32,42 +41,88 @@ WEIGHTS = {
     "V3 latents": (2112, 7168),
     "V3 shared down": (7168, 2048),
 }
-ROWS = (1, 8, 32, 64)
-BLOCKS = tuple(product((16, 32), (64, 128, 256), (4, 8), (3, 4, 6)))
+ROWS = (1, 2, 4, 8, 32, 64)
+SINGLE = tuple(product((2, 4, 8, 16), (512, 1024, 2048), (4, 8), (1, 3)))
+BLOCK = tuple(product((16, 32, 64), (64, 128, 256), (4, 8), (3, 5, 7)))
+COLD_BYTES = 200 << 20  # of weights that take turns, so that none is in L2 when its turn comes
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--weights", nargs="+", default=list(WEIGHTS))
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def measure(name: str, rows: int, candidates: list[Tiling] | None) -> dict[str, Any]:
+def candidates(rows: int) -> list[Tiling]:
+    tall = max(16, triton.next_power_of_2(rows))
+    tilings = [Tiling(tall, *rest) for rest in BLOCK]
+    if rows <= 8:
+        # More numbers at once than the registers of a block hold would spill
+        tilings += [
+            Tiling(None, *rest)
+            for rest in SINGLE
+            if rest[0] * rest[1] * triton.next_power_of_2(rows) <= 64 * 32 * rest[2]
+        ]
+    return tilings
+
+
+class Case:
+    def __init__(self, name: str, rows: int) -> None:
+        outputs, inputs = WEIGHTS[name]
+        copies = min(max(2, COLD_BYTES // (2 * outputs * inputs)), 64)
+        self.x = torch.randn(rows, inputs, device="cuda").bfloat16()
+        self.weights = torch.randn(copies, outputs, inputs, device="cuda").bfloat16()
+        self.dtype = torch.float32 if "router" in name else torch.bfloat16
+
+    def ours(self, weight: torch.Tensor, tiles: Tiling | None = None) -> torch.Tensor:
+        return linear_triton(self.x, weight, out_dtype=self.dtype, tiles=tiles)
+
+    def time_us(self, product: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        turn = cycle(self.weights)
+        return time_graph_us(lambda: product(next(turn)), launches=len(self.weights), replays=5)
+
+    def fits(self, tiles: Tiling) -> bool:
+        try:
+            self.ours(self.weights[0], tiles)
+        except OutOfResources:
+            return False
+        return True
+
+
+def compile_one(job: tuple[str, int, Tiling]) -> None:
+    name, rows, tiles = job
     outputs, inputs = WEIGHTS[name]
-    x = torch.randn(rows, inputs, device="cuda").bfloat16()
-    weight = torch.randn(outputs, inputs, device="cuda").bfloat16()
+    x = torch.zeros(rows, inputs, device="cuda", dtype=torch.bfloat16)
+    weight = torch.zeros(outputs, inputs, device="cuda", dtype=torch.bfloat16)
     dtype = torch.float32 if "router" in name else torch.bfloat16
+    with suppress(OutOfResources):
+        linear_triton(x, weight, out_dtype=dtype, tiles=tiles)
 
-    def ours(tiles: Tiling | None = None) -> float:
-        return time_us(lambda: linear_triton(x, weight, out_dtype=dtype, tiles=tiles), max_runs=40)
 
+def measure(name: str, rows: int, sweep: bool) -> dict[str, Any]:
+    case = Case(name, rows)
+    weight = case.weights[0]
     row = {
         "weight": name,
         "rows": rows,
-        "us": round(ours(), 2),
-        "torch_us": round(time_us(lambda: torch.mm(x, weight.t(), out_dtype=dtype)), 2),
+        "us": round(case.time_us(case.ours), 2),
+        "torch_us": round(case.time_us(lambda w: torch.mm(case.x, w.t(), out_dtype=case.dtype)), 2),
         "floor_us": round(floor_us(moved_bytes=weight.nbytes, flops=2 * rows * weight.numel()), 2),
     }
-    if candidates:
-        times = {}
-        for tiles in candidates:
-            try:
-                times[tiles] = ours(tiles)
-            except OutOfResources:
-                continue
-        best = min(times, key=lambda tiles: times[tiles])
-        row |= {"best_us": round(times[best], 2), "best": str(best)}
+    if sweep:
+        times = {
+            tiles: case.time_us(partial(case.ours, tiles=tiles))
+            for tiles in candidates(rows)
+            if case.fits(tiles)
+        }
+        for kind in (True, False):
+            of_kind = [tiles for tiles in times if (tiles.block_rows is None) == kind]
+            if of_kind:
+                best = min(of_kind, key=lambda tiles: times[tiles])
+                row["single" if kind else "block"] = [round(times[best], 2), *astuple(best)]
     return row
 
 
@@ -75,14 +130,18 @@ def main() -> None:
     args = parse_args()
     rows = []
     print(f"{'weight':28} rows       us  torch us    floor  of floor")
-    for name, batch in product(WEIGHTS, ROWS):
-        block_rows = tiling(batch, 1).block_rows
-        candidates = [Tiling(block_rows, *rest) for rest in BLOCKS] if args.sweep else None
-        row = measure(name, batch, candidates)
+    cases = list(product(args.weights, args.rows))
+    if args.sweep:
+        jobs = [(name, rows, tiles) for name, rows in cases for tiles in candidates(rows)]
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
+            list(pool.map(compile_one, jobs, chunksize=8))
+    for name, batch in cases:
+        row = measure(name, batch, args.sweep)
         rows.append(row)
         print(
             f"{name:28} {batch:4d} {row['us']:8.2f} {row['torch_us']:9.2f} {row['floor_us']:8.2f} "
-            f"{row['floor_us'] / row['us']:9.1%}  {row.get('best_us', '')} {row.get('best', '')}",
+            f"{row['floor_us'] / row['us']:9.1%}  {row.get('single', '')} {row.get('block', '')}",
             flush=True,
         )
     record("linear", {"rows": rows}, args.out)

@@ -22,7 +22,7 @@ def test_float64(rows: int, shape: tuple[int, int], out_dtype: torch.dtype) -> N
         got = linear(x, weight, out_dtype=out_dtype)
     expected = x.double() @ weight.double().T
     error = (got.double() - expected).abs().max() / expected.abs().max()
-    assert error < (1e-5 if out_dtype == torch.float32 else 2**-8)
+    assert error < (1e-4 if out_dtype == torch.float32 else 2**-8)
 
 
 def test_in_a_cuda_graph() -> None:

@@ -59,7 +59,7 @@ def measure_working_memory(
     prompt = (0,) * prefill_tokens
     admitted = tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1))
     # A page may be that of several places: what is computed from it does not matter
-    own = [(decodes, index, 1) for index in range((prefix + prefill_tokens) // capacity.page_size)]
+    own = [(decodes, index, 1) for index in range(capacity.pages_per_request)]
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]
     plan = StepPlan(
         decode_slots=tuple(range(decodes)),

@@ -20,6 +20,7 @@ from mla_router.worker.kernels.dispatch import on_gpu
 # With more rows or outputs the library fills the GPU as well, and its tiles are taller.
 MAX_ROWS = 64
 MAX_OUTPUTS = 32768
+MAX_SINGLE_ROWS = 4
 
 
 def linear(
@@ -51,7 +52,10 @@ def linear_torch(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    block_rows: int
+    """Without `block_rows` each row is multiplied by itself, which is for few rows; with it, so many
+    rows at a time go through the tensor cores."""
+
+    block_rows: int | None
     block_outputs: int
     block_inputs: int
     num_warps: int
@@ -59,8 +63,9 @@ class Tiling:
 
 
 def tiling(rows: int, outputs: int) -> Tiling:
-    """About one program or more for each of some 130 multiprocessors, and 24 KiB or more of each one's
-    weights on their way."""
+    """The best of those that `bench/kernels/bench_linear.py --sweep` tried on an H200."""
+    if rows <= MAX_SINGLE_ROWS:
+        return Tiling(None, 4, 1024, num_warps=4, num_stages=2)
     block_rows = max(16, triton.next_power_of_2(rows))
     if outputs <= 4096:
         return Tiling(block_rows, 16, 256 if block_rows <= 32 else 128, num_warps=4, num_stages=4)
@@ -77,27 +82,27 @@ def linear_triton(
         f"x {tuple(x.shape)} {x.stride()}, weight {tuple(weight.shape)} {weight.stride()}"
     )
     tiles = tiles or tiling(rows, outputs)
-    assert rows <= tiles.block_rows, f"{rows} rows, {tiles}"
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
-    _linear_kernel[(triton.cdiv(outputs, tiles.block_outputs),)](
-        x,
-        weight,
-        out,
-        rows,
-        x.stride(0),
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        BLOCK_ROWS=tiles.block_rows,
-        BLOCK_OUTPUTS=tiles.block_outputs,
-        BLOCK_INPUTS=tiles.block_inputs,
-        STAGES=tiles.num_stages,
-        num_warps=tiles.num_warps,
-    )
+    grid = (triton.cdiv(outputs, tiles.block_outputs),)
+    blocks = {
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "BLOCK_OUTPUTS": tiles.block_outputs,
+        "BLOCK_INPUTS": tiles.block_inputs,
+        "STAGES": tiles.num_stages,
+        "num_warps": tiles.num_warps,
+    }
+    if tiles.block_rows is None:
+        block_rows = triton.next_power_of_2(rows)
+        _single_rows[grid](x, weight, out, rows, x.stride(0), BLOCK_ROWS=block_rows, **blocks)
+        return out
+    assert rows <= tiles.block_rows, f"{rows} rows, {tiles}"
+    _block_of_rows[grid](x, weight, out, rows, x.stride(0), BLOCK_ROWS=tiles.block_rows, **blocks)
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _linear_kernel(
+def _single_rows(
     x,
     weight,
     out,
@@ -105,10 +110,48 @@ def _linear_kernel(
     x_stride,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
     STAGES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    row = tl.arange(0, BLOCK_ROWS)
+    is_row, is_output = row < rows, output < OUTPUTS
+    weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + inputs[None, :]
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS], tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=STAGES):
+        exists = start + inputs < INPUTS
+        w = tl.load(
+            weight_at + start,
+            mask=is_output[:, None] & exists[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        a = tl.load(
+            x + row[:, None] * x_stride + (start + inputs)[None, :],
+            mask=exists[None, :] & is_row[:, None],
+            other=0.0,
+        )
+        acc += w.to(tl.float32)[None, :, :] * a.to(tl.float32)[:, None, :]
+    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    tl.store(at, tl.sum(acc, 2).to(out.dtype.element_ty), mask=is_output[None, :] & is_row[:, None])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _block_of_rows(
+    x,
+    weight,
+    out,
+    rows,
+    x_stride,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK_ROWS)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
