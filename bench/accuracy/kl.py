@@ -1,16 +1,19 @@
 """Does a token's probability depend on how its context got into the cache? It should not.
 
-    python -m mla_router.launch_worker --port 8000                            # in another terminal
-    python bench/accuracy/kl.py --urls http://127.0.0.1:8000
+    python bench/accuracy/kl.py                                               # the small model, on the CPU
+    python bench/accuracy/kl.py --model-path bench/shapes/deepseek-v2-lite --load-format dummy \\
+      --device cuda --dtype bfloat16 --max-difference 0.5 --max-kl 0.01
+    python bench/accuracy/kl.py --urls http://127.0.0.1:8000                  # servers that run already
 
-The first of `--urls` continues prompts by sampling, a step a token. Then each of them, all servers of
+Without `--urls` two workers are started, one after the other: one as all the worker's flags say, and one
+that computes prompts in chunks of `--piece` tokens. A folder without a tokenizer borrows the small model's.
+
+The first server continues prompts by sampling, a step a token. Then each of them, all servers of
 the same model, says how probable it finds the same tokens
 - prefilled: prompt and answer in one request, with nothing cached;
 - cached: the same again, with as much of it cached as can be;
 - in pieces: longer by `--piece` tokens with each request, the first with nothing cached.
 Salts keep these apart from each other and from all that a server has cached before.
-
-Other settings are other servers: `--chunked-prefill-size`, `--page-size`, `--dtype`.
 
 The tokens x are drawn from the distribution p that decoded them, at temperature 1. With
 d = log q(x) - log p(x), the mean of exp(d) - 1 - d estimates KL(p || q) without bias and is never
@@ -22,10 +25,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import math
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +40,14 @@ import aiohttp
 from run import questions
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from record import record
+
+from mla_router.worker import config as worker_config
+from mla_router.worker.config import SMALL_MODEL, WorkerConfig
+from support import processes
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +155,18 @@ def compare(path: str, samples: list[Sample], scored: list[Scored]) -> Row:
     )
 
 
-async def measure(
-    urls: list[str], *, prompts: list[str], new_tokens: int, piece: int, api_key: str = ""
-) -> list[Row]:
-    """A row for each of the `urls` and each way. Raises SystemExit if a server refuses a request."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with aiohttp.ClientSession(urls[0], headers=headers) as http:
-        samples = await asyncio.gather(
+async def draw(url: str, prompts: list[str], *, new_tokens: int, api_key: str = "") -> list[Sample]:
+    """What the server at `url` says after each prompt. Raises SystemExit if it refuses a request."""
+    async with aiohttp.ClientSession(url, headers=authorization(api_key)) as http:
+        return await asyncio.gather(
             *(sample(http, text, new_tokens, seed) for seed, text in enumerate(prompts))
         )
-    rows = []
+
+
+async def measure(
+    url: str, samples: list[Sample], *, piece: int, name: str, api_key: str = ""
+) -> list[Row]:
+    """A row for each way. Raises SystemExit if the server refuses a request."""
     # "cached" finds what "prefilled" left behind.
     ways: list[tuple[str, str, Score]] = [
         ("prefilled", "whole", whole),
@@ -160,20 +174,43 @@ async def measure(
         (f"in pieces of {piece}", "pieces", in_pieces(piece)),
     ]
     run = secrets.token_hex(8)
-    for url in urls:
-        async with aiohttp.ClientSession(url, headers=headers) as http:
-            for name, salt, way in ways:
-                scored = await asyncio.gather(
-                    *(way(http, of, f"{run} {salt} {i}") for i, of in enumerate(samples))
-                )
-                rows.append(compare(f"{url} {name}", samples, scored))
+    rows = []
+    async with aiohttp.ClientSession(url, headers=authorization(api_key)) as http:
+        for path, salt, way in ways:
+            scored = await asyncio.gather(
+                *(way(http, of, f"{run} {salt} {i}") for i, of in enumerate(samples))
+            )
+            rows.append(compare(f"{name} {path}", samples, scored))
     return rows
 
 
-def parse_args() -> argparse.Namespace:
+def authorization(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+@contextmanager
+def started(config: WorkerConfig, **changed: processes.Flag) -> Iterator[str]:
+    """URL of a worker of its own, with the flags of `config` that are not the default."""
+    flags: dict[str, processes.Flag] = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
+    }
+    with tempfile.TemporaryDirectory(prefix="mla-kl-") as scratch:
+        folder = Path(scratch)
+        for file in config.folder.iterdir():
+            (folder / file.name).symlink_to(file.resolve())
+        if not (folder / TOKENIZER_FILES[0]).exists():
+            for name in TOKENIZER_FILES:
+                (folder / name).symlink_to(SMALL_MODEL / name)
+        with processes.worker(**flags | {"model_path": folder} | changed) as worker:
+            yield worker.url
+
+
+def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--urls", nargs="+", default=["http://127.0.0.1:8000"])
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--urls", nargs="+", help="servers; default: two workers are started")
+    parser.add_argument("--api-key", default="", help="of the servers")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--num-shots", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -182,24 +219,32 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--max-kl", type=float, default=1e-6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    worker_config.add_flags(parser, leave_out=frozenset({"host", "port", "api_key"}))
     args = parser.parse_args()
     if args.piece < 2:
         parser.error(f"--piece {args.piece}: at least 2")
-    return args
+    return args, worker_config.from_namespace(args)
 
 
 def main() -> int:
-    args = parse_args()
+    args, config = parse_args()
     prompts = [q.prompt for q in questions(args.num_shots, args.num_prompts, args.seed)]
-    rows = asyncio.run(
-        measure(
-            args.urls,
-            prompts=prompts,
-            new_tokens=args.new_tokens,
-            piece=args.piece,
-            api_key=args.api_key,
-        )
-    )
+    new_tokens, key = args.new_tokens, config.api_key
+    samples: list[Sample] = []
+    rows: list[Row] = []
+
+    def compare_with(url: str, name: str) -> None:
+        if not samples:
+            samples.extend(asyncio.run(draw(url, prompts, new_tokens=new_tokens, api_key=key)))
+        rows.extend(asyncio.run(measure(url, samples, piece=args.piece, name=name, api_key=key)))
+
+    for url in args.urls or []:
+        compare_with(url, url)
+    if not args.urls:
+        with started(config) as url:
+            compare_with(url, "as set,")
+        with started(config, chunked_prefill_size=args.piece) as url:
+            compare_with(url, f"chunks of {args.piece},")
     width = max(len(row.path) for row in rows)
     print(f"{'compared with decoding':{width}}  max |d|   mean |d|  KL        cached")
     for row in rows:
@@ -207,8 +252,8 @@ def main() -> int:
             f"{row.path:{width}}  {row.max_difference:.2e}  {row.mean_difference:.2e}  "
             f"{row.kl:.2e}  {row.cached_tokens}"
         )
-    config = {"prompts": len(prompts), "new_tokens": args.new_tokens, "piece": args.piece}
-    record("kl", {"config": config, "rows": [asdict(row) for row in rows]}, args.out)
+    sizes = {"prompts": len(prompts), "new_tokens": args.new_tokens, "piece": args.piece}
+    record("kl", {"config": sizes, "rows": [asdict(row) for row in rows]}, args.out)
     good = all(r.max_difference <= args.max_difference and r.kl <= args.max_kl for r in rows)
     return 0 if good else 1
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import kl
 import pytest
 
 from support import processes
+from support.tiny_model import CONFIGS, raw_config
 
 PAGE, CHUNK = 16, 16
 
@@ -21,13 +24,13 @@ def test_the_small_model_by_every_way() -> None:
     chunked = processes.worker(page_size=1, chunked_prefill_size=CHUNK)
     prompts = [question.prompt for question in kl.questions(shots=1, count=2, seed=0)]
     with processes.together(whole, chunked) as (first, second):
-        rows = asyncio.run(
-            kl.measure([first.url, second.url], prompts=prompts, new_tokens=40, piece=24)
-        )
-        command = [sys.executable, str(processes.ROOT / "bench/accuracy/kl.py")]
-        command += ["--urls", first.url, "--num-prompts=1", "--num-shots=0", "--new-tokens=4"]
-        good = subprocess.run(command, capture_output=True, text=True, check=False)
-        bad = subprocess.run([*command, "--max-difference=-1"], capture_output=True, check=False)
+        samples = asyncio.run(kl.draw(first.url, prompts, new_tokens=40))
+        rows = [
+            row
+            for url in (first.url, second.url)
+            for row in asyncio.run(kl.measure(url, samples, piece=24, name=url))
+        ]
+        strict = run_script("--urls", first.url, "--max-difference=-1")
     assert [row.path.partition(" ")[2] for row in rows] == 2 * [
         "prefilled",
         "cached",
@@ -37,9 +40,28 @@ def test_the_small_model_by_every_way() -> None:
         assert 0 < row.max_difference <= 1e-4, row
         assert 0 <= row.kl <= 1e-8, row
         assert (row.cached_tokens > 0) != ("prefilled" in row.path), row
-    assert good.returncode == 0, good.stderr
-    assert good.stdout.splitlines()[-1].startswith('{"bench": "kl"')
-    assert bad.returncode == 1, bad.stderr
+    assert strict.returncode == 1, strict.stderr
+
+
+def test_a_folder_with_nothing_but_a_config(tmp_path: Path) -> None:
+    """Workers of its own, random weights, and a tokenizer that knows fewer tokens than the model."""
+    config = raw_config(CONFIGS["v2_lite"]) | {"vocab_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run_script("--model-path", str(tmp_path), "--load-format=dummy", "--piece=16")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["path"] for row in rows] == [
+        f"{name}, {way}"
+        for name in ("as set", "chunks of 16")
+        for way in ("prefilled", "cached", "in pieces of 16")
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def run_script(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(processes.ROOT / "bench/accuracy/kl.py"), *flags]
+    command += ["--num-prompts=1", "--num-shots=0", "--new-tokens=4"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_estimate_is_the_divergence() -> None:
