@@ -28,7 +28,7 @@ MATCH_BYTES = 128 << 20  # on top of that
 MAX_THREADS = 8
 THREAD_BYTES = 80 << 20  # a stack, and the addresses that malloc reserves for each thread
 # What a step may wait for one grammar: the burst once, the rate always. A mask of a usual schema
-# takes 0.02 to 0.2 ms.
+# takes 0.02 to 0.4 ms.
 STEP_BURST_S = 0.25
 STEP_RATE_S = 0.005
 ROW_RATE_S = 0.002
