@@ -278,6 +278,9 @@ class Scheduler:
     def _fail(self, step: Step, error: Exception) -> None:
         """End the requests of a step that failed, and only those: a waiting one may fare better.
 
+        With a 500, of which the router counts only a few before it gives up. A 503 it would take to
+        every worker, and one of these requests may be what the step failed of.
+
         Raises EngineFailed if there is no hope for the steps to come. What is open then ends with
         this process, so that the router can take it to another worker.
         """
