@@ -107,9 +107,9 @@ def main() -> None:
     measured = []
     for tokens in args.tokens:
         tiling = (
-            default_tiling(model.shape, tokens, model.columns)
+            default_tiling(model.shape, tokens, model.top_k)
             if args.default
-            else moe_tiling(torch.cuda.get_device_name(), model.shape, tokens, model.columns)
+            else moe_tiling(torch.cuda.get_device_name(), model.shape, tokens, model.top_k)
         )
         row = measure(model, tokens, layers, tiling)
         if not measured:

@@ -17,30 +17,27 @@ from mla_router.worker.kernels.moe_tiling import MoeShape
 @dataclass(frozen=True)
 class MoeModel:
     name: str
-    routed: int
-    shared: int  # in units of the routed experts' width, stacked behind them
+    experts: int
     hidden: int
     width: int
     routing: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> MoeShape:
-        return MoeShape(self.routed + self.shared, self.hidden, self.width, torch.bfloat16)
+        return MoeShape(self.experts, self.hidden, self.width, torch.bfloat16)
 
     @property
-    def columns(self) -> int:
-        """Experts of a token."""
-        return int(self.routing["top_k"]) + self.shared
+    def top_k(self) -> int:
+        return int(self.routing["top_k"])
 
 
 MODELS = {
     model.name: model
     for model in (
-        MoeModel("v2-lite", 64, 2, 2048, 1408, {"top_k": 6, "scoring": "softmax"}),
+        MoeModel("v2-lite", 64, 2048, 1408, {"top_k": 6, "scoring": "softmax"}),
         MoeModel(
             "v3",
             256,
-            1,
             7168,
             2048,
             {
@@ -93,13 +90,13 @@ def random_case(model: MoeModel, tokens: int) -> Case:
     """Logits are independent for each token and expert, so that all experts are equally likely."""
     draw = torch.Generator("cuda").manual_seed(tokens)
     x = torch.randn(tokens, model.hidden, generator=draw, device="cuda").to(model.shape.dtype)
-    logits = torch.randn(tokens, model.routed, generator=draw, device="cuda")
+    logits = torch.randn(tokens, model.experts, generator=draw, device="cuda")
     weights, ids = route(model, logits)
     return Case(x, logits, weights, ids, len(ids.unique()))
 
 
 def route(model: MoeModel, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return moe_routing(logits, **model.routing, num_shared=model.shared)
+    return moe_routing(logits, **model.routing)
 
 
 def floors_us(model: MoeModel, case: Case) -> tuple[float, float]:

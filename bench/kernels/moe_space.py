@@ -20,9 +20,9 @@ GEMM = {
 }
 
 
-def rows_for(tokens: int, columns: int, experts: int) -> tuple[int, ...]:
+def rows_for(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
     """Numbers of rows in a block that are worth trying. 1: pairs are not sorted."""
-    each = tokens * columns / experts
+    each = tokens * top_k / experts
     if tokens <= 4:
         return (1, 16)
     if each <= 2:

@@ -73,13 +73,13 @@ class Launch:
 def compiles(name: str, stage: Stage, rows: int, tile: Tile) -> bool:
     """In a process of its own: whether the kernel can run without spilling."""
     model = MODELS[name]
-    shape, columns = model.shape, model.columns
+    shape, top_k = model.shape, model.top_k
 
     def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
-    ids = meta(64, columns, dtype=torch.int32)
-    weights = meta(64, columns, dtype=torch.float32)
+    ids = meta(64, top_k, dtype=torch.int32)
+    weights = meta(64, top_k, dtype=torch.float32)
     case = Case(meta(64, shape.hidden), weights, weights, ids, shape.experts)
     blocks = None if rows == 1 else empty_blocks(ids, shape.experts, rows)
     gate_up = meta(shape.experts, 2 * shape.width, shape.hidden)
@@ -134,8 +134,8 @@ def fastest(launch: Launch, tiles: list[Tile]) -> tuple[Tile, float]:
 def tuned(case: Case, layers: list[tuple[Tensor, Tensor]], space: Space) -> MoeTiling:
     gate_up, down = layers[0]
     found: list[tuple[float, MoeTiling]] = []
-    tokens, columns = case.ids.shape
-    for rows in rows_for(tokens, columns, len(gate_up)):
+    tokens, top_k = case.ids.shape
+    for rows in rows_for(tokens, top_k, len(gate_up)):
         blocks = None if rows == 1 else moe_align(case.ids, len(gate_up), rows)
         first = Launch(case, gate_up, blocks, None)
         tile, us = fastest(first, space["gate_up", rows])

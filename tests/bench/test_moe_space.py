@@ -14,8 +14,8 @@ from kernels.moe_space import SHARED_BYTES, Stage, candidates, rows_for
 from mla_router.worker.kernels.moe_tiling import MoeShape
 
 SHAPES = [
-    MoeShape(experts=66, hidden=2048, width=1408, dtype=torch.bfloat16),
-    MoeShape(experts=257, hidden=7168, width=2048, dtype=torch.bfloat16),
+    MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16),
+    MoeShape(experts=256, hidden=7168, width=2048, dtype=torch.bfloat16),
 ]
 
 

@@ -13,8 +13,8 @@ from support.cuda import forbid_waiting
 
 pytestmark = pytest.mark.gpu
 
-# DeepSeek-V2-Lite's 64 experts, two shared ones behind them, top 6
-EXPERTS, SHARED, TOP_K, HIDDEN, WIDTH = 64, 2, 6, 2048, 1408
+# DeepSeek-V2-Lite's
+EXPERTS, TOP_K, HIDDEN, WIDTH = 64, 6, 2048, 1408
 V3_GROUPS = {"num_groups": 8, "top_groups": 4, "normalize": True, "scale": 2.5}
 
 
@@ -25,8 +25,7 @@ def experts() -> tuple[Tensor, Tensor]:
     def drawn(*sizes: int) -> Tensor:
         return (torch.randn(*sizes, generator=draw, device="cuda") * 0.02).bfloat16()
 
-    total = EXPERTS + SHARED
-    return drawn(total, 2 * WIDTH, HIDDEN), drawn(total, HIDDEN, WIDTH)
+    return drawn(EXPERTS, 2 * WIDTH, HIDDEN), drawn(EXPERTS, HIDDEN, WIDTH)
 
 
 def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +33,7 @@ def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
-    weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax", num_shared=SHARED)
+    weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax")
     return x, weights, ids
 
 
@@ -80,7 +79,7 @@ def test_captured_and_replayed_with_other_routing(
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
 
     def step() -> Tensor:
-        weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax", num_shared=SHARED)
+        weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax")
         return moe_experts(x, *experts, weights, ids)
 
     step()
@@ -100,7 +99,7 @@ def test_captured_and_replayed_with_other_routing(
 @pytest.mark.parametrize("rows", [16, 128])
 def test_blocks(tokens: int, rows: int) -> None:
     _, _, ids = routed(tokens)
-    blocks = moe_align(ids, EXPERTS + SHARED, rows)
+    blocks = moe_align(ids, EXPERTS, rows)
     order = ids.flatten().sort(stable=True).indices
     count = blocks.count.item()
     used = blocks.pairs[: count * rows]
@@ -123,11 +122,11 @@ def test_routing(tokens: int, model: str) -> None:
         "v2": {"top_k": 6, "scoring": "softmax", "num_groups": 8, "top_groups": 3, "scale": 16.0},
         "v3": {"top_k": 8, "scoring": "sigmoid", "bias": bias, **V3_GROUPS},
     }[model]
-    weights, ids = moe_routing(logits, **how, num_shared=1)  # type: ignore[arg-type]
-    expected = moe_routing_torch(logits.double(), **how, num_shared=1)  # type: ignore[arg-type]
+    weights, ids = moe_routing(logits, **how)  # type: ignore[arg-type]
+    expected = moe_routing_torch(logits.double(), **how)  # type: ignore[arg-type]
 
     def dense(weights: Tensor, ids: Tensor) -> Tensor:
-        zeros = torch.zeros(tokens, experts + 1, dtype=torch.float64, device="cuda")
+        zeros = torch.zeros(tokens, experts, dtype=torch.float64, device="cuda")
         return zeros.scatter_(1, ids.long(), weights.double())
 
     got, wanted = dense(weights, ids), dense(*expected)

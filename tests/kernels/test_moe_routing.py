@@ -52,7 +52,6 @@ def chosen(
     top_k=st.integers(1, 4),
     normalize=st.booleans(),
     scale=st.sampled_from([1.0, 2.5, 16.0]),
-    num_shared=st.integers(0, 2),
     seed=st.integers(0, 1000),
 )
 def test_rules(
@@ -62,7 +61,6 @@ def test_rules(
     top_k: int,
     normalize: bool,
     scale: float,
-    num_shared: int,
     seed: int,
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -71,7 +69,6 @@ def test_rules(
     how: dict[str, Any] = {"num_groups": groups[0], "top_groups": groups[1], "top_k": top_k}
     weights, ids = route(
         logits,
-        num_shared=num_shared,
         scoring="sigmoid" if sigmoid else "softmax",
         bias=bias,
         normalize=normalize,
@@ -80,9 +77,6 @@ def test_rules(
     )
     assert weights.dtype == torch.float32
     assert ids.dtype == torch.int32
-    assert (weights[:, top_k:] == 1).all()
-    assert ids[:, top_k:].tolist() == [list(range(24, 24 + num_shared))] * len(logits)
-    weights, ids = weights[:, :top_k], ids[:, :top_k]
     for token in range(len(logits)):
         expected = chosen(
             logits[token].double().numpy(),
@@ -126,7 +120,7 @@ def launches() -> None:
     def logits(experts: int) -> torch.Tensor:
         return torch.empty(7, experts, device="meta")
 
-    moe_routing_triton(logits(64), top_k=6, scoring="softmax", num_shared=2)
+    moe_routing_triton(logits(64), top_k=6, scoring="softmax")
     moe_routing_triton(
         logits(160), top_k=6, scoring="softmax", num_groups=8, top_groups=3, scale=16.0
     )
@@ -139,7 +133,6 @@ def launches() -> None:
         top_groups=4,
         normalize=True,
         scale=2.5,
-        num_shared=1,
     )
 
 

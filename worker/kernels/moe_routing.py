@@ -30,14 +30,11 @@ def moe_routing(
     top_groups: int = 1,
     normalize: bool = False,
     scale: float = 1.0,
-    num_shared: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Weights [T, top_k + num_shared] float32 and expert ids of that shape, int32.
+    """Weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
-    logits [T, E] float32, bias [E] float32 (sigmoid only). The first top_k columns are the experts
-    chosen, in no particular order; with `normalize` their weights sum to 1 before they are multiplied
-    by `scale`. The last num_shared are experts E, E + 1, ... with weight 1: those that all tokens take,
-    for weights that are stacked behind the routed ones.
+    logits [T, E] float32, bias [E] float32 (sigmoid only). With `normalize` a token's weights sum to
+    1 before they are multiplied by `scale`.
     """
     experts = logits.shape[-1]
     assert logits.dtype == torch.float32 and experts % num_groups == 0, (
@@ -56,7 +53,6 @@ def moe_routing(
         top_groups=top_groups,
         normalize=normalize,
         scale=scale,
-        num_shared=num_shared,
     )
 
 
@@ -69,7 +65,6 @@ def _route(
     scale,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
-    COLUMNS: tl.constexpr,
     SIGMOID: tl.constexpr,
     BIASED: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -113,7 +108,7 @@ def _route(
     choice = tl.reshape(choice, (BLOCK_GROUPS * BLOCK_SIZE,))
     place = tl.arange(0, BLOCK_GROUPS * BLOCK_SIZE)
     column = tl.arange(0, BLOCK_COLUMNS)
-    chosen = EXPERTS + column - TOP_K
+    chosen = column
     for k in tl.static_range(TOP_K):
         best = tl.argmax(choice, axis=0)
         choice = tl.where(place == best, NEVER, choice)
@@ -125,10 +120,9 @@ def _route(
     score = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
     if NORMALIZE:
         score = score / (tl.sum(tl.where(routed, score, 0.0), axis=0) + 1e-20)
-    weight = tl.where(routed, score * scale, 1.0)
-    out = token * COLUMNS + column
-    tl.store(weights + out, weight, column < COLUMNS)
-    tl.store(ids + out, chosen, column < COLUMNS)
+    out = token * TOP_K + column
+    tl.store(weights + out, score * scale, routed)
+    tl.store(ids + out, chosen, routed)
 
 
 def moe_routing_triton(
@@ -141,11 +135,10 @@ def moe_routing_triton(
     top_groups: int = 1,
     normalize: bool = False,
     scale: float = 1.0,
-    num_shared: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """One program a token."""
     tokens, experts = logits.shape
-    weights = logits.new_empty(tokens, top_k + num_shared)
+    weights = logits.new_empty(tokens, top_k)
     ids = torch.empty_like(weights, dtype=torch.int32)
     if tokens:
         _route[(tokens,)](
@@ -162,7 +155,6 @@ def moe_routing_triton(
                 num_groups,
                 top_groups,
                 normalize,
-                num_shared,
             ),
         )
     return weights, ids
@@ -176,7 +168,6 @@ def constants(
     num_groups: int,
     top_groups: int,
     normalize: bool,
-    num_shared: int,
 ) -> dict[str, Any]:
     """What the kernel is compiled for: one warp as far as 16 scores fit each of its lanes."""
     groups = triton.next_power_of_2(num_groups)
@@ -184,7 +175,6 @@ def constants(
     return {
         "EXPERTS": experts,
         "TOP_K": top_k,
-        "COLUMNS": top_k + num_shared,
         "SIGMOID": scoring == "sigmoid",
         "BIASED": biased,
         "GROUPS": num_groups,
@@ -192,7 +182,7 @@ def constants(
         "NORMALIZE": normalize,
         "BLOCK_GROUPS": groups,
         "BLOCK_SIZE": size,
-        "BLOCK_COLUMNS": triton.next_power_of_2(top_k + num_shared),
+        "BLOCK_COLUMNS": triton.next_power_of_2(top_k),
         "num_warps": 1 if groups * size <= 512 else 4,
     }
 
@@ -207,14 +197,12 @@ def moe_routing_torch(
     top_groups: int = 1,
     normalize: bool = False,
     scale: float = 1.0,
-    num_shared: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    tokens, experts = logits.shape
     scores = logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
     choice = scores if bias is None else scores + bias
 
     if top_groups < num_groups:
-        grouped = choice.view(tokens, num_groups, -1)
+        grouped = choice.view(len(logits), num_groups, -1)
         best = grouped.topk(1 if scoring == "softmax" else 2, dim=-1).values.sum(dim=-1)
         groups = best.topk(top_groups, dim=-1, sorted=False).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
@@ -224,9 +212,4 @@ def moe_routing_torch(
     weights = scores.gather(-1, ids)
     if normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    weights, ids = weights * scale, ids.int()
-    if num_shared:
-        shared = torch.arange(experts, experts + num_shared, dtype=torch.int32, device=ids.device)
-        weights = torch.cat((weights, weights.new_ones(tokens, num_shared)), dim=-1)
-        ids = torch.cat((ids, shared.expand(tokens, -1)), dim=-1)
-    return weights, ids
+    return weights * scale, ids.int()

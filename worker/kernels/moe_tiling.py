@@ -41,7 +41,7 @@ class MoeTiling:
 
 @dataclass(frozen=True)
 class MoeShape:
-    """E experts (with the shared ones that are stacked behind them), hidden size N, width I."""
+    """E experts, hidden size N, width I."""
 
     experts: int
     hidden: int
