@@ -82,7 +82,13 @@ class WorkerConfig:
     )
     disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
-        0, "largest batch recorded as a CUDA graph; 0: --max-running-requests", low=0, high=4096
+        256, "largest batch of decode steps that is recorded as a CUDA graph", low=1, high=4096
+    )
+    piecewise_cuda_graph_max_tokens: int = _flag(
+        4096,
+        "largest step with prompt tokens that is recorded, in pieces around its attention; 0: none",
+        low=0,
+        high=65536,
     )
     cuda_graph_bs: str = _flag(
         "", "batch sizes to record, such as 1,2,4,8; empty: a choice up to --cuda-graph-max-bs"
@@ -96,13 +102,13 @@ class WorkerConfig:
     )
     page_size: int = _flag(16, "tokens a page of KV cache", choices=(1, 16, 32, 64))
     # scheduling
-    max_running_requests: int = _flag(256, "requests in one batch", low=1, high=4096)
+    max_running_requests: int = _flag(1024, "requests in one batch", low=1, high=4096)
     max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
     max_prefill_tokens: int = _flag(
-        2048, "prompt tokens computed in one step, of all requests together", low=1
+        8192, "prompt tokens computed in one step, of all requests together", low=1
     )
     chunked_prefill_size: int = _flag(
-        2048, "prompt tokens of one request in one step; longer prompts take several", low=1
+        8192, "prompt tokens of one request in one step; longer prompts take several", low=1
     )
     disable_mixed_chunk: bool = _flag(
         False, "compute prompt tokens and decode running requests in steps of their own, in turn"

@@ -3,7 +3,7 @@
     python bench/kernels/bench_linear.py [--sweep] [--out bench/results/linear.jsonl]
 
 Time is that of one of many products in a CUDA graph, with weights that take turns so that each is read
-from memory. The floor is the reading of the weight. `--sweep` names the best tiling of each kind.
+from memory. The floor is the reading of the weight. `--sweep` names the best tiling.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
-from dataclasses import astuple
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
@@ -23,9 +21,8 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.errors import OutOfResources
 
-from mla_router.worker.kernels.linear import Tiling, linear_triton
+from mla_router.worker.kernels.linear import linear_triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -41,9 +38,8 @@ WEIGHTS = {
     "V3 latents": (2112, 7168),
     "V3 shared down": (7168, 2048),
 }
-ROWS = (1, 2, 4, 8, 32, 64)
-SINGLE = tuple(product((2, 4, 8, 16), (512, 1024, 2048), (4, 8), (1, 3)))
-BLOCK = tuple(product((16, 32, 64), (64, 128, 256), (4, 8), (3, 5, 7)))
+ROWS = (1, 4, 8)
+TILES = tuple(product((1, 2, 4, 8), (512, 1024, 2048), (4, 8)))
 COLD_BYTES = 200 << 20  # of weights that take turns, so that none is in L2 when its turn comes
 
 
@@ -56,17 +52,13 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def candidates(rows: int) -> list[Tiling]:
-    tall = max(16, triton.next_power_of_2(rows))
-    tilings = [Tiling(tall, *rest) for rest in BLOCK]
-    if rows <= 8:
-        # More numbers at once than the registers of a block hold would spill
-        tilings += [
-            Tiling(None, *rest)
-            for rest in SINGLE
-            if rest[0] * rest[1] * triton.next_power_of_2(rows) <= 64 * 32 * rest[2]
-        ]
-    return tilings
+Tiles = tuple[int, int, int]
+
+
+def candidates(rows: int) -> list[Tiles]:
+    """Those whose numbers fit into the registers of a block."""
+    tall = triton.next_power_of_2(rows)
+    return [tiles for tiles in TILES if tiles[0] * tiles[1] * tall <= 64 * 32 * tiles[2]]
 
 
 class Case:
@@ -77,29 +69,21 @@ class Case:
         self.weights = torch.randn(copies, outputs, inputs, device="cuda").bfloat16()
         self.dtype = torch.float32 if "router" in name else torch.bfloat16
 
-    def ours(self, weight: torch.Tensor, tiles: Tiling | None = None) -> torch.Tensor:
+    def ours(self, weight: torch.Tensor, tiles: Tiles | None = None) -> torch.Tensor:
         return linear_triton(self.x, weight, out_dtype=self.dtype, tiles=tiles)
 
     def time_us(self, product: Callable[[torch.Tensor], torch.Tensor]) -> float:
         turn = cycle(self.weights)
         return time_graph_us(lambda: product(next(turn)), launches=len(self.weights), replays=5)
 
-    def fits(self, tiles: Tiling) -> bool:
-        try:
-            self.ours(self.weights[0], tiles)
-        except OutOfResources:
-            return False
-        return True
 
-
-def compile_one(job: tuple[str, int, Tiling]) -> None:
+def compile_one(job: tuple[str, int, Tiles]) -> None:
     name, rows, tiles = job
     outputs, inputs = WEIGHTS[name]
     x = torch.zeros(rows, inputs, device="cuda", dtype=torch.bfloat16)
     weight = torch.zeros(outputs, inputs, device="cuda", dtype=torch.bfloat16)
     dtype = torch.float32 if "router" in name else torch.bfloat16
-    with suppress(OutOfResources):
-        linear_triton(x, weight, out_dtype=dtype, tiles=tiles)
+    linear_triton(x, weight, out_dtype=dtype, tiles=tiles)
 
 
 def measure(name: str, rows: int, sweep: bool) -> dict[str, Any]:
@@ -113,16 +97,9 @@ def measure(name: str, rows: int, sweep: bool) -> dict[str, Any]:
         "floor_us": round(floor_us(moved_bytes=weight.nbytes, flops=2 * rows * weight.numel()), 2),
     }
     if sweep:
-        times = {
-            tiles: case.time_us(partial(case.ours, tiles=tiles))
-            for tiles in candidates(rows)
-            if case.fits(tiles)
-        }
-        for kind in (True, False):
-            of_kind = [tiles for tiles in times if (tiles.block_rows is None) == kind]
-            if of_kind:
-                best = min(of_kind, key=lambda tiles: times[tiles])
-                row["single" if kind else "block"] = [round(times[best], 2), *astuple(best)]
+        times = {t: case.time_us(partial(case.ours, tiles=t)) for t in candidates(rows)}
+        best = min(times, key=lambda tiles: times[tiles])
+        row |= {"best_us": round(times[best], 2), "best": list(best)}
     return row
 
 
@@ -141,7 +118,7 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name:28} {batch:4d} {row['us']:8.2f} {row['torch_us']:9.2f} {row['floor_us']:8.2f} "
-            f"{row['floor_us'] / row['us']:9.1%}  {row.get('single', '')} {row.get('block', '')}",
+            f"{row['floor_us'] / row['us']:9.1%}  {row.get('best_us', '')} {row.get('best', '')}",
             flush=True,
         )
     record("linear", {"rows": rows}, args.out)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.graphs import DecodeGraphs, Recording, graph_sizes
+from mla_router.worker.engine.pieces import piece_sizes
 
 IDLE = 99
 
@@ -27,6 +30,14 @@ def test_sizes_pad_little(largest: int) -> None:
     for batch in range(1, largest + 1):
         taken = min(size for size in sizes if size >= batch)
         assert taken - batch <= max(3, batch // 4)
+
+
+@pytest.mark.parametrize("largest", [0, 15, 16, 100, 4096])
+def test_rows_of_pieces(largest: int) -> None:
+    sizes = piece_sizes(largest)
+    assert sizes == sorted(set(sizes)) and all(16 <= size <= largest for size in sizes)
+    assert all(after <= 1.5 * size for size, after in pairwise(sizes))
+    assert largest < 16 or sizes[-1] > largest / 1.5
 
 
 def test_the_smallest_that_fits_is_taken() -> None:

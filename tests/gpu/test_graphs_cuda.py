@@ -7,7 +7,7 @@ import torch
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.loader import choose_attention
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.loader import load_model
@@ -58,7 +58,7 @@ def test_the_same_logits(engine: Engine) -> None:
     written = engine.cache.clone()
 
     engine.cache.copy_(before)
-    engine.record_graphs([2, 4, 8])
+    engine.record_graphs(GraphSizes([2, 4, 8], []))
     try:
         launched = engine.forward(plan)
         torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
@@ -75,7 +75,37 @@ def test_the_same_logits(engine: Engine) -> None:
         changed = (engine.cache[:, 1:] != kept).any(-1).any(0).nonzero().tolist()
         assert changed == [[10 * 3 + 101 // 16, 101 % 16]]
     finally:
-        engine.record_graphs([])
+        engine.record_graphs(GraphSizes([], []))
+
+
+def test_prompts_in_pieces(engine: Engine) -> None:
+    """A mixed step, of a size that is padded and of one that is not."""
+    lengths = [5, 16, 33]
+    prefill(engine, lengths)
+    before = engine.cache.clone()
+    for new in (13, 29):  # 16 and 32 rows
+        chunk = PrefillChunk(4, 0, tuple(range(new)), is_last=True)
+        plan = StepPlan(
+            (0, 1, 2),
+            tuple(length + 1 for length in lengths),
+            (chunk,),
+            tuple((4, page, 50 + page) for page in range(10)),
+            (Admitted(4, SamplingParams(50), chunk.tokens),),
+        )
+        engine.cache.copy_(before)
+        want = engine.forward(plan).logits.clone()
+        written = engine.cache.clone()
+        engine.cache.copy_(before)
+        engine.record_graphs(GraphSizes([], [16, 32]))
+        try:
+            engine.forward(plan)  # whatever it leaves behind must not matter to the next
+            engine.cache.copy_(before)
+            with forbid_waiting():
+                launched = engine.forward(plan)
+            torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+        finally:
+            engine.record_graphs(GraphSizes([], []))
 
 
 def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
@@ -83,7 +113,7 @@ def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
         engine.model,
         CAPACITY,
         prefill_tokens=128,
-        graph_sizes=[1, 8],
+        graph_sizes=GraphSizes([1, 8], [16, 32]),
         device=CUDA,
         dtype=torch.bfloat16,
         attention=engine.attention,

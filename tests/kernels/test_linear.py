@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from mla_router.worker.kernels.linear import (
-    MAX_ROWS,
-    MAX_SINGLE_ROWS,
-    Tiling,
     linear,
     linear_triton,
 )
@@ -50,19 +47,16 @@ def test_bias() -> None:
     torch.testing.assert_close(linear(x, weight, bias), x @ weight.T + bias)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 17])
+@pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 16), (37, 64), (64, 40), (16, 130)])
-@pytest.mark.parametrize("single", [True, False])
-def test_the_kernel_is_the_product(rows: int, outputs: int, inputs: int, single: bool) -> None:
+def test_the_kernel_is_the_product(rows: int, outputs: int, inputs: int) -> None:
     """Blocks that rows, outputs and inputs do not fill; memory around x is NaN."""
     draw = torch.Generator().manual_seed(rows + outputs + inputs)
     wide = torch.full((rows + 1, inputs + 16), float("nan"))
     wide[:rows, :inputs] = torch.randn(rows, inputs, generator=draw)
     x = wide.to(DEVICE)[:rows, :inputs]
     weight = torch.randn(outputs, inputs, generator=draw).to(DEVICE)
-    block_rows = None if single else 16 if rows <= 16 else 32
-    tiles = Tiling(block_rows, 16, 64, num_warps=4, num_stages=2)
-    got = linear_triton(x, weight, out_dtype=torch.float32, tiles=tiles)
+    got = linear_triton(x, weight, out_dtype=torch.float32, tiles=(4, 64, 4))
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -75,7 +69,9 @@ def test_shapes_are_named() -> None:
 def launches() -> None:
     for outputs, inputs in SHAPES:
         weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
-        for rows in (1, MAX_SINGLE_ROWS, 32, MAX_ROWS):
+        for rows in (1, 4, FEW_ROWS):
+            if not is_small(rows, outputs):
+                continue
             x = torch.empty(rows, inputs, dtype=torch.bfloat16, device="meta")
             out_dtype = torch.float32 if outputs <= 256 else torch.bfloat16
             linear_triton(x, weight, out_dtype=out_dtype)

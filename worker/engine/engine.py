@@ -5,6 +5,7 @@ Nothing in `forward` and `sample` waits for the device; `Readback.wait` is the o
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
+from mla_router.worker.engine.pieces import PieceGraphs, record_pieces
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
@@ -32,6 +34,14 @@ class Launched:
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64, of the tokens about to be sampled
     prompt_scores: RowScores | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """What to record as CUDA graphs, ascending."""
+
+    decode: Sequence[int]  # batch sizes of steps without prompts
+    pieces: Sequence[int]  # rows of others
 
 
 class Engine:
@@ -59,16 +69,39 @@ class Engine:
         self.slots = SlotState(capacity, device)
         self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
         self.attention = attention
+        nobody = torch.empty(0, dtype=torch.int64, device=device)
+        self._unattended = StepLayout(self.slots.page_table, nobody, nobody.to(torch.int32), 0)
         self._graphs = DecodeGraphs()
+        self._pieces = PieceGraphs()
         self._packer = InputPacker(device)
         self._readback = ReadbackRing(device)
 
-    def record_graphs(self, sizes: Sequence[int]) -> None:
-        """Decode steps of up to the largest of `sizes` requests become one launch each."""
-        self._graphs = DecodeGraphs()  # the memory of earlier ones is free
-        if sizes:
+    @torch.inference_mode()
+    def record_graphs(self, sizes: GraphSizes) -> None:
+        """Steps of these sizes become one launch, or one for each layer beside its attention."""
+        self._graphs, self._pieces = DecodeGraphs(), PieceGraphs()  # memory of earlier ones is free
+        gc.collect()
+        gc.disable()  # nothing may be freed on the device in the middle of a recording
+        try:
+            self._record(sizes)
+        finally:
+            gc.enable()
+
+    def _record(self, sizes: GraphSizes) -> None:
+        idle = self.slots.idle_slot
+        if sizes.decode:
             self._graphs = record_graphs(
-                self._decode, sizes, idle_slot=self.slots.idle_slot, device=self.device
+                self._decode, sizes.decode, idle_slot=idle, device=self.device
+            )
+        if sizes.pieces:
+            self._pieces = record_pieces(
+                lambda batch: self.model.model.run_layers(batch, self.cache),
+                lambda kind, tokens, slots, positions: self._compose(
+                    kind, tokens, slots, positions, self._unattended, None
+                ),
+                sizes.pieces,
+                idle_slot=idle,
+                device=self.device,
             )
 
     @torch.inference_mode()
@@ -95,13 +128,16 @@ class Engine:
             max_decode_length=max(plan.decode_lengths, default=0),
             chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
         )
-        hidden = self._forward(
-            self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens),
-            inputs.token_slots,
-            inputs.positions,
-            layout,
-            inputs.output_rows,
+        tokens = self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens)
+        batch = self._compose(
+            ForwardBatch, tokens, inputs.token_slots, inputs.positions, layout, inputs.output_rows
         )
+        pieces = self._pieces.fitting(len(tokens))
+        if pieces is None:
+            hidden = self.model(batch, self.cache)
+        else:
+            update, stream = pieces.replay(batch, inputs.token_slots, self.slots.idle_slot)
+            hidden = self.model.model.finish(update, stream, inputs.output_rows)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
         rows = inputs.output_rows[:num_sampled]
@@ -133,28 +169,27 @@ class Engine:
             max_decode_length=self.capacity.context_length,
         )
         tokens = self.slots.last_token[slots]
-        return self.model.logits(self._forward(tokens, slots, lengths - 1, layout, None))
+        batch = self._compose(ForwardBatch, tokens, slots, lengths - 1, layout, None)
+        return self.model.logits(self.model(batch, self.cache))
 
-    def _forward(
+    def _compose(
         self,
+        kind: type[ForwardBatch],
         tokens: Tensor,
         slots: Tensor,
         positions: Tensor,
         layout: StepLayout,
         output_rows: Tensor | None,
-    ) -> Tensor:
-        """Hidden states of `output_rows` of the T rows: `tokens`, `slots` and `positions` [T]."""
-        locations = self.slots.cache_locations(slots, positions, self.capacity.page_size)
-        batch = ForwardBatch(
+    ) -> ForwardBatch:
+        """The batch of T rows: `tokens`, `slots` and `positions` [T]."""
+        return kind(
             tokens=tokens,
             positions=positions,
-            cache_locations=locations,
+            cache_locations=self.slots.cache_locations(slots, positions, self.capacity.page_size),
             num_decodes=len(layout.decode_slots),
             attention=self.attention.plan(layout),
             output_rows=output_rows,
         )
-        hidden: Tensor = self.model(batch, self.cache)
-        return hidden
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> Readback:

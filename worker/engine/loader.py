@@ -13,8 +13,9 @@ from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
-from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
+from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -44,7 +45,7 @@ def load_engine(config: WorkerConfig) -> Engine:
 
     length = choose_context_length(config, model.config)
     shape = Capacity(0, config.page_size, config.max_running_requests, length)
-    sizes = choose_graph_sizes(config) if attention.recordable else []
+    sizes = choose_graph_sizes(config) if attention.recordable else GraphSizes([], [])
     working = measure_working_memory(
         model,
         shape,
@@ -65,8 +66,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         config, model.config, dtype, device, working_bytes=working.step + working.graphs
     )
     engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
-    if sizes:
-        engine.record_graphs(sizes)
+    engine.record_graphs(sizes)
     return engine
 
 
@@ -100,13 +100,14 @@ def choose_attention(
     return TritonBackend(model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device)
 
 
-def choose_graph_sizes(config: WorkerConfig) -> list[int]:
+def choose_graph_sizes(config: WorkerConfig) -> GraphSizes:
     if config.disable_cuda_graph:
-        return []
-    largest = min(
-        config.cuda_graph_max_bs or config.max_running_requests, config.max_running_requests
+        return GraphSizes([], [])
+    largest = min(config.cuda_graph_max_bs, config.max_running_requests)
+    return GraphSizes(
+        config.decode_graph_sizes or graph_sizes(largest),
+        piece_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens)),
     )
-    return config.decode_graph_sizes or graph_sizes(largest)
 
 
 def choose_device(config: WorkerConfig) -> torch.device:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
 from dataclasses import dataclass, replace
 
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.layout import AttentionBackend
-from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.model.causal_lm import CausalLM
 
 # A request that wants everything at once that costs memory.
@@ -36,7 +36,7 @@ class WorkingMemory:
     """Bytes on the device."""
 
     step: int  # activations and sampling of the largest step
-    graphs: int  # CUDA graphs of decode steps
+    graphs: int  # CUDA graphs
 
 
 def measure_working_memory(
@@ -44,7 +44,7 @@ def measure_working_memory(
     capacity: Capacity,
     *,
     prefill_tokens: int,
-    graph_sizes: Sequence[int],
+    graph_sizes: GraphSizes,
     device: torch.device,
     dtype: torch.dtype,
     attention: AttentionBackend,
@@ -76,9 +76,9 @@ def measure_working_memory(
     torch.cuda.empty_cache()
 
     free = torch.cuda.mem_get_info(device)[0]
-    if graph_sizes:
-        engine.record_graphs([max(graph_sizes)])
+    engine.record_graphs(GraphSizes(graph_sizes.decode[-1:], graph_sizes.pieces[-1:]))
     graphs = free - torch.cuda.mem_get_info(device)[0]
     del engine
+    gc.collect()  # it refers to itself
     torch.cuda.empty_cache()
     return WorkingMemory(step, max(0, graphs))

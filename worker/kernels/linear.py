@@ -1,13 +1,10 @@
 """x @ weight.T, for batches of any size.
 
-A decode step multiplies a few rows by every weight of the model: what it costs is the reading of the
-weight. General matrix libraries tile for many rows, and split the sum to have enough blocks, which takes
-a second kernel; here each program takes a few outputs and streams their rows of the weight once.
+Matrix libraries tile for many rows. For one, or for a few rows and few outputs, most of such a tile is
+empty and few programs have work; here each program takes a few outputs, whose weights it streams once.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,10 +14,9 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
 
-# With more rows or outputs the library fills the GPU as well, and its tiles are taller.
-MAX_ROWS = 64
+# Where the library is as fast on an H200 (`bench/kernels/bench_linear.py`).
 MAX_OUTPUTS = 32768
-MAX_SINGLE_ROWS = 4
+FEW_OUTPUTS, FEW_ROWS = 256, 8
 
 
 def linear(
@@ -34,7 +30,7 @@ def linear(
     out_dtype = out_dtype or x.dtype
     if not on_gpu(x):
         return linear_torch(x, weight, bias, out_dtype=out_dtype)
-    if bias is None and 0 < x.shape[0] <= MAX_ROWS and weight.shape[0] <= MAX_OUTPUTS:
+    if bias is None and is_small(x.shape[0], weight.shape[0]):
         return linear_triton(x, weight, out_dtype=out_dtype)
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
@@ -50,59 +46,55 @@ def linear_torch(
     return functional.linear(x, weight, bias)
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Without `block_rows` each row is multiplied by itself, which is for few rows; with it, so many
-    rows at a time go through the tensor cores."""
-
-    block_rows: int | None
-    block_outputs: int
-    block_inputs: int
-    num_warps: int
-    num_stages: int  # of the pipeline of weights on their way
+def is_small(rows: int, outputs: int) -> bool:
+    """Whether our kernel is for it."""
+    if outputs <= FEW_OUTPUTS:
+        return 0 < rows <= FEW_ROWS
+    return rows == 1 and outputs <= MAX_OUTPUTS
 
 
-def tiling(rows: int, outputs: int) -> Tiling:
-    """The best of those that `bench/kernels/bench_linear.py --sweep` tried on an H200."""
-    if rows <= MAX_SINGLE_ROWS:
-        return Tiling(None, 4, 1024, num_warps=4, num_stages=2)
-    block_rows = max(16, triton.next_power_of_2(rows))
-    if outputs <= 4096:
-        return Tiling(block_rows, 16, 256 if block_rows <= 32 else 128, num_warps=4, num_stages=4)
-    return Tiling(block_rows, 32, 128, num_warps=4, num_stages=5)
+def tiling(rows: int, outputs: int) -> tuple[int, int, int]:
+    """Outputs and inputs of a block, and warps: the best that the bench's sweep found on an H200."""
+    if outputs <= FEW_OUTPUTS:
+        return 2, 2048 if rows <= 4 else 1024, 8
+    return 2 if outputs <= 4096 else 4, 2048, 4
 
 
 def linear_triton(
-    x: Tensor, weight: Tensor, *, out_dtype: torch.dtype, tiles: Tiling | None = None
+    x: Tensor,
+    weight: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    tiles: tuple[int, int, int] | None = None,
 ) -> Tensor:
-    """At most MAX_ROWS rows, no bias. x may be a view, contiguous in its last axis."""
+    """No bias, at most FEW_ROWS rows. x may be a view, contiguous in its last axis. `tiles` is for
+    measuring others than `tiling`'s."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert weight.shape == (outputs, inputs) and weight.is_contiguous() and x.stride(1) == 1, (
         f"x {tuple(x.shape)} {x.stride()}, weight {tuple(weight.shape)} {weight.stride()}"
     )
-    tiles = tiles or tiling(rows, outputs)
+    assert 0 < rows <= FEW_ROWS, f"{rows} rows"
+    block_outputs, block_inputs, num_warps = tiles or tiling(rows, outputs)
     out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
-    grid = (triton.cdiv(outputs, tiles.block_outputs),)
-    blocks = {
-        "OUTPUTS": outputs,
-        "INPUTS": inputs,
-        "BLOCK_OUTPUTS": tiles.block_outputs,
-        "BLOCK_INPUTS": tiles.block_inputs,
-        "STAGES": tiles.num_stages,
-        "num_warps": tiles.num_warps,
-    }
-    if tiles.block_rows is None:
-        block_rows = triton.next_power_of_2(rows)
-        _single_rows[grid](x, weight, out, rows, x.stride(0), BLOCK_ROWS=block_rows, **blocks)
-        return out
-    assert rows <= tiles.block_rows, f"{rows} rows, {tiles}"
-    _block_of_rows[grid](x, weight, out, rows, x.stride(0), BLOCK_ROWS=tiles.block_rows, **blocks)
+    _linear_kernel[(triton.cdiv(outputs, block_outputs),)](
+        x,
+        weight,
+        out,
+        rows,
+        x.stride(0),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        BLOCK_ROWS=triton.next_power_of_2(rows),
+        BLOCK_OUTPUTS=block_outputs,
+        BLOCK_INPUTS=block_inputs,
+        num_warps=num_warps,
+    )
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _single_rows(
+def _linear_kernel(
     x,
     weight,
     out,
@@ -110,64 +102,28 @@ def _single_rows(
     x_stride,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
 ):
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)
     row = tl.arange(0, BLOCK_ROWS)
-    is_row, is_output = row < rows, output < OUTPUTS
-    weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + inputs[None, :]
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS], tl.float32)
-    for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=STAGES):
-        exists = start + inputs < INPUTS
-        w = tl.load(
-            weight_at + start,
-            mask=is_output[:, None] & exists[None, :],
-            other=0.0,
-            eviction_policy="evict_first",
-        )
-        a = tl.load(
-            x + row[:, None] * x_stride + (start + inputs)[None, :],
-            mask=exists[None, :] & is_row[:, None],
-            other=0.0,
-        )
-        acc += w.to(tl.float32)[None, :, :] * a.to(tl.float32)[:, None, :]
-    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    tl.store(at, tl.sum(acc, 2).to(out.dtype.element_ty), mask=is_output[None, :] & is_row[:, None])
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _block_of_rows(
-    x,
-    weight,
-    out,
-    rows,
-    x_stride,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-):
-    row = tl.arange(0, BLOCK_ROWS)
-    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    inputs = tl.arange(0, BLOCK_INPUTS)
     is_row, is_output = row < rows, output < OUTPUTS
     x_at = x + row[:, None] * x_stride + inputs[None, :]
     weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + inputs[None, :]
-    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=STAGES):
-        if INPUTS % BLOCK_INPUTS == 0:
-            w = tl.load(weight_at + start, mask=is_output[:, None], other=0.0)
-            a = tl.load(x_at + start, mask=is_row[:, None], other=0.0)
-        else:
-            exists = (start + inputs < INPUTS)[None, :]
-            w = tl.load(weight_at + start, mask=is_output[:, None] & exists, other=0.0)
-            a = tl.load(x_at + start, mask=is_row[:, None] & exists, other=0.0)
-        acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
-    at = out + row[None, :].to(tl.int64) * OUTPUTS + output[:, None]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS], tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_INPUTS):
+        exists = (start + inputs < INPUTS)[None, :]
+        # Nobody reads a weight a second time before all others have been read
+        w = tl.load(
+            weight_at + start,
+            mask=is_output[:, None] & exists,
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        a = tl.load(x_at + start, mask=is_row[:, None] & exists, other=0.0)
+        acc += w.to(tl.float32)[None, :, :] * a.to(tl.float32)[:, None, :]
+    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
+    result = tl.sum(acc, 2).to(out.dtype.element_ty)
+    tl.store(at, result, mask=is_row[:, None] & is_output[None, :])

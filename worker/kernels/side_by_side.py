@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,11 +22,16 @@ def side_by_side(
     """
     if not x.is_cuda or x.shape[0] > MAX_ROWS:
         return first(x), second(x)
-    here = torch.cuda.current_stream()
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    here, beside = torch.cuda.current_stream(), _stream_beside(x.device)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         other = second(x)
     one = first(x)
     here.wait_stream(beside)
     return one, other
+
+
+@cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """One for all: libraries keep workspaces for each stream that they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ tensors lie on the model's device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,3 +22,12 @@ class ForwardBatch:
     num_decodes: int  # rows that are one token of a request each; the others are chunks
     attention: StepAttention
     output_rows: Tensor | None  # [R] int64, rows of T whose hidden states are wanted; None: of all
+
+    def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        """`attend(self, q, cache, out)`: the part of a layer, and the only one, in which more matters than
+        the number of rows. A step that is recorded in pieces is cut here."""
+        attend(self, q, cache, out)
+
+
+# Writes `out` [T, ...] for the queries [T, ...] of a step.
+Attend = Callable[[ForwardBatch, Tensor, Tensor, Tensor], None]

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.decoder import Decoder
 from mla_router.worker.model.layers import Linear
 
 
 class CausalLM(nn.Module):
-    def __init__(self, config: ModelConfig, model: nn.Module) -> None:
-        """`model` has `embed_tokens`, and its forward is the one below."""
+    def __init__(self, config: ModelConfig, model: Decoder) -> None:
         super().__init__()
         self.config = config
         self.model = model
@@ -32,7 +32,7 @@ class CausalLM(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T, hidden_size] of tokens [T]."""
-        embedded: Tensor = self.model.get_submodule("embed_tokens")(tokens)
+        embedded: Tensor = self.model.embed_tokens(tokens)
         return embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -43,7 +43,4 @@ class CausalLM(nn.Module):
     @property
     def head_weight(self) -> Tensor:
         """[vocab_size, hidden_size]: of its own, or the embedding's."""
-        if self.lm_head is not None:
-            return self.lm_head.weight
-        weight: Tensor = self.model.get_submodule("embed_tokens").get_parameter("weight")
-        return weight
+        return (self.lm_head or self.model.embed_tokens).weight

@@ -29,16 +29,22 @@ class Decoder(nn.Module):
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [R, hidden_size] of `batch.output_rows`."""
+        return self.finish(*self.run_layers(batch, cache), batch.output_rows)
+
+    def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer adds to the residual stream [T, hidden_size], and the stream."""
         update: Tensor = self.embed_tokens(batch.tokens)
         stream: Tensor | None = None
         rotations = self.rotations[batch.positions]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
-        rows = batch.output_rows
-        if rows is not None and stream is not None:
-            update, stream = update[rows], stream[rows]
-        out, _ = self.norm.add(update, stream)
-        return out
+        assert stream is not None, "a model without layers"
+        return update, stream
+
+    def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None) -> Tensor:
+        if output_rows is not None:
+            update, stream = update[output_rows], stream[output_rows]
+        return self.norm.add(update, stream)[0]
 
 
 class DecoderLayer(nn.Module):

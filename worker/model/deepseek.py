@@ -100,15 +100,17 @@ class LatentAttention(nn.Module):
             batch.cache_locations,
             interleaved=self.interleaved,
         )
-        decodes = batch.num_decodes
-        parts = []
-        if decodes:
-            parts.append(self.decode(q[:decodes], batch, cache))
-        if decodes < len(hidden):
-            parts.append(self.prefill(q[decodes:], batch, cache))
-        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        out = q.new_empty(len(hidden), self.num_heads, self.v_head_dim)
+        batch.attend(self.attend, q, cache, out)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
+
+    def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        decodes = batch.num_decodes
+        if decodes:
+            self.decode(batch, q[:decodes], cache, out[:decodes])
+        if decodes < len(q):
+            out[decodes:] = self.prefill(batch, q[decodes:], cache)
 
     def queries_and_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
@@ -118,18 +120,16 @@ class LatentAttention(nn.Module):
             q = self.q_b_proj(self.q_a_layernorm(q))
         return q.view(len(hidden), self.num_heads, -1), kv
 
-    def decode(self, q: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """[D, H, v_head_dim], absorbed: attends over the cached rows as they are."""
+    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        """Absorbed: attends over the cached rows as they are."""
         w_uk, w_uv = self.up_projections()
         q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
         q_latent = torch.bmm(q_nope.transpose(0, 1), w_uk).transpose(0, 1)
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
-        out = q.new_empty(*q.shape[:2], self.v_head_dim)
         torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2), out=out.transpose(0, 1))
-        return out
 
-    def prefill(self, q: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """[tokens of all chunks, H, v_head_dim], multi-head: expands prefixes and chunks."""
+    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor) -> Tensor:
+        """Multi-head: expands prefixes and chunks."""
         return batch.attention.mla_prefill(
             q, cache, self.expand, kv_lora_rank=self.kv_lora_rank, scale=self.scale
         )

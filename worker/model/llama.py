@@ -68,12 +68,14 @@ class GroupedQueryAttention(nn.Module):
         kv_write(keys.flatten(2), batch.cache_locations, k.flatten(1))
         kv_write(values.flatten(2), batch.cache_locations, v.flatten(1))
 
-        attend, decodes = batch.attention, batch.num_decodes
-        parts = []
-        if decodes:
-            parts.append(attend.gqa_decode(q[:decodes], keys, values, scale=self.scale))
-        if decodes < len(hidden):
-            parts.append(attend.gqa_prefill(q[decodes:], keys, values, scale=self.scale))
-        out = torch.cat(parts) if len(parts) > 1 else parts[0]
+        out = torch.empty_like(q)
+        batch.attend(self.attend, q, cache, out)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
+
+    def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        (keys, values), attention, decodes = cache, batch.attention, batch.num_decodes
+        if decodes:
+            out[:decodes] = attention.gqa_decode(q[:decodes], keys, values, scale=self.scale)
+        if decodes < len(q):
+            out[decodes:] = attention.gqa_prefill(q[decodes:], keys, values, scale=self.scale)
