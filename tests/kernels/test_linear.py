@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.linear import (
-    linear,
-    linear_triton,
-)
+from mla_router.worker.kernels.linear import FEW_ROWS, is_small, linear, linear_triton
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
