@@ -120,7 +120,7 @@ def _place(
 
 def chunk_size(num_pairs: int) -> int:
     """Few sizes, as each is compiled for."""
-    return next((size for size in (256, 1024) if num_pairs <= size), MAX_CHUNK)
+    return next((size for size in (256, 1024, 2048) if num_pairs <= size), MAX_CHUNK)
 
 
 def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
