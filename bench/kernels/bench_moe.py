@@ -71,7 +71,7 @@ def measure(
     case = random_case(model, tokens)
 
     def whole(gate_up: Tensor, down: Tensor) -> Tensor:
-        return moe_experts_triton(case.x, gate_up, down, *route(model, case.logits), tiling)
+        return moe_experts_triton(case.x, gate_up, down, *route(model, case.logits), tiling=tiling)
 
     gate_up_floor, down_floor = floors_us(model, case)
     floor, took = gate_up_floor + down_floor, time_layers_us(layers, whole)

@@ -145,7 +145,7 @@ def tuned(case: Case, layers: list[tuple[Tensor, Tensor]], space: Space) -> MoeT
         whole = time_layers_us(
             layers,
             lambda *weights, tiling=tiling: moe_experts_triton(
-                case.x, *weights, case.weights, case.ids, tiling
+                case.x, *weights, case.weights, case.ids, tiling=tiling
             ),
         )
         found.append((whole, tiling))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe_align import moe_align
 from mla_router.worker.kernels.moe_experts import moe_experts, moe_experts_torch
 from mla_router.worker.kernels.moe_routing import moe_routing, moe_routing_torch
@@ -59,6 +60,15 @@ def test_experts(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     assert error < 1.1 * (reference - expected).norm() / expected.norm()
 
 
+@pytest.mark.parametrize("tokens", [1, 32])
+def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
+    x, weights, ids = routed(tokens)
+    plus = 2 * x
+    expected = in_float64(x, *experts, weights, ids) + plus.double()
+    got = moe_experts(x, *experts, weights, ids, lambda: plus).double()
+    assert (got - expected).norm() < 4e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("tokens", [2, 32, 1024])
 def test_tokens_stay_apart(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
@@ -79,8 +89,9 @@ def test_captured_and_replayed_with_other_routing(
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
 
     def step() -> Tensor:
+        shared = beside(x, torch.sin)
         weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax")
-        return moe_experts(x, *experts, weights, ids)
+        return moe_experts(x, *experts, weights, ids, shared)
 
     step()
     graph = torch.cuda.CUDAGraph()

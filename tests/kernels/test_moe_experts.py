@@ -115,12 +115,26 @@ def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: f
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
 def test_triton_keeps_tokens_apart(tiling: MoeTiling) -> None:
     x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=5)
-    clean = moe_experts_triton(x, gate_up, down, weights, ids, tiling)
+    clean = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
     x[3], weights[5] = float("nan"), float("nan")
-    got = moe_experts_triton(x, gate_up, down, weights, ids, tiling)
+    got = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
     others = [0, 1, 2, 4, 6, 7, 8]
     assert got[[3, 5]].isnan().all()
     assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("tiling", [None, *TILINGS[:2]], ids=["torch", "rows1", "rows16"])
+def test_plus_is_added(tiling: MoeTiling | None) -> None:
+    inputs = drawn(5, 4, 2, seed=6, hidden=40, width=24)
+    plus = torch.randn(5, 40, generator=torch.Generator().manual_seed(7))
+    if tiling is None:
+        got = moe_experts(*inputs, lambda: plus)
+    else:
+        got = moe_experts_triton(*inputs, lambda: plus, tiling=tiling)
+    expected = one_by_one(*inputs) + plus
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
 
 
 V2_LITE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
@@ -137,12 +151,16 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
         meta(shape.experts, shape.hidden, shape.width),
         meta(tokens, top_k, dtype=torch.float32),
         meta(tokens, top_k, dtype=torch.int32),
-        tiling,
+        lambda: meta(tokens, shape.hidden),
+        tiling=tiling,
     )
 
 
 def launches() -> None:
-    for shape, top_k, counts in ((V2_LITE, 6, (1, 8, 512, 8192)), (V3, 8, (1, 32, 8192))):
+    for shape, top_k, counts in (
+        (V2_LITE, 6, (1, 2, 8, 32, 300, 512, 8192)),
+        (V3, 8, (1, 2, 32, 8192)),
+    ):
         for tokens in counts:
             launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))
 

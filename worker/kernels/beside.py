@@ -1,4 +1,4 @@
-"""Two independent pieces of work at the same time on one GPU."""
+"""Work that runs beside what is launched after it, on one GPU."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# With more rows each piece fills the GPU by itself.
+# With more rows a piece of work fills the GPU by itself.
 MAX_ROWS = 256
 
 
-def side_by_side(
-    x: Tensor, first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """first(x) and second(x), x [T, ...].
+def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+    """work(x), x [T, ...], begun now. The function returned must be called, while the caller still has
+    `x`: it waits, on the device, and returns the result.
 
-    Few rows on a GPU: `second` runs on a stream of its own, beside `first`. Whatever it allocates is
-    used again only by work that was launched after both had been waited for.
+    Few rows on a GPU: on a stream of its own. Whatever `work` allocates is used again only by work
+    that was launched after it had been waited for.
     """
     if not x.is_cuda or x.shape[0] > MAX_ROWS:
-        return first(x), second(x)
-    here, beside = torch.cuda.current_stream(), _stream_beside(x.device)
-    beside.wait_stream(here)
-    with torch.cuda.stream(beside):
-        other = second(x)
-    one = first(x)
-    here.wait_stream(beside)
-    return one, other
+        done = work(x)
+        return lambda: done
+    stream = _second_stream(x.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        result = work(x)
+
+    def joined() -> Tensor:
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+    return joined
 
 
 @cache
-def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all: libraries keep workspaces for each stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

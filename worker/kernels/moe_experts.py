@@ -8,6 +8,7 @@ arXiv:2211.15841).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -22,13 +23,21 @@ from mla_router.worker.kernels.moe_tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
-def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-    """sum over k of weights[t, k] * expert ids[t, k] (x[t]).
+def moe_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """plus() + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
 
     x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
     int32, distinct within a token. The result is [T, N] in x's dtype, summed in float32 and in the
     order of k, so that it does not depend on what else is in the batch (only on how many tokens, by
-    which the tiling is chosen).
+    which the tiling is chosen). `plus`, whose result is [T, N] in x's dtype, is called as late as
+    can be: it may wait for work that runs beside.
 
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
@@ -44,8 +53,8 @@ def moe_experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: 
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
     if on_gpu(x) and tokens:
-        return moe_experts_triton(x, gate_up, down, weights, ids)
-    return moe_experts_torch(x, gate_up, down, weights, ids)
+        return moe_experts_triton(x, gate_up, down, weights, ids, plus)
+    return moe_experts_torch(x, gate_up, down, weights, ids, plus)
 
 
 def moe_experts_triton(
@@ -54,6 +63,8 @@ def moe_experts_triton(
     down: Tensor,
     weights: Tensor,
     ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+    *,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
     """At least one token. `tiling` is by default the table's for this device and shape."""
@@ -66,10 +77,11 @@ def moe_experts_triton(
         tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1])
     if tiling.rows == 1:
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up)
-        return down_pairs(gated, down, weights, ids, tiling.down)
+        return down_pairs(gated, down, weights, ids, tiling.down, plus and plus())
     blocks = moe_align(ids, experts, tiling.rows)
     gated = gate_up_blocks(x, gate_up, blocks, ids.shape[1], tiling.gate_up)
-    return combine(down_blocks(gated, down, blocks, ids.numel(), tiling.down), weights)
+    rows = down_blocks(gated, down, blocks, ids.numel(), tiling.down)
+    return combine(rows, weights, plus and plus())
 
 
 @cache
@@ -78,7 +90,12 @@ def _device_name(device: torch.device) -> str:
 
 
 def moe_experts_torch(
-    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     tokens, hidden = x.shape
     experts, top_k = len(gate_up), ids.shape[1]
@@ -94,6 +111,13 @@ def moe_experts_torch(
     rows = functional.grouped_mm(rows, down.transpose(1, 2), offs=ends)
 
     unsorted = torch.empty_like(rows).index_copy_(0, order, rows)
-    return torch.einsum("tkh,tk->th", unsorted.view(tokens, top_k, hidden).float(), weights).to(
-        x.dtype
-    )
+    return weighted_sum(unsorted.view(tokens, top_k, hidden), weights, plus)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
+    """[T, N]: plus() and the sum over k of weights[t, k] * rows[t, k], in float32, then rounded to the
+    dtype of rows [T, K, N]."""
+    total = torch.einsum("tkn,tk->tn", rows.float(), weights)
+    if plus is not None:
+        total += plus()
+    return total.to(rows.dtype)

@@ -134,7 +134,15 @@ def _down_gemm(
 
 
 @triton.jit
-def _combine(rows, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr):
+def _combine(
+    rows,
+    weights,
+    plus,
+    out,
+    TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < HIDDEN
@@ -143,6 +151,8 @@ def _combine(rows, weights, out, TOP_K: tl.constexpr, HIDDEN: tl.constexpr, BLOC
         pair = token * TOP_K + k
         row = tl.load(rows + pair * HIDDEN + n, inside, other=0.0).to(tl.float32)
         total += tl.load(weights + pair) * row
+    if plus is not None:
+        total += tl.load(plus + token * HIDDEN + n, inside, other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)
 
 
@@ -194,13 +204,14 @@ def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, num_pairs: int, til
     return out
 
 
-def combine(rows: Tensor, weights: Tensor) -> Tensor:
-    """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]."""
+def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
+    """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]; and `plus`
+    [T, N], contiguous."""
     tokens, top_k = weights.shape
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)
     _combine[(tokens, triton.cdiv(hidden, 512))](
-        rows, weights, out, TOP_K=top_k, HIDDEN=hidden, BLOCK_N=512, num_warps=2
+        rows, weights, plus, out, TOP_K=top_k, HIDDEN=hidden, BLOCK_N=512, num_warps=2
     )
     return out
 

@@ -60,6 +60,7 @@ def _down_gemv(
     weight,
     weights,
     ids,
+    plus,
     out,
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -84,7 +85,11 @@ def _down_gemv(
             )
             row = tl.load(gated + pair * WIDTH + start + i, inside, other=0.0)
             total += w.to(tl.float32) * (share * row.to(tl.float32))[None, :]
-    tl.store(out + token * HIDDEN + n, tl.sum(total, axis=1).to(out.dtype.element_ty), n < HIDDEN)
+    result = tl.sum(total, axis=1)
+    at = token * HIDDEN + n
+    if plus is not None:
+        result += tl.load(plus + at, n < HIDDEN, other=0.0).to(tl.float32)
+    tl.store(out + at, result.to(out.dtype.element_ty), n < HIDDEN)
 
 
 def gate_up_pairs(x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor:
@@ -106,8 +111,16 @@ def gate_up_pairs(x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor
     return out
 
 
-def down_pairs(gated: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile) -> Tensor:
-    """[T, N] in gated's dtype. gated [T * K, I] contiguous, down [E, N, I], weights [T, K] float32."""
+def down_pairs(
+    gated: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    tile: Tile,
+    plus: Tensor | None = None,
+) -> Tensor:
+    """[T, N] in gated's dtype. gated [T * K, I] contiguous, down [E, N, I], weights [T, K] float32,
+    plus [T, N] contiguous: added to the sum."""
     _, hidden, width = down.shape
     tokens, top_k = ids.shape
     out = gated.new_empty(tokens, hidden)
@@ -116,6 +129,7 @@ def down_pairs(gated: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: 
         down,
         weights,
         ids,
+        plus,
         out,
         TOP_K=top_k,
         HIDDEN=hidden,

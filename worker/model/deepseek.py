@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write
-from mla_router.worker.kernels.side_by_side import side_by_side
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -160,14 +160,9 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.shared_experts is None:
-            return self.routed(hidden)
-        routed, shared = side_by_side(hidden, self.routed, self.shared_experts)
-        return routed + shared
-
-    def routed(self, hidden: Tensor) -> Tensor:
+        shared = beside(hidden, self.shared_experts) if self.shared_experts is not None else None
         weights, ids = self.gate(hidden)
-        out: Tensor = self.experts(hidden, weights, ids)
+        out: Tensor = self.experts(hidden, weights, ids, plus=shared)
         return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.moe_experts import moe_experts
@@ -20,7 +22,14 @@ class Experts(nn.Module):
         )
         self.down_proj = Linear(intermediate_size, hidden_size, experts=count)
 
-    def forward(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-        """The sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32."""
+    def forward(
+        self,
+        hidden: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        plus: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """The sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32; and
+        plus(), which is called last."""
         gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
-        return moe_experts(hidden, gate_up, down, weights, ids)
+        return moe_experts(hidden, gate_up, down, weights, ids, plus)

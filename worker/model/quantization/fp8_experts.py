@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.moe_experts import moe_experts
+from mla_router.worker.kernels.moe_experts import moe_experts, weighted_sum
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.model.quantization.fp8 import Fp8Linear
 
@@ -22,13 +23,19 @@ class Fp8Experts(nn.Module):
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
 
-    def forward(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        plus: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
         if hidden.device.type != "cpu":  # to ask which experts are needed would wait for the device
             gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
-            return moe_experts(hidden, gate_up, down, weights, ids)
+            return moe_experts(hidden, gate_up, down, weights, ids, plus)
         each = hidden.new_empty(*ids.shape, hidden.shape[-1])  # [T, K, hidden_size]
         for expert in ids.flatten().bincount().nonzero().flatten().tolist():
             at = (ids == expert).nonzero(as_tuple=True)
             gate_up = functional.linear(hidden[at[0]], self.gate_up_proj.dense_expert(expert))
             each[at] = functional.linear(silu_and_mul(gate_up), self.down_proj.dense_expert(expert))
-        return torch.einsum("tkh,tk->th", each.float(), weights).to(hidden.dtype)
+        return weighted_sum(each, weights, plus)
