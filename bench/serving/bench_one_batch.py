@@ -29,6 +29,7 @@ from mla_router.worker import config as worker_config
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.kernels import pdl
 
 SEED = 0
 
@@ -40,6 +41,7 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
+    parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
     parser.add_argument("--out", type=Path)
     worker_config.add_flags(parser)
     args = parser.parse_args()
@@ -188,6 +190,7 @@ def trace(engine: Engine, plans: list[StepPlan], file: Path) -> None:
 def main() -> None:
     args, config = parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
+    pdl.ENABLED = not args.no_pdl
     begin = time.perf_counter()
     engine = load_engine(config)
     ready = time.perf_counter() - begin

@@ -186,6 +186,7 @@ def test_compiled_for_sm_90() -> None:
         if report.kernel != "attend_kernel":
             report.check()
             continue
+        report.check_order()
         chosen = tiling(report.constants["HEADS"], report.constants["QUERIES"])
         # As many programs as the schedule counts on must fit one multiprocessor
         threads = 32 * report.num_warps * chosen.programs_per_sm

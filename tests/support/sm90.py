@@ -10,7 +10,7 @@ calls launchers with tensors on the `meta` device, at the shapes that matter:
 
     def test_compiled_for_sm_90() -> None:
         for report in compile_sm90(launches):
-            report.check()              # no spills, shared memory that a block can have
+            report.check()              # no spills, not too much shared memory, the rule of `pdl.py`
             # or more:  assert report.has_wgmma, report
 
 The function must be at the top of its module, which a process without TRITON_INTERPRET imports again.
@@ -47,11 +47,19 @@ class Report:
     spill_bytes: int  # of a thread: its stack, which Triton uses for nothing else
     shared_bytes: int  # of a block
     has_wgmma: bool
+    starts_early: bool  # launched while the kernel before it may still run
+    waits_first: bool  # for that kernel to end, before anything else can happen
 
     def check(self) -> None:
-        """Raises AssertionError if the kernel spills, or cannot be launched at all."""
+        """Raises AssertionError if the kernel spills, cannot be launched at all, or starts early
+        without waiting."""
         assert self.spill_bytes == 0, f"spills: {self}"
         assert self.shared_bytes <= MAX_SHARED_BYTES, f"more shared memory than there is: {self}"
+        self.check_order()
+
+    def check_order(self) -> None:
+        """The part of `check` that no kernel may fail, however it uses registers."""
+        assert self.waits_first or not self.starts_early, f"does not wait for the last: {self}"
 
 
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
@@ -135,7 +143,17 @@ def _report(kernel: Any) -> Report:
         spill_bytes=int(found[2]),
         shared_bytes=kernel.metadata.shared,
         has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
+        starts_early=kernel.metadata.launch_pdl,
+        waits_first=_waits_first(kernel.asm["ptx"]),
     )
+
+
+def _waits_first(ptx: str) -> bool:
+    """Whether every program waits before it touches memory, can branch or leave."""
+    _, _, body = ptx.partition("// %bb.0:")
+    before, wait, _ = re.sub("//.*", "", body).partition("griddepcontrol.wait")
+    acts = r"\b(ld|st|cp|atom|red|ldu|bra|ret|exit|call)\b(?!\.param)"
+    return bool(wait) and re.search(acts, before) is None
 
 
 def _paths(kernel: Any) -> list[str]:

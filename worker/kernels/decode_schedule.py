@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.decode_tiling import Tiling
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 REQUESTS_AT_ONCE = 128
 PARTS_PER_PROGRAM = 32
@@ -69,6 +70,7 @@ def decode_schedule_triton(
         REQUESTS=REQUESTS_AT_ONCE,
         PARTS=PARTS_PER_PROGRAM,
         num_warps=4,
+        **launch_options(),
     )
     return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
 
@@ -98,6 +100,7 @@ def schedule_kernel(
     PARTS: tl.constexpr,
 ):
     """Each program finds the first requests of PARTS parts; the first one writes all else, too."""
+    wait_for_previous()
     program = tl.program_id(0)
     total = 0
     for start in range(0, num_requests, REQUESTS):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 # Where the library is as fast on an H200 (`bench/kernels/bench_linear.py`).
 MAX_OUTPUTS = 32768
@@ -89,6 +90,7 @@ def linear_triton(
         BLOCK_OUTPUTS=block_outputs,
         BLOCK_INPUTS=block_inputs,
         num_warps=num_warps,
+        **launch_options(),
     )
     return out
 
@@ -106,6 +108,7 @@ def _linear_kernel(
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
+    wait_for_previous()
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)
     row = tl.arange(0, BLOCK_ROWS)

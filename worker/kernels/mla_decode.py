@@ -20,6 +20,7 @@ from mla_router.worker.kernels.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.mla_decode_kernel import attend_kernel, merge_kernel
 from mla_router.worker.kernels.paged_rows import paged_rows
+from mla_router.worker.kernels.pdl import launch_options
 
 # Below so many rows the merge is cut along the latent, too, to occupy the GPU
 MERGE_ROWS = 256
@@ -134,6 +135,7 @@ def mla_decode_triton(
         STAGES=tiling.num_stages,
         SWAP=tiling.swap,
         num_warps=tiling.num_warps,
+        **launch_options(),
     )
     columns = latent if requests * rows >= MERGE_ROWS else min(latent, 128)
     merge_kernel[(requests * rows, latent // columns)](
@@ -147,6 +149,7 @@ def mla_decode_triton(
         BLOCK_LATENT=columns,
         BLOCK_PARTS=4096 // columns,
         num_warps=4,
+        **launch_options(),
     )
     return out
 

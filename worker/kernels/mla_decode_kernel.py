@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mla_router.worker.kernels.pdl import wait_for_previous
+
 
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_kernel(
@@ -37,6 +39,7 @@ def attend_kernel(
     STAGES: tl.constexpr,
     SWAP: tl.constexpr,
 ):
+    wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Neighbours share a part, and its KV rows in L2
@@ -227,6 +230,7 @@ def merge_kernel(
 ):
     """Weighs together what several parts computed of one row; a row that one part computed whole is
     already in place."""
+    wait_for_previous()
     request = tl.program_id(0) // ROWS
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(1) * BLOCK_LATENT + tl.arange(0, BLOCK_LATENT)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -96,6 +97,7 @@ def _launch(
         BLOCK=block,
         ADD=residual is not None,
         num_warps=num_warps or warps,
+        **launch_options(),
     )
     return out, total
 
@@ -114,6 +116,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < N

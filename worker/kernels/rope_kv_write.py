@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_write import kv_write
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import rms_norm_torch
 from mla_router.worker.kernels.rotary import rotary
 
@@ -115,6 +116,7 @@ def rope_kv_write_triton(
         BLOCK_R=triton.next_power_of_2(width),
         INTERLEAVED=interleaved,
         num_warps=num_warps,
+        **launch_options(),
     )
 
 
@@ -138,6 +140,7 @@ def _rope_kv_write_kernel(
     BLOCK_R: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
+    wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, BLOCK_R // 2)

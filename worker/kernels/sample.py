@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.noise import GOLDEN, MIX_1, MIX_2, gumbel
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 # The slices into which rows are cut: so many programs keep a GPU busy, and so many results of one row
 # are looked through at once.
@@ -84,9 +85,17 @@ def sample_triton(
         BLOCK=_BLOCK,
         FILTERED=threshold is not None,
         num_warps=num_warps,
+        **launch_options(),
     )
     _best_of_row_kernel[(rows,)](
-        best, token, out, slices, MAX_SLICES=_MAX_SLICES, NONE=NO_TOKEN, num_warps=1
+        best,
+        token,
+        out,
+        slices,
+        MAX_SLICES=_MAX_SLICES,
+        NONE=NO_TOKEN,
+        num_warps=1,
+        **launch_options(),
     )
     return out
 
@@ -114,6 +123,7 @@ def _best_of_slice_kernel(
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
+    wait_for_previous()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     noise_row = _noise_row(tl.load(seeds + row), tl.load(positions + row))
@@ -144,6 +154,7 @@ def _best_of_slice_kernel(
 
 @triton.jit
 def _best_of_row_kernel(best, token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, MAX_SLICES)
     score = tl.load(best + row * slices + part, part < slices, other=float("-inf"))

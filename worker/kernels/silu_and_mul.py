@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 # Columns of a program: 16 bytes of bfloat16 for each of its 128 threads, from both halves.
 _BLOCK = 1024
@@ -37,13 +38,20 @@ def silu_and_mul_triton(gate_up: Tensor, *, num_warps: int = 4) -> Tensor:
     width = rows.shape[1] // 2
     out = torch.empty(*gate_up.shape[:-1], width, dtype=gate_up.dtype, device=gate_up.device)
     _silu_and_mul_kernel[(len(rows), triton.cdiv(width, _BLOCK))](
-        rows, out, rows.stride(0), I=width, BLOCK=_BLOCK, num_warps=num_warps
+        rows,
+        out,
+        rows.stride(0),
+        I=width,
+        BLOCK=_BLOCK,
+        num_warps=num_warps,
+        **launch_options(),
     )
     return out
 
 
 @triton.jit
 def _silu_and_mul_kernel(gate_up, out, stride, I: tl.constexpr, BLOCK: tl.constexpr):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < I

@@ -1,0 +1,76 @@
+"""Kernels that start early see and spare what they would have if each had started after the last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from support.cuda import captured
+
+pytestmark = pytest.mark.gpu
+
+ROWS, BLOCK = 64, 128  # few enough programs for those of several kernels to run at a time
+
+
+@triton.jit
+def _slow_sum(a, b, out, NS: tl.constexpr, BLOCK: tl.constexpr):
+    """out = a + 2 b, read at once and written NS nanoseconds later."""
+    wait_for_previous()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    result = tl.load(a + at) + 2 * tl.load(b + at)
+    begin = tl.extra.cuda.globaltimer()
+    while tl.extra.cuda.globaltimer() - begin < NS:
+        pass
+    tl.store(out + at, result)
+
+
+def slow_sum(a: Tensor, b: Tensor, out: Tensor, ns: int = 20_000) -> Tensor:
+    _slow_sum[(ROWS,)](a, b, out, NS=ns, BLOCK=BLOCK, **launch_options())
+    return out
+
+
+def chain(x: Tensor) -> Tensor:
+    """Few buffers, each overwritten soon after others read it; slow kernels before fast ones; among
+    them one of torch's, and two streams."""
+    buffers = [torch.zeros_like(x) for _ in range(3)]
+    first, second, third = buffers
+    for _ in range(4):
+        slow_sum(x, first, second)
+        slow_sum(second, x, first, ns=0)
+        slow_sum(first, second, third)
+        slow_sum(third, third, second, ns=0)
+        first.copy_(second).remainder_(1009)
+        other = beside(first, lambda x: slow_sum(x, x, torch.empty_like(x)))
+        slow_sum(first, third, second, ns=5000)
+        slow_sum(second, other(), first, ns=0).remainder_(1009)
+    return first
+
+
+def expected_chain(x: Tensor) -> Tensor:
+    first = torch.zeros_like(x)
+    for _ in range(4):
+        second = x + 2 * first
+        first = second + 2 * x
+        third = first + 2 * second
+        first = (3 * third) % 1009
+        first = (first + 2 * third + 2 * 3 * first) % 1009
+    return first
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_chain(capture: bool) -> None:
+    x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
+    replay, recorded = captured(lambda: chain(x)) if capture else (None, None)
+    for step in range(20):
+        x.add_(step)
+        if replay is None or recorded is None:
+            result = chain(x)
+        else:
+            replay()
+            result = recorded
+        assert torch.equal(result, expected_chain(x))

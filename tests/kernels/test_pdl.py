@@ -1,0 +1,108 @@
+"""The rule of programmatic dependent launch, in what is compiled for sm_90."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from mla_router.worker.kernels import pdl
+from mla_router.worker.kernels.decode_schedule import decode_schedule_torch, decode_schedule_triton
+from mla_router.worker.kernels.decode_tiling import tiling
+from mla_router.worker.kernels.linear import linear_triton
+from mla_router.worker.kernels.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
+from mla_router.worker.kernels.rope_kv_write import rope_kv_write_triton
+from mla_router.worker.kernels.sample import sample_triton
+from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
+from support.sm90 import compile_sm90
+
+
+@triton.jit
+def _waiting(x, N: tl.constexpr):
+    wait_for_previous()
+    at = x + tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(at, tl.load(at) + 1)
+
+
+@triton.jit
+def _reading_ahead(x, N: tl.constexpr):
+    at = x + tl.program_id(0) * N + tl.arange(0, N)
+    ahead = tl.load(at)
+    wait_for_previous()
+    tl.store(at, ahead + 1)
+
+
+@triton.jit
+def _leaving_ahead(x, N: tl.constexpr):
+    if tl.program_id(0) > 5:
+        return
+    wait_for_previous()
+    tl.store(x + tl.arange(0, N), 1.0)
+
+
+@triton.jit
+def _not_waiting(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N), 1.0)
+
+
+def rule_and_breaches() -> None:
+    x = torch.empty(1024, device="meta")
+    for kernel in (_waiting, _reading_ahead, _leaving_ahead, _not_waiting):
+        kernel[(8,)](x, N=128, **launch_options())
+
+
+def test_breaches_are_seen() -> None:
+    waiting, *breaches = compile_sm90(rule_and_breaches)
+    assert waiting.starts_early and waiting.waits_first
+    waiting.check()
+    for breach in breaches:
+        assert breach.starts_early, breach
+        with pytest.raises(AssertionError, match="does not wait for the last"):
+            breach.check()
+
+
+def switched_off() -> None:
+    pdl.ENABLED = False
+    _not_waiting[(8,)](torch.empty(1024, device="meta"), N=128, **launch_options())
+
+
+def test_switched_off() -> None:
+    (report,) = compile_sm90(switched_off)
+    assert not report.starts_early
+    report.check()
+
+
+def decode_step() -> None:
+    """What a layer and the ends of a decode step of V2-Lite launch."""
+    x = torch.empty(8, 2048, dtype=torch.bfloat16, device="meta")
+    add_rms_norm_triton(x, x, x[0], 1e-6)
+    linear_triton(x[:1], x.new_empty(3648, 2048), out_dtype=x.dtype)
+    silu_and_mul_triton(x)
+
+    cache, q = x.new_empty(100, 64, 576), x.new_empty(8, 16, 576)
+    locations = torch.empty(8, dtype=torch.int64, device="meta")
+    rotations = torch.empty(8, 32, dtype=torch.complex64, device="meta")
+    rope_kv_write_triton(
+        q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, interleaved=True
+    )
+    lengths, chosen = locations.int(), tiling(16)
+    decode_schedule_triton(lengths, max_length=4096, tiling=chosen, num_parts=264)
+    mla_decode_triton(
+        *q.split([512, 64], dim=-1),
+        cache,
+        torch.empty(64, 64, dtype=torch.int32, device="meta"),
+        locations,
+        lengths,
+        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=264),
+        scale=0.1,
+    )
+    logits = torch.empty(8, 102400, device="meta")
+    sample_triton(logits, logits[:, 0].contiguous(), locations, locations, None)
+
+
+def test_every_kernel_of_a_decode_step_starts_early() -> None:
+    for report in compile_sm90(decode_step):
+        assert report.starts_early and report.waits_first, report
