@@ -33,7 +33,7 @@ from kernels.moe_cases import (
 from kernels.timing import time_graph_us, time_us
 from record import record
 
-from mla_router.worker.kernels.moe_align import moe_align
+from mla_router.worker.kernels.moe_align import blocks_for
 from mla_router.worker.kernels.moe_experts import moe_experts_torch, moe_experts_triton
 from mla_router.worker.kernels.moe_gemm import combine, down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe_gemv import down_pairs, gate_up_pairs
@@ -53,14 +53,15 @@ def parts(case: Case, gate_up: Tensor, down: Tensor, tiling: MoeTiling) -> dict[
             "down": time_us(lambda: down_pairs(gated, down, weights, ids, tiling.down)),
             "combine": 0.0,
         }
-    pairs, top_k = ids.numel(), ids.shape[1]
-    blocks = moe_align(ids, len(gate_up), tiling.rows)
-    gated = gate_up_blocks(x, gate_up, blocks, top_k, tiling.gate_up)
-    rows = down_blocks(gated, down, blocks, pairs, tiling.down)
+    blocks = blocks_for(ids, len(gate_up), tiling.rows)
+    gated = gate_up_blocks(x, gate_up, blocks, tiling.gate_up)
+    rows = down_blocks(gated, down, blocks, tiling.down)
     return {
-        "align": time_graph_us(lambda: moe_align(ids, len(gate_up), tiling.rows)),
-        "gate_up": time_us(lambda: gate_up_blocks(x, gate_up, blocks, top_k, tiling.gate_up)),
-        "down": time_us(lambda: down_blocks(gated, down, blocks, pairs, tiling.down)),
+        "align": 0.0
+        if blocks.pairs is None
+        else time_graph_us(lambda: blocks_for(ids, len(gate_up), tiling.rows)),
+        "gate_up": time_us(lambda: gate_up_blocks(x, gate_up, blocks, tiling.gate_up)),
+        "down": time_us(lambda: down_blocks(gated, down, blocks, tiling.down)),
         "combine": time_us(lambda: combine(rows, weights)),
     }
 

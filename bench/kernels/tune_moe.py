@@ -37,7 +37,7 @@ from kernels.moe_cases import (
 from kernels.moe_space import Stage, candidates, rows_for
 from kernels.timing import time_us
 
-from mla_router.worker.kernels.moe_align import Blocks, empty_blocks, moe_align
+from mla_router.worker.kernels.moe_align import Blocks, blocks_for, empty_blocks
 from mla_router.worker.kernels.moe_experts import moe_experts_triton
 from mla_router.worker.kernels.moe_gemm import down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe_gemv import down_pairs, gate_up_pairs
@@ -66,8 +66,8 @@ class Launch:
                 return gate_up_pairs(x, self.weight, ids, tile)
             return down_pairs(self.gated, self.weight, weights, ids, tile)
         if self.gated is None:
-            return gate_up_blocks(x, self.weight, self.blocks, ids.shape[1], tile)
-        return down_blocks(self.gated, self.weight, self.blocks, ids.numel(), tile)
+            return gate_up_blocks(x, self.weight, self.blocks, tile)
+        return down_blocks(self.gated, self.weight, self.blocks, tile)
 
 
 def compiles(name: str, stage: Stage, rows: int, tile: Tile) -> bool:
@@ -84,7 +84,7 @@ def compiles(name: str, stage: Stage, rows: int, tile: Tile) -> bool:
     blocks = None if rows == 1 else empty_blocks(ids, shape.experts, rows)
     gate_up = meta(shape.experts, 2 * shape.width, shape.hidden)
     down = meta(shape.experts, shape.hidden, shape.width)
-    gated = meta(ids.numel() if blocks is None else len(blocks.pairs), shape.width)
+    gated = meta(ids.numel() if blocks is None else blocks.intermediate_rows, shape.width)
     launch = (
         Launch(case, gate_up, blocks, None)
         if stage == "gate_up"
@@ -136,7 +136,7 @@ def tuned(case: Case, layers: list[tuple[Tensor, Tensor]], space: Space) -> MoeT
     found: list[tuple[float, MoeTiling]] = []
     tokens, top_k = case.ids.shape
     for rows in rows_for(tokens, top_k, len(gate_up)):
-        blocks = None if rows == 1 else moe_align(case.ids, len(gate_up), rows)
+        blocks = None if rows == 1 else blocks_for(case.ids, len(gate_up), rows)
         first = Launch(case, gate_up, blocks, None)
         tile, us = fastest(first, space["gate_up", rows])
         second = Launch(case, down, blocks, first(tile))

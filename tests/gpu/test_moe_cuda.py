@@ -69,7 +69,7 @@ def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     assert (got - expected).norm() < 4e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("tokens", [2, 32, 1024])
+@pytest.mark.parametrize("tokens", [2, 8, 32, 1024])
 def test_tokens_stay_apart(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
     clean = moe_experts(x, *experts, weights, ids)
@@ -112,6 +112,7 @@ def test_blocks(tokens: int, rows: int) -> None:
     _, _, ids = routed(tokens)
     blocks = moe_align(ids, EXPERTS, rows)
     order = ids.flatten().sort(stable=True).indices
+    assert blocks.count is not None and blocks.experts is not None and blocks.pairs is not None
     count = blocks.count.item()
     used = blocks.pairs[: count * rows]
     real = used < ids.numel()

@@ -21,6 +21,7 @@ def check(ids: Tensor, experts: int, rows: int) -> None:
         padding = -len(own) % rows
         expected_pairs += own + [len(flat)] * padding
         expected_experts += [expert] * ((len(own) + padding) // rows)
+    assert blocks.count is not None and blocks.experts is not None and blocks.pairs is not None
     count = blocks.count.item()
     assert count == len(expected_experts) <= blocks.max_blocks
     assert blocks.experts[:count].tolist() == expected_experts

@@ -112,13 +112,25 @@ def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: f
     )
 
 
+@pytest.mark.parametrize(("tokens", "experts"), [(2, 6), (5, 40), (16, 40), (16, 48), (17, 40)])
+def test_triton_with_and_without_sorting(tokens: int, experts: int) -> None:
+    """Fewer pairs than experts, as many, and more; as many tokens as a block's rows, and one more."""
+    inputs = drawn(tokens, experts, 3, seed=8)
+    expected = one_by_one(*inputs)
+    got = moe_experts_triton(*inputs, tiling=TILINGS[1])
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
-def test_triton_keeps_tokens_apart(tiling: MoeTiling) -> None:
-    x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=5)
+@pytest.mark.parametrize("tokens", [9, 40])
+def test_triton_keeps_tokens_apart(tiling: MoeTiling, tokens: int) -> None:
+    x, gate_up, down, weights, ids = drawn(tokens, 4, 2, seed=5)
     clean = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
     x[3], weights[5] = float("nan"), float("nan")
     got = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
-    others = [0, 1, 2, 4, 6, 7, 8]
+    others = [token for token in range(tokens) if token not in (3, 5)]
     assert got[[3, 5]].isnan().all()
     assert torch.equal(got[others], clean[others])
 
@@ -159,7 +171,7 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
 def launches() -> None:
     for shape, top_k, counts in (
         (V2_LITE, 6, (1, 2, 8, 32, 300, 512, 8192)),
-        (V3, 8, (1, 2, 32, 8192)),
+        (V3, 8, (1, 2, 8, 32, 8192)),
     ):
         for tokens in counts:
             launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))

@@ -3,7 +3,8 @@
 The rows of each expert are padded to whole blocks, as in vLLM's and SGLang's fused_moe (the idea is
 MegaBlocks', Gale et al., 2022, arXiv:2211.15841). All shapes follow from the number of pairs: nothing
 waits for the device. The sort is a stable counting sort; one program places the pairs of one
-expert in one chunk of the list.
+expert in one chunk of the list. So few tokens that one block has room for all are not sorted: a
+program of the product finds its block's tokens among all, which saves a launch.
 """
 
 from __future__ import annotations
@@ -20,27 +21,68 @@ MAX_CHUNK = 4096
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows for grouped matrix products, in blocks of `rows` that have one expert each.
+    """Rows for grouped matrix products, in at most max_blocks blocks of `rows` that have one expert
+    each; ids [T, K] int32 are what they were made from.
 
-    pairs [max_blocks * rows] int32: the pair t * K + k of each row, P (their number) in rows that are
-    padding; experts [max_blocks] int32; count [1] int32 says how many blocks there are. What lies
-    behind them was not written.
+    Sorted: pairs [max_blocks * rows] int32, the pair t * K + k of each row, P (their number) in rows that
+    are padding; experts [max_blocks] int32; count [1] int32 says how many blocks there are. What lies
+    behind them was not written. Else these three are None, and `block_rows` has the rule.
     """
 
-    pairs: Tensor
-    experts: Tensor
-    count: Tensor
+    ids: Tensor
     rows: int
+    max_blocks: int
+    pairs: Tensor | None = None
+    experts: Tensor | None = None
+    count: Tensor | None = None
 
     @property
-    def max_blocks(self) -> int:
-        return len(self.experts)
+    def intermediate_rows(self) -> int:
+        """Of what is computed for each row: in the order of the blocks, or of the pairs if unsorted."""
+        return self.ids.numel() if self.pairs is None else len(self.pairs)
 
 
 def max_blocks(pairs: int, num_experts: int, rows: int) -> int:
     """How many blocks can be needed at most, however the pairs are distributed."""
     experts = min(pairs, num_experts)
     return min(pairs, (pairs + experts * (rows - 1)) // rows)
+
+
+@triton.jit
+def block_rows(
+    block,
+    ids,
+    pairs,
+    experts,
+    count,
+    max_blocks,
+    num_pairs,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Of one block: its expert, the pair of each row (num_pairs in padding), the intermediate row that
+    belongs to each row, and whether there is such a block."""
+    row = tl.arange(0, ROWS)
+    if pairs is None:
+        # Row r is token r. With fewer pairs than experts block p has the expert of pair p, unless an
+        # earlier pair has it; else block e has expert e.
+        by_pair = max_blocks == num_pairs
+        k = tl.arange(0, BLOCK_TOP_K)
+        own = row[:, None] * TOP_K + k[None, :]
+        chosen = tl.load(ids + own, (k < TOP_K)[None, :] & (own < num_pairs), other=-1)
+        expert = tl.where(by_pair, tl.load(ids + block), block)
+        pair = tl.min(tl.where(chosen == expert, own, num_pairs), axis=1)
+        first = tl.min(pair, axis=0)
+        exists = tl.where(by_pair, first == block, first < num_pairs)
+        intermediate = tl.where(pair < num_pairs, pair, 0).to(tl.int64)
+    else:
+        # All three at once: what lies past the last block is not defined, but it can be read
+        intermediate = block.to(tl.int64) * ROWS + row
+        expert = tl.load(experts + block)
+        pair = tl.load(pairs + intermediate)
+        exists = block < tl.load(count)
+    return expert.to(tl.int64), pair, intermediate, exists
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -123,6 +165,14 @@ def chunk_size(num_pairs: int) -> int:
     return next((size for size in (256, 1024, 2048) if num_pairs <= size), MAX_CHUNK)
 
 
+def blocks_for(ids: Tensor, num_experts: int, rows: int) -> Blocks:
+    """Blocks of the pairs of ids [T, K] int32, T > 0, distinct within a token: without a launch if each
+    has room for all tokens."""
+    if len(ids) > rows:
+        return moe_align(ids, num_experts, rows)
+    return Blocks(ids.contiguous(), rows, max_blocks=min(ids.numel(), num_experts))
+
+
 def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
     """The pairs of ids [T, K] int32, T > 0, each below num_experts, in blocks of `rows` rows.
 
@@ -164,8 +214,10 @@ def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
 def empty_blocks(ids: Tensor, num_experts: int, rows: int) -> Blocks:
     most = max_blocks(ids.numel(), num_experts, rows)
     return Blocks(
+        ids,
+        rows,
+        most,
         pairs=ids.new_empty(most * rows),
         experts=ids.new_empty(most),
         count=ids.new_empty(1),
-        rows=rows,
     )

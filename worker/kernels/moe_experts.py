@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.moe_align import moe_align
+from mla_router.worker.kernels.moe_align import blocks_for
 from mla_router.worker.kernels.moe_gemm import combine, down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe_gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe_tiling import MoeShape, MoeTiling, moe_tiling
@@ -78,9 +78,9 @@ def moe_experts_triton(
     if tiling.rows == 1:
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up)
         return down_pairs(gated, down, weights, ids, tiling.down, plus and plus())
-    blocks = moe_align(ids, experts, tiling.rows)
-    gated = gate_up_blocks(x, gate_up, blocks, ids.shape[1], tiling.gate_up)
-    rows = down_blocks(gated, down, blocks, ids.numel(), tiling.down)
+    blocks = blocks_for(ids, experts, tiling.rows)
+    gated = gate_up_blocks(x, gate_up, blocks, tiling.gate_up)
+    rows = down_blocks(gated, down, blocks, tiling.down)
     return combine(rows, weights, plus and plus())
 
 

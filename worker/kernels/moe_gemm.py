@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.moe_align import Blocks
+from mla_router.worker.kernels.moe_align import Blocks, block_rows
 from mla_router.worker.kernels.moe_tiling import Tile
 
 
@@ -32,6 +32,7 @@ def _gate_up_gemm(
     x,
     weight,
     out,
+    ids,
     pairs,
     experts,
     block_count,
@@ -39,21 +40,30 @@ def _gate_up_gemm(
     num_pairs,
     group_m,
     TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[row] = silu(gate) * up of x[pairs[row] // TOP_K], BLOCK_N of its WIDTH columns."""
+    """out[row] = silu(gate) * up of x[pair[row] // TOP_K], BLOCK_N of its WIDTH columns."""
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = HIDDEN % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
-    rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    # All three at once: what lies past the last block is not defined, but it can be read
-    expert = tl.load(experts + block).to(tl.int64)
-    pair = tl.load(pairs + rows)
-    if block >= tl.load(block_count):
+    expert, pair, rows, exists = block_rows(
+        block,
+        ids,
+        pairs,
+        experts,
+        block_count,
+        max_blocks,
+        num_pairs,
+        TOP_K,
+        BLOCK_TOP_K,
+        ROWS,
+    )
+    if not exists:
         return
     real = pair < num_pairs
 
@@ -79,7 +89,7 @@ def _gate_up_gemm(
     gate, up = tl.split(tl.reshape(sums, (ROWS, BLOCK_N, 2)))
     gated = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    tl.store(out + rows[:, None] * WIDTH + n[None, :], gated, (n < WIDTH)[None, :])
+    tl.store(out + rows[:, None] * WIDTH + n[None, :], gated, real[:, None] & (n < WIDTH)[None, :])
 
 
 @triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
@@ -87,27 +97,38 @@ def _down_gemm(
     gated,
     weight,
     out,
+    ids,
     pairs,
     experts,
     block_count,
     max_blocks,
     num_pairs,
     group_m,
+    TOP_K: tl.constexpr,
+    BLOCK_TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[pairs[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
+    """out[pair[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
-    rows = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    # All three at once: what lies past the last block is not defined, but it can be read
-    expert = tl.load(experts + block).to(tl.int64)
-    pair = tl.load(pairs + rows)
-    if block >= tl.load(block_count):
+    expert, pair, rows, exists = block_rows(
+        block,
+        ids,
+        pairs,
+        experts,
+        block_count,
+        max_blocks,
+        num_pairs,
+        TOP_K,
+        BLOCK_TOP_K,
+        ROWS,
+    )
+    if not exists:
         return
 
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -156,50 +177,42 @@ def _combine(
     tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)
 
 
-def gate_up_blocks(x: Tensor, gate_up: Tensor, blocks: Blocks, top_k: int, tile: Tile) -> Tensor:
-    """[max_blocks * rows, I] in x's dtype, silu(gate) * up of the token of each row of `blocks`.
+def gate_up_blocks(x: Tensor, gate_up: Tensor, blocks: Blocks, tile: Tile) -> Tensor:
+    """[blocks.intermediate_rows, I] in x's dtype, silu(gate) * up of the token of each row of `blocks`;
+    rows that are padding are not written.
 
     x [T, N] contiguous, gate_up [E, 2I, N].
     """
     _, double, hidden = gate_up.shape
-    out = x.new_empty(len(blocks.pairs), double // 2)
+    out = x.new_empty(blocks.intermediate_rows, double // 2)
     programs = blocks.max_blocks * triton.cdiv(double // 2, tile.block_n)
     _gate_up_gemm[(programs,)](
         x,
         gate_up,
         out,
-        blocks.pairs,
-        blocks.experts,
-        blocks.count,
-        blocks.max_blocks,
-        len(x) * top_k,
+        *_block_arguments(blocks),
         tile.group_m,
-        TOP_K=top_k,
         HIDDEN=hidden,
         WIDTH=double // 2,
-        **_constants(blocks.rows, tile),
+        **_constants(blocks, tile),
     )
     return out
 
 
-def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, num_pairs: int, tile: Tile) -> Tensor:
-    """[P, N] in gated's dtype, by pair. gated [max_blocks * rows, I] contiguous, down [E, N, I]."""
+def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, tile: Tile) -> Tensor:
+    """[P, N] in gated's dtype, by pair. gated [blocks.intermediate_rows, I] contiguous, down [E, N, I]."""
     _, hidden, width = down.shape
-    out = gated.new_empty(num_pairs, hidden)
+    out = gated.new_empty(blocks.ids.numel(), hidden)
     programs = blocks.max_blocks * triton.cdiv(hidden, tile.block_n)
     _down_gemm[(programs,)](
         gated,
         down,
         out,
-        blocks.pairs,
-        blocks.experts,
-        blocks.count,
-        blocks.max_blocks,
-        num_pairs,
+        *_block_arguments(blocks),
         tile.group_m,
         HIDDEN=hidden,
         WIDTH=width,
-        **_constants(blocks.rows, tile),
+        **_constants(blocks, tile),
     )
     return out
 
@@ -216,9 +229,24 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
     return out
 
 
-def _constants(rows: int, tile: Tile) -> dict[str, Any]:
+def _block_arguments(blocks: Blocks) -> tuple[Tensor | int | None, ...]:
+    """Of both kernels, from `ids` to `num_pairs`."""
+    return (
+        blocks.ids,
+        blocks.pairs,
+        blocks.experts,
+        blocks.count,
+        blocks.max_blocks,
+        blocks.ids.numel(),
+    )
+
+
+def _constants(blocks: Blocks, tile: Tile) -> dict[str, Any]:
+    top_k = blocks.ids.shape[1]
     return {
-        "ROWS": rows,
+        "TOP_K": top_k,
+        "BLOCK_TOP_K": triton.next_power_of_2(top_k),
+        "ROWS": blocks.rows,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
