@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 8  # of every array in the buffer: that of the widest dtype
+# Of every array in the buffer, in bytes. Kernels are compiled anew for pointers that are aligned to less.
+_ALIGNMENT = 16
 _DTYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,

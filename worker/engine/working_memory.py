@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.model.causal_lm import CausalLM
 
 # A request that wants everything at once that costs memory.
@@ -29,6 +31,7 @@ _DEAREST = SamplingParams(
 # Tokens before the chunk that is tried: longer prefixes are attended to in passes, as all are that do not
 # fit at once, and take no more.
 MAX_PREFIX = 1 << 17
+SHORT_CHUNK = 16  # short ones have kernels of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +56,19 @@ def measure_working_memory(
     `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
     prefill_tokens = min(prefill_tokens, capacity.context_length)
     prefix = min(capacity.context_length - prefill_tokens, MAX_PREFIX)
-    decodes = capacity.num_slots - 1
-    small = replace(capacity, num_pages=1 + decodes)
+    small = replace(capacity, num_pages=capacity.num_slots)
     engine = Engine(model, small, device=device, dtype=dtype, attention=attention)
-    prompt = (0,) * prefill_tokens
-    admitted = tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1))
-    # A page may be that of several places: what is computed from it does not matter
-    own = [(decodes, index, 1) for index in range(capacity.pages_per_request)]
-    others = [(slot, 0, 2 + slot) for slot in range(decodes)]
-    plan = StepPlan(
-        decode_slots=tuple(range(decodes)),
-        decode_lengths=(1,) * decodes,
-        chunks=(PrefillChunk(decodes, prefix, prompt, is_last=True),),
-        page_writes=(*own, *others),
-        admitted=admitted,
-    )
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    engine.sample(engine.forward(plan)).wait()
-    step = torch.cuda.max_memory_allocated(device) - before
+    step = 0
+    for tokens, start in product((prefill_tokens, min(SHORT_CHUNK, prefill_tokens)), (prefix, 0)):
+        plan = _mixed_plan(small, tokens, start)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        engine.sample(engine.forward(plan)).wait()
+        step = max(step, torch.cuda.max_memory_allocated(device) - before)
+    # Libraries load the kernel of a new number of rows when it is first asked for.
+    for rows in piece_sizes(capacity.num_slots):
+        engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
     torch.cuda.empty_cache()
 
     free = torch.cuda.mem_get_info(device)[0]
@@ -82,3 +78,19 @@ def measure_working_memory(
     gc.collect()  # it refers to itself
     torch.cuda.empty_cache()
     return WorkingMemory(step, max(0, graphs))
+
+
+def _mixed_plan(capacity: Capacity, tokens: int, prefix: int) -> StepPlan:
+    """One chunk of so many tokens after so many, and a decode row for every other slot."""
+    decodes = capacity.num_slots - 1
+    prompt = (0,) * tokens
+    # A page may be that of several places: what is computed from it does not matter
+    own = [(decodes, index, 1) for index in range(capacity.pages_per_request)]
+    others = [(slot, 0, 2 + slot) for slot in range(decodes)]
+    return StepPlan(
+        decode_slots=tuple(range(decodes)),
+        decode_lengths=(1,) * decodes,
+        chunks=(PrefillChunk(decodes, prefix, prompt, is_last=True),),
+        page_writes=(*own, *others),
+        admitted=tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1)),
+    )
