@@ -12,9 +12,6 @@ from mla_router.worker.kernels.decode_schedule import decode_schedule_torch, dec
 from mla_router.worker.kernels.decode_tiling import tiling
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.mla_decode import mla_decode_triton
-from mla_router.worker.kernels.moe_experts import moe_experts_triton
-from mla_router.worker.kernels.moe_routing import moe_routing_triton
-from mla_router.worker.kernels.moe_tiling import MoeTiling, Tile
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write_triton
@@ -84,20 +81,6 @@ def decode_step() -> None:
     add_rms_norm_triton(x, x, x[0], 1e-6)
     linear_triton(x[:1], x.new_empty(3648, 2048), out_dtype=x.dtype)
     silu_and_mul_triton(x)
-
-    rows, gate_up, down = x.new_empty(40, 256), x.new_empty(64, 256, 256), x.new_empty(64, 256, 128)
-    weights, ids = moe_routing_triton(rows[:, :64].float(), top_k=6, scoring="softmax")
-    tile = Tile(32, 64)
-    # Streamed, unsorted, sorted in one chunk, and in two
-    for tokens, block in ((1, 1), (8, 16), (40, 16), (1000, 16)):
-        moe_experts_triton(
-            x.new_empty(tokens, 256),
-            gate_up,
-            down,
-            weights.new_empty(tokens, 6),
-            ids.new_empty(tokens, 6),
-            tiling=MoeTiling(rows=block, gate_up=tile, down=tile),
-        )
 
     cache, q = x.new_empty(100, 64, 576), x.new_empty(8, 16, 576)
     locations = torch.empty(8, dtype=torch.int64, device="meta")

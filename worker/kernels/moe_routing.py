@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-
 
 def moe_routing(
     logits: Tensor,
@@ -76,7 +74,6 @@ def _route(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    wait_for_previous()
     SIZE: tl.constexpr = EXPERTS // GROUPS
     NEVER: tl.constexpr = float("-inf")
     token = tl.program_id(0).to(tl.int64)
@@ -187,7 +184,6 @@ def constants(
         "BLOCK_SIZE": size,
         "BLOCK_COLUMNS": triton.next_power_of_2(top_k),
         "num_warps": 1 if groups * size <= 512 else 4,
-        **launch_options(),
     }
 
 
