@@ -16,8 +16,8 @@ without the option (cuBLAS, copies, torch's own) starts when its predecessor has
 of the same chain. So is an event: it is recorded when the kernel before it has ended, and a kernel after
 a wait for it depends on whatever it stands for, so that work on another stream (`beside.py`) begins
 and ends as before. What breaks the chain is a kernel with the option that does not wait, or
-some of whose programs can leave before: for that reason weights are not read ahead of the wait
-either, which may besides be the result of a kernel (dequantized ones are).
+some of whose programs can leave before. Weights are not read ahead of the wait either: they may be the
+result of a kernel, as dequantized ones are.
 """
 
 from __future__ import annotations
