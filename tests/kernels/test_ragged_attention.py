@@ -20,7 +20,7 @@ from mla_router.worker.kernels.ragged_attention.kernel import (
     ragged_attention_triton,
     tiling,
 )
-from mla_router.worker.kernels.ragged_attention.torch import QUERY_BLOCK, ragged_attention_torch
+from mla_router.worker.kernels.ragged_attention.torch import QUERY_BLOCK
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -121,7 +121,7 @@ def test_formula(
 def test_chunk_longer_than_a_query_block() -> None:
     extents = [(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40), (3, 3)]
     inputs = drawn(extents)
-    check(ragged_attention_torch, inputs, extents)
+    check(ragged_attention, inputs, extents)
 
 
 KERNEL_CASES = {
@@ -151,7 +151,7 @@ def test_kernel_of_other_widths(widths: tuple[int, int, int]) -> None:
     check_kernel("causal", torch.float32, widths)
 
 
-@pytest.mark.parametrize("attend", [ragged_attention_torch, ragged_attention_triton])
+@pytest.mark.parametrize("attend", [ragged_attention, ragged_attention_triton])
 def test_later_keys_do_not_matter_even_if_they_are_nan(
     attend: Callable[..., tuple[Tensor, Tensor]],
 ) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.kernels.gqa_decode import gqa_decode
-from mla_router.worker.kernels.gqa_prefill import gqa_prefill
 from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.mla_decode import mla_decode_torch
+from mla_router.worker.kernels.ragged_attention.torch import ragged_attention_torch
 
 
 class TorchBackend:
@@ -52,11 +51,8 @@ class TorchAttention:
     ) -> Tensor:
         rows = self._rows(cache).to(q.dtype)
         latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
-        expanded = expand(latent)
-        rope, heads = k_pe.shape[-1], q.shape[1]
-        k_nope, v = expanded.tensor_split([q.shape[-1] - rope], dim=-1)
-        k = torch.cat((k_nope, k_pe[:, None].expand(-1, heads, -1)), dim=-1)
-        return gqa_prefill(q, k, v, self._extents(), scale=scale)
+        k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)
+        return ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale)[0]
 
     def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
         layout = self._layout
@@ -74,7 +70,7 @@ class TorchAttention:
     def gqa_prefill(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
         shape = -1, *keys.shape[2:]
         k, v = (self._rows(part.flatten(2)).view(shape).to(q.dtype) for part in (keys, values))
-        return gqa_prefill(q, k, v, self._extents(), scale=scale)
+        return ragged_attention_torch(q, k, v, None, self._extents(), scale=scale)[0]
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Of all tokens that the chunks' requests have in the cache."""

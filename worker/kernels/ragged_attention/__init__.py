@@ -48,5 +48,7 @@ def ragged_attention(
     assert num_queries == work.num_queries and num_keys == work.num_keys, (
         f"q {tuple(q.shape)}, k {tuple(k.shape)}, extents {work.extents}"
     )
-    attend = ragged_attention_triton if on_gpu(q) else ragged_attention_torch
-    return attend(q, k, v, shared_keys, work, scale=scale, causal=causal)
+    if on_gpu(q):
+        return ragged_attention_triton(q, k, v, shared_keys, work, scale=scale, causal=causal)
+    extents = work.extents
+    return ragged_attention_torch(q, k, v, shared_keys, extents, scale=scale, causal=causal)
