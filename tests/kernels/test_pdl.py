@@ -88,7 +88,7 @@ def decode_step() -> None:
     rope_kv_write_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, interleaved=True
     )
-    lengths, chosen = locations.int(), tiling(16, 8)
+    lengths, chosen = locations.int(), tiling(16)
     decode_schedule_triton(lengths, max_length=4096, tiling=chosen, num_parts=264)
     mla_decode_triton(
         *q.split([512, 64], dim=-1),
