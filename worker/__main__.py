@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     # This process never computes. transformers would import torch because it is there, which
     # takes seconds and 400 MB; None in this place says that it is not.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    # Prompts are tokenized one by one: a pool of threads would only add a switch to it and back. The
+    # library reads this itself, and has no other switch.
+    os.putenv("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").addFilter(_is_news)
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 import aiohttp
 import pytest
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Histogram as LibraryHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from mla_router.worker.messages import Ready, Stats
-from mla_router.worker.server.metrics import VLLM_NAMES, Metrics, Reading
+from mla_router.worker.server.metrics import (
+    SECONDS_BETWEEN,
+    VLLM_NAMES,
+    Histogram,
+    Metrics,
+    Reading,
+)
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
 from support.processes import ROOT, post_json, wait_until
@@ -153,3 +161,20 @@ def test_every_metric_is_documented() -> None:
     if os.environ.get("UPDATE_DOCS") == "1":
         DOCS.write_text(head + documented())
     assert DOCS.read_text() == head + documented()
+
+
+def test_a_histogram_counts_as_the_library_does() -> None:
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    library = LibraryHistogram("a", "b", ["model_name"], registry=theirs, buckets=SECONDS_BETWEEN)
+    histogram = Histogram("a", "b", "m", SECONDS_BETWEEN)
+    ours.register(histogram)
+    rng = random.Random(0)
+    for value in [*SECONDS_BETWEEN, 0.0, 7.0, *(rng.expovariate(20) for _ in range(1000))]:
+        library.labels("m").observe(value)
+        histogram.observe(value)
+
+    def lines(registry: CollectorRegistry) -> list[str]:
+        shown = generate_latest(registry).decode().splitlines()
+        return [line for line in shown if "a_created" not in line]
+
+    assert lines(ours) == lines(theirs)

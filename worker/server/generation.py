@@ -36,6 +36,7 @@ from mla_router.worker.server.stop_strings import StopMatcher
 from mla_router.worker.server.usage import Usage
 
 MAX_SALT_LENGTH = 256
+_FAILURES = (FinishReason.REFUSED.value, FinishReason.LOST.value, FinishReason.ERROR.value)
 RESUMED_A_TURN = 1024  # tokens of a continued answer: about a millisecond of detokenizing
 
 
@@ -45,8 +46,7 @@ class Finish:
     matched: str | int | None = None  # the stop string or token, if one ended it
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, gc=False):
     """What is new of one choice."""
 
     index: int
@@ -197,9 +197,9 @@ class Generation:
         """What has come since the last call; an empty list when all prompts have finished."""
         outputs, self._due = self._due, []
         while not outputs and self._unfinished:
-            now = 0.0
-            for index, delta in await self._mailbox.take():
-                now = now or time.monotonic()
+            arrived = await self._mailbox.take()
+            now = time.monotonic()
+            for index, delta in arrived:
                 choice = self._choices[index]
                 if choice.finish is None:  # else a stop string has ended it before this delta
                     outputs.append(self._advance(choice, index, delta))
@@ -318,37 +318,41 @@ class Generation:
             await asyncio.sleep(0)
 
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
-        if delta.finish_reason == FinishReason.REFUSED.value:
-            choice.finish = Finish(delta.finish_reason)
-            self._count_end(choice, delta.finish_reason)
-            assert self.sampling.constraint is not None, "nothing else can be wrong so late"
-            raise self.sampling.constraint.refused(delta.error)
-        if delta.finish_reason == FinishReason.LOST.value:
-            choice.finish = Finish(delta.finish_reason)
-            self._count_end(choice, delta.finish_reason)
-            raise Unavailable(delta.error, code=ENGINE_DIED, retry_after=1)
-        if delta.finish_reason == "error":
-            choice.finish = Finish("error")  # the scheduler has ended it: nothing to abort
-            self._count_end(choice, "error")
-            raise InternalError(delta.error or "The scheduler could not run this request")
+        if delta.finish_reason:
+            self._check_end(choice, delta)
         tokens = delta.token_ids
         choice.completion_tokens += len(tokens)
 
+        reason = delta.finish_reason
         matched: str | int | None = None
         shown = tokens
-        if delta.finish_reason == FinishReason.STOP.value and tokens:
+        if reason and tokens and reason == FinishReason.STOP.value:
             matched = tokens[-1]
             shown = tokens if self.sampling.keep_stop else tokens[:-1]
         text = choice.matcher.push(choice.detokenizer.push(shown))
-        if delta.finish_reason:
+        if reason:
             text += choice.matcher.push(choice.detokenizer.flush()) + choice.matcher.flush()
-            choice.finish = Finish(delta.finish_reason, matched)
+            choice.finish = Finish(reason, matched)
         if choice.matcher.matched is not None:
             choice.finish = Finish(FinishReason.STOP.value, choice.matcher.matched)
             self.service.scheduler.abort(choice.rid)  # it knows nothing of stop strings
         return Output(
             index, text, tokens, delta.scores, choice.finish, len(shown), delta.prompt_scores
         )
+
+    def _check_end(self, choice: _Choice, delta: Delta) -> None:
+        """Raise if the last delta of a choice says that something went wrong."""
+        reason = delta.finish_reason
+        if reason not in _FAILURES:
+            return
+        choice.finish = Finish(reason)  # the scheduler has ended it: nothing to abort
+        self._count_end(choice, reason)
+        if reason == FinishReason.REFUSED.value:
+            assert self.sampling.constraint is not None, "nothing else can be wrong so late"
+            raise self.sampling.constraint.refused(delta.error)
+        if reason == FinishReason.LOST.value:
+            raise Unavailable(delta.error, code=ENGINE_DIED, retry_after=1)
+        raise InternalError(delta.error or "The scheduler could not run this request")
 
     def _note(self, choice: _Choice, delta: Delta, now: float) -> None:
         """Count what a delta from the scheduler has brought."""

@@ -7,12 +7,20 @@ cannot make series.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import Ready, Stats
@@ -67,6 +75,29 @@ class Reading:
         return self.stats.cached_tokens / max(1, self.stats.prompt_tokens)
 
 
+class Histogram:
+    """Counts values of one series, for a single thread: the library's takes two locks a value, which
+    is much where every token of every stream has one."""
+
+    def __init__(self, name: str, help: str, model_name: str, buckets: tuple[float, ...]) -> None:
+        """`buckets` are the upper bounds, inclusive and ascending; above them is one more."""
+        self._name, self._help, self._model_name = name, help, model_name
+        self._bounds = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
+        bounds = map(floatToGoString, (*self._bounds, float("inf")))
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        family.add_metric([self._model_name], buckets, self._sum)
+        yield family
+
+
 class Metrics:
     def __init__(self, model_name: str, reading: Callable[[], Reading | None]) -> None:
         """`reading` gives the scheduler's last word; None before there is one."""
@@ -74,8 +105,9 @@ class Metrics:
         self._registry.register(_SchedulerCollector(model_name, reading))
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            family = Histogram(name, help, ["model_name"], registry=self._registry, buckets=buckets)
-            return family.labels(model_name)
+            made = Histogram(name, help, model_name, buckets)
+            self._registry.register(made)
+            return made
 
         def counter(name: str, help: str) -> Counter:
             return Counter(name, help, ["model_name"], registry=self._registry).labels(model_name)

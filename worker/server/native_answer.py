@@ -70,6 +70,7 @@ class GrowingAnswer:
         self._generation = generation
         self._index = index
         self._begun = begun
+        self._rid = generation.rid_of(index)
         self._params = generation.sampling.params
         self._prompt = generation.prompts[index // generation.sampling.n]
         tokenizer = generation.service.tokenizer if token_texts else None
@@ -96,7 +97,7 @@ class GrowingAnswer:
         scored, top = params.logprobs, params.logprobs and params.top_logprobs > 0
         ended = self.finish is not None
         meta = MetaInfo(
-            id=generation.rid_of(self._index),
+            id=self._rid,
             finish_reason=None if self.finish is None else self._finish_reason(self.finish),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

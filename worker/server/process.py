@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import shutil
 import signal
@@ -144,6 +145,9 @@ async def _start(state: ServerState, client: SchedulerClient, directory: Path) -
         state.metrics,
         fingerprint_of(config, limits),
     )
+    # What is here by now stays: a collection while streams run need not look at it again.
+    gc.collect()
+    gc.freeze()
     print(_startup_line(config, limits, time.monotonic() - state.started), flush=True)
 
 

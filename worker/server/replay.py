@@ -103,8 +103,10 @@ class Marks:
 
     def take(self, choice: int, finish_reason: str | None = None) -> bytes:
         """The line of an event of this choice; without anything to list, none."""
+        if not self.wanted:
+            return b""
         ids = self._ids.pop(choice, [])
-        if not self.wanted or not (ids or finish_reason):
+        if not (ids or finish_reason):
             return b""
         reason = f" {finish_reason}" if finish_reason else ""
         return f":mla {choice} {','.join(map(str, ids))}{reason}\n".encode()

@@ -229,12 +229,15 @@ class SchedulerClient:
             self.ready.set_result(message)
 
     def _deliver(self, message: Deltas) -> None:
+        targets = self._targets
         for delta in message.items:
-            rid = delta.rid
-            target = self._remove(rid) if delta.finish_reason else self._targets.get(rid)
-            if target is not None:
-                mailbox, index = target
-                mailbox.put(index, delta)
+            target = targets.get(delta.rid)
+            if target is None:
+                continue  # it was aborted
+            if delta.finish_reason:
+                self._remove(delta.rid)
+            mailbox, index = target
+            mailbox.put(index, delta)
 
     def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
         target = self._targets.pop(rid, None)

@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 def event(body: msgspec.Struct | dict[str, Any], before: bytes = b"") -> bytes:
     """`before` are lines that go before the data: marks for a router, or the event's name."""
-    return before + b"data: " + encode(body) + b"\n\n"
+    return b"%bdata: %b\n\n" % (before, encode(body))
 
 
 async def stream(

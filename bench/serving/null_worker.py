@@ -1,0 +1,107 @@
+"""A worker whose engine computes nothing: real server, real scheduler, tokens at a given pace.
+
+    python bench/serving/null_worker.py STEP_MS [flags of a worker]
+
+The server process starts this file again as its scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mla_router.worker import config as worker_config
+from mla_router.worker.__main__ import main
+from mla_router.worker.child import die_with_parent
+from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
+from mla_router.worker.messages import Ready
+from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.scheduler import Scheduler
+
+VOCAB = 1024  # of the small model that is shipped
+FIRST = 16  # the ids below are special
+CONTEXT_LENGTH = 8192
+
+
+@dataclass
+class Timed:
+    """A step that is ready when the device would be."""
+
+    result: StepResult
+    ready_at: float
+
+    def wait(self) -> StepResult:
+        time.sleep(max(0.0, self.ready_at - time.monotonic()))
+        return self.result
+
+
+class PacedEngine:
+    """Each step takes as long, whatever is in it; its tokens walk through the vocabulary."""
+
+    def __init__(self, capacity: Capacity, step_s: float) -> None:
+        self.capacity = capacity
+        self._step_s = step_s
+        self._free_at = 0.0  # when the device has done all that was launched
+        self._steps = 0
+
+    def forward(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def sample(
+        self,
+        launched: StepPlan,
+        masks: TokenMasks | None = None,  # noqa: ARG002 (nobody asks for a grammar)
+    ) -> Timed:
+        self._free_at = max(self._free_at, time.monotonic()) + self._step_s
+        self._steps += 1
+        rows = len(launched.decode_slots) + sum(chunk.is_last for chunk in launched.chunks)
+        # 7919 is a prime: neighbours in time and in the batch get tokens far apart.
+        tokens = [FIRST + (self._steps + row) * 7919 % (VOCAB - FIRST) for row in range(rows)]
+        return Timed(StepResult(tokens), self._free_at)
+
+    def is_usable_after(self, error: Exception) -> bool:
+        raise error
+
+
+def schedule(step_s: float, argv: list[str]) -> None:
+    """The scheduler process."""
+    die_with_parent()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ipc-dir", type=Path, required=True)
+    worker_config.add_flags(parser)
+    arguments = parser.parse_args(argv)
+    config = worker_config.from_namespace(arguments)
+    slots = config.max_running_requests
+    capacity = Capacity(
+        slots * CONTEXT_LENGTH // config.page_size, config.page_size, slots, CONTEXT_LENGTH
+    )
+    channel = ZmqChannel(arguments.ipc_dir)
+    scheduler = Scheduler(PacedEngine(capacity, step_s), channel, config, vocab_size=VOCAB)
+    channel.send(
+        Ready(
+            capacity.max_total_tokens,
+            config.page_size,
+            slots,
+            CONTEXT_LENGTH,
+            VOCAB,
+            "none",
+            "none",
+            "none",
+        )
+    )
+    gc.collect()
+    gc.freeze()
+    scheduler.overlap_loop()
+    channel.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "schedule":
+        schedule(float(sys.argv[2]) / 1000, sys.argv[3:])
+    else:
+        here = [sys.executable, __file__, "schedule", sys.argv[1]]
+        sys.exit(main(sys.argv[2:], here))
