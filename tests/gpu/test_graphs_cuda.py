@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.loader import choose_attention
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.loader import load_model
 from support.cuda import forbid_waiting
@@ -25,8 +24,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder, **CONFIGS[request.param] | {"qk_rope_head_dim": 16})
     model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
-    config = WorkerConfig(str(folder), device="cuda")
-    attention = choose_attention(config, model.config, CUDA, torch.bfloat16)
+    attention = choose_attention("auto", model.config, CUDA, torch.bfloat16)
     assert attention.recordable
     return Engine(model, CAPACITY, device=CUDA, dtype=torch.bfloat16, attention=attention)
 

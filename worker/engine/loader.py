@@ -8,17 +8,13 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
-from mla_router.worker.engine.attention.layout import AttentionBackend
-from mla_router.worker.engine.attention.torch import TorchBackend
-from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.registry import read_config
 
@@ -38,7 +34,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     model = load_model(
         config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
     )
-    attention = choose_attention(config, model.config, device, dtype)
+    attention = choose_attention(config.attention_backend, model.config, device, dtype)
     if device.type == "cpu":
         capacity = plan_capacity(config, model.config, dtype, device)
         return Engine(model, capacity, device=device, dtype=dtype, attention=attention)
@@ -68,36 +64,6 @@ def load_engine(config: WorkerConfig) -> Engine:
     engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
     engine.record_graphs(sizes)
     return engine
-
-
-def choose_attention(
-    config: WorkerConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> AttentionBackend:
-    """Raises ConfigError if the backend that was asked for cannot serve."""
-    wanted = config.attention_backend
-    fit = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if not (fit and isinstance(model, DeepseekConfig)):
-        reason = f"{model.architecture} in {dtype} on {device.type}"
-        if wanted in ("triton", "flashinfer"):
-            raise ConfigError(
-                f"--attention-backend {wanted}: is for latent attention (the DeepSeek family) in 16 "
-                f"bits on a GPU, not for {reason}"
-            )
-        logger.info("Attention backend: torch, for %s", reason)
-        return TorchBackend()
-    logger.info("Attention backend: %s", "triton" if wanted == "auto" else wanted)
-    if wanted == "torch":
-        return TorchBackend()
-    if wanted == "flashinfer":
-        return FlashInferBackend(
-            model.num_heads,
-            model.qk_head_dim,
-            model.qk_rope_head_dim,
-            model.v_head_dim,
-            dtype,
-            device,
-        )
-    return TritonBackend(model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device)
 
 
 def choose_graph_sizes(config: WorkerConfig) -> GraphSizes:

@@ -1,0 +1,52 @@
+"""Which backend a model gets, and why another one cannot be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.registry import read_config
+from support.tiny_model import CONFIGS, write_tiny_model
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def latent() -> DeepseekConfig:
+    config = read_config(WorkerConfig().folder)
+    assert isinstance(config, DeepseekConfig)
+    return config
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> ModelConfig:
+    write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
+    return read_config(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", ["triton", "flashinfer"])
+def test_what_our_kernels_are_not_for(
+    wanted: str, latent: DeepseekConfig, grouped: ModelConfig
+) -> None:
+    narrow = replace(latent, qk_rope_head_dim=8)
+    for model, device, dtype, obstacle in (
+        (latent, CPU, torch.bfloat16, "device cpu"),
+        (latent, CUDA, torch.float32, "torch.float32"),
+        (grouped, CUDA, torch.bfloat16, "LlamaForCausalLM, whose attention is not latent"),
+        (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim 8"),
+        (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank 96"),
+    ):
+        with pytest.raises(ConfigError, match=f"--attention-backend {wanted}: .*{obstacle}"):
+            choose_attention(wanted, model, device, dtype)
+        assert choose_attention("auto", model, device, dtype).name == "torch"
+
+
+def test_torch_for_whoever_wants_it(latent: DeepseekConfig) -> None:
+    assert choose_attention("torch", latent, CUDA, torch.bfloat16).name == "torch"
