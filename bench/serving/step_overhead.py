@@ -230,6 +230,7 @@ def main() -> None:
         (1, 0, False),
         (32, 0, False),
         (256, 0, False),
+        (1024, 0, False),
         (32, 4096, False),
         (32, 64, True),
     ):
