@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.dummy import fill_dummy
@@ -18,6 +20,8 @@ from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model, read_config
 from mla_router.worker.model.weights import is_unused, is_unused_by_prediction, load_weights
+
+Built = TypeVar("Built", bound=nn.Module)
 
 
 def load_model(
@@ -30,16 +34,15 @@ def load_model(
     they are random.
     """
     config = read_config(folder)
-    with torch.device(device), default_dtype(dtype):
-        model = build_model(config)
-        if config.quantization is not None:
-            quantize(model, config.quantization)
-        allocate(model)
-    if dummy:
-        fill_dummy(model)
-    else:
-        load_weights(model, folder, partial(is_unused, config=config))
-    return model.eval()
+    return _load(
+        lambda: build_model(config),
+        config,
+        folder,
+        partial(is_unused, config=config),
+        device=torch.device(device),
+        dtype=dtype,
+        dummy=dummy,
+    )
 
 
 def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
@@ -49,16 +52,39 @@ def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> Mu
     if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
     head = model.head_weight
-    with torch.device(head.device), default_dtype(head.dtype):
-        prediction = MultiTokenPrediction(config, model.model.get_buffer("rotations"))
+    return _load(
+        lambda: MultiTokenPrediction(config, model.model.rotations),
+        config,
+        folder,
+        partial(is_unused_by_prediction, config=config),
+        device=head.device,
+        dtype=head.dtype,
+        dummy=dummy,
+    )
+
+
+def _load(
+    build: Callable[[], Built],
+    config: ModelConfig,
+    folder: Path,
+    unused: Callable[[str], bool],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    dummy: bool,
+) -> Built:
+    """What `build` declares, with its weights. `unused` are tensors of the checkpoint that it rightly
+    leaves out."""
+    with torch.device(device), default_dtype(dtype):
+        built = build()
         if config.quantization is not None:
-            quantize(prediction, config.quantization)
-        allocate(prediction)
+            quantize(built, config.quantization)
+        allocate(built)
     if dummy:
-        fill_dummy(prediction)
+        fill_dummy(built)
     else:
-        load_weights(prediction, folder, partial(is_unused_by_prediction, config=config))
-    return prediction.eval()
+        load_weights(built, folder, unused)
+    return built.eval()
 
 
 def allocate(model: nn.Module) -> None:
