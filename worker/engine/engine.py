@@ -119,7 +119,7 @@ class Engine:
         )
 
     def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
-        """Any step, kernel by kernel."""
+        """Any step that is not one recording: in recorded pieces if it is small enough for them."""
         decodes = len(plan.decode_slots)
         layout = StepLayout(
             page_table=self.slots.page_table,

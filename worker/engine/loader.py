@@ -29,7 +29,8 @@ def load_engine(config: WorkerConfig) -> Engine:
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
     model_config = read_config(config.folder)
-    choose_context_length(config, model_config)  # a wrong one must not cost a load of the weights
+    # Before the weights: a wrong one must not cost their loading
+    context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
     model = load_model(
         config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
@@ -39,8 +40,7 @@ def load_engine(config: WorkerConfig) -> Engine:
         capacity = plan_capacity(config, model.config, dtype, device)
         return Engine(model, capacity, device=device, dtype=dtype, attention=attention)
 
-    length = choose_context_length(config, model.config)
-    shape = Capacity(0, config.page_size, config.max_running_requests, length)
+    shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
     sizes = choose_graph_sizes(config) if attention.recordable else GraphSizes([], [])
     working = measure_working_memory(
         model,

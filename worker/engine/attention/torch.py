@@ -25,10 +25,10 @@ class TorchAttention:
     """Implements `StepAttention`."""
 
     def __init__(self, layout: StepLayout) -> None:
-        self._layout = layout
+        self.layout = layout
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
-        layout = self._layout
+        layout = self.layout
         return mla_decode_torch(
             q_latent,
             q_pe,
@@ -55,7 +55,7 @@ class TorchAttention:
         return ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale)[0]
 
     def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-        layout = self._layout
+        layout = self.layout
         return gqa_decode(
             q,
             keys,
@@ -74,8 +74,8 @@ class TorchAttention:
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Of all tokens that the chunks' requests have in the cache."""
-        requests = [(chunk.slot, chunk.end) for chunk in self._layout.chunks]
-        return kv_read(cache, self._layout.page_table, requests)
+        requests = [(chunk.slot, chunk.end) for chunk in self.layout.chunks]
+        return kv_read(cache, self.layout.page_table, requests)
 
     def _extents(self) -> list[tuple[int, int]]:
-        return [(chunk.length, chunk.end) for chunk in self._layout.chunks]
+        return [(chunk.length, chunk.end) for chunk in self.layout.chunks]

@@ -54,7 +54,6 @@ class TritonAttention(TorchAttention):
         self, layout: StepLayout, schedule: DecodeSchedule | None, passes: list[Pass]
     ) -> None:
         super().__init__(layout)
-        self.layout = layout
         self.schedule = schedule
         self.passes = passes
 
