@@ -186,7 +186,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
-    chosen = tiling(case.heads, case.queries)
+    chosen = tiling(case.heads, case.batch, case.queries)
     parts = inputs.parts(chosen)
     ours = inputs.ours(inputs.schedule(chosen, parts))
     theirs = inputs.flashinfer()

@@ -25,7 +25,7 @@ LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
 
 
 def schedule_of(paged: PagedCache, heads: int, queries: int, max_length: int) -> DecodeSchedule:
-    chosen = tiling(heads, queries)
+    chosen = tiling(heads, len(paged.lengths), queries)
     parts = num_parts(chosen, heads, queries, paged.lengths.device)
     return decode_schedule(paged.lengths, max_length=max_length, tiling=chosen, num_parts=parts)
 
@@ -98,7 +98,7 @@ def test_schedule(requests: int) -> None:
     lengths = (torch.arange(requests, device="cuda") * 7919 % 5000 + 1).int()
     for parts in (1, 132, 264, 528):
         got, expected = (
-            make(lengths, max_length=5000, tiling=tiling(16), num_parts=parts)
+            make(lengths, max_length=5000, tiling=tiling(16, requests), num_parts=parts)
             for make in (decode_schedule, decode_schedule_torch)
         )
         assert torch.equal(got.block_starts, expected.block_starts)

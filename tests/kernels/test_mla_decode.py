@@ -156,16 +156,24 @@ def test_wrong_shapes_are_named() -> None:
         )
 
 
-# Heads, queries, page size: V2-Lite, V3, and V2-Lite with drafted tokens to verify
-REAL = [(16, 1, 64), (16, 1, 16), (128, 1, 64), (16, 2, 64), (16, 4, 64)]
+# Heads, requests, queries, page size: V2-Lite, V3, and V2-Lite with drafted tokens to verify
+REAL = [
+    (16, 64, 1, 64),
+    (16, 64, 1, 16),
+    (16, 8, 1, 64),
+    (16, 8, 1, 16),
+    (128, 64, 1, 64),
+    (16, 64, 2, 64),
+    (16, 64, 4, 64),
+]
 
 
 def launches() -> None:
     """Every tiling that `tiling` gives, for the 132 multiprocessors of an H200."""
-    for heads, queries, page_size in REAL:
-        chosen = tiling(heads, queries)
-        q = torch.empty(8 * queries, heads, 576, dtype=torch.bfloat16, device="meta")
-        lengths = torch.empty(8, dtype=torch.int32, device="meta")
+    for heads, requests, queries, page_size in REAL:
+        chosen = tiling(heads, requests, queries)
+        q = torch.empty(requests * queries, heads, 576, dtype=torch.bfloat16, device="meta")
+        lengths = torch.empty(requests, dtype=torch.int32, device="meta")
         schedule = decode_schedule_torch(
             lengths, max_length=4096, tiling=chosen, num_parts=132 * chosen.programs_per_sm
         )
@@ -187,7 +195,13 @@ def test_compiled_for_sm_90() -> None:
             report.check()
             continue
         report.check_order()
-        chosen = tiling(report.constants["HEADS"], report.constants["QUERIES"])
+        heads, queries = report.constants["HEADS"], report.constants["QUERIES"]
+        (chosen,) = {
+            tiles
+            for requests in (8, 64)
+            if (tiles := tiling(heads, requests, queries)).block_tokens
+            == report.constants["BLOCK_TOKENS"]
+        }
         # As many programs as the schedule counts on must fit one multiprocessor
         threads = 32 * report.num_warps * chosen.programs_per_sm
         assert threads * -(-report.registers // 8) * 8 <= 65_536, report

@@ -12,6 +12,9 @@ from mla_router.worker.kernels.decode_schedule import decode_schedule_torch, dec
 from mla_router.worker.kernels.decode_tiling import tiling
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.moe_experts import moe_experts_triton
+from mla_router.worker.kernels.moe_routing import moe_routing_triton
+from mla_router.worker.kernels.moe_tiling import MoeShape, default_tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write_triton
@@ -88,7 +91,7 @@ def decode_step() -> None:
     rope_kv_write_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, interleaved=True
     )
-    lengths, chosen = locations.int(), tiling(16)
+    lengths, chosen = locations.int(), tiling(16, 8)
     decode_schedule_triton(lengths, max_length=4096, tiling=chosen, num_parts=264)
     mla_decode_triton(
         *q.split([512, 64], dim=-1),
@@ -99,6 +102,18 @@ def decode_step() -> None:
         decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=264),
         scale=0.1,
     )
+    for tokens in (1, 8, 128):
+        weights, ids = moe_routing_triton(
+            torch.empty(tokens, 64, device="meta"), top_k=6, scoring="softmax"
+        )
+        moe_experts_triton(
+            x.new_empty(tokens, 2048),
+            x.new_empty(64, 2816, 2048),
+            x.new_empty(64, 2048, 1408),
+            weights,
+            ids,
+            tiling=default_tiling(MoeShape(64, 2048, 1408, x.dtype), tokens, 6),
+        )
     logits = torch.empty(8, 102400, device="meta")
     sample_triton(logits, logits[:, 0].contiguous(), locations, locations, None)
 

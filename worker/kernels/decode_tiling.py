@@ -18,13 +18,20 @@ class Tiling:
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
 
-def tiling(num_heads: int, queries: int = 1) -> Tiling:
-    """For `queries` new tokens of a request at a time.
+# Fewer leave a program so little to read that how soon it has its first rows counts most.
+FEW_REQUESTS = 16
 
-    Tiles of 16 and 64 rows are the fastest, or within 1 % of it, of bench_mla_decode.py --sweep at 64
-    requests of 4096 rows and more on an H200; that of 32 rows and min_blocks are not yet measured.
+
+def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
+    """For `queries` new tokens at a time of each of so many requests.
+
+    Tiles of 16 and 64 rows are the fastest, or within 1 % of it, of bench_mla_decode.py --sweep on an
+    H200, at 64 requests of 4096 rows and more; that for few requests at 8 of 4096. That of 32 rows and
+    min_blocks are not yet measured.
     """
     rows = num_heads * queries
+    if rows <= 16 and requests < FEW_REQUESTS:
+        return Tiling(16, 64, 8, num_stages=3, swap=False, programs_per_sm=1)
     if rows <= 16:
         return Tiling(16, 32, 4, num_stages=3, swap=False, programs_per_sm=2, min_blocks=2)
     if rows <= 32:

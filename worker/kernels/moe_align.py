@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
 MAX_CHUNK = 4096
 
 
@@ -95,6 +97,7 @@ def _count(
     CHUNK: tl.constexpr,
 ):
     """counts[c, e]: the pairs of expert e in chunk c."""
+    wait_for_previous()
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
     own = tl.load(ids + pair, pair < num_pairs, other=0)
@@ -119,6 +122,7 @@ def _place(
     COUNTED: tl.constexpr,
 ):
     """Where in `pairs` those of one expert in one chunk belong. With one chunk it counts itself."""
+    wait_for_previous()
     expert = tl.program_id(0)
     chunk = tl.program_id(1)
     bins = tl.arange(0, BLOCK_EXPERTS)
@@ -191,7 +195,14 @@ def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
     if chunks > 1:
         counts = ids.new_empty(chunks, num_experts)
         _count[(chunks,)](
-            ids, counts, num_pairs, num_experts, block_experts, chunk, num_warps=num_warps
+            ids,
+            counts,
+            num_pairs,
+            num_experts,
+            block_experts,
+            chunk,
+            num_warps=num_warps,
+            **launch_options(),
         )
     _place[(num_experts, chunks)](
         ids,
@@ -207,6 +218,7 @@ def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
         chunk,
         counts is not None,
         num_warps=num_warps,
+        **launch_options(),
     )
     return blocks
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.moe_align import Blocks, block_rows
 from mla_router.worker.kernels.moe_tiling import Tile
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 @triton.jit
@@ -48,6 +49,7 @@ def _gate_up_gemm(
     BLOCK_K: tl.constexpr,
 ):
     """out[row] = silu(gate) * up of x[pair[row] // TOP_K], BLOCK_N of its WIDTH columns."""
+    wait_for_previous()
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = HIDDEN % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
@@ -113,6 +115,7 @@ def _down_gemm(
     BLOCK_K: tl.constexpr,
 ):
     """out[pair[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
+    wait_for_previous()
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
@@ -164,6 +167,7 @@ def _combine(
     HIDDEN: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < HIDDEN
@@ -224,7 +228,15 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)
     _combine[(tokens, triton.cdiv(hidden, 512))](
-        rows, weights, plus, out, TOP_K=top_k, HIDDEN=hidden, BLOCK_N=512, num_warps=2
+        rows,
+        weights,
+        plus,
+        out,
+        TOP_K=top_k,
+        HIDDEN=hidden,
+        BLOCK_N=512,
+        num_warps=2,
+        **launch_options(),
     )
     return out
 
@@ -251,4 +263,5 @@ def _constants(blocks: Blocks, tile: Tile) -> dict[str, Any]:
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
+        **launch_options(),
     }

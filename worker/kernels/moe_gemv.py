@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.moe_tiling import Tile
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 @triton.jit
@@ -27,6 +28,7 @@ def _gate_up_gemv(
     BLOCK_K: tl.constexpr,
 ):
     """out[pair] = silu(gate) * up of its token, BLOCK_N of its WIDTH columns."""
+    wait_for_previous()
     pair = tl.program_id(1).to(tl.int64)
     expert = tl.load(ids + pair).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -69,6 +71,7 @@ def _down_gemv(
     BLOCK_K: tl.constexpr,
 ):
     """out[token] = sum over k of weights[token, k] * down(gated[token, k]), BLOCK_N of its columns."""
+    wait_for_previous()
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_K)
@@ -107,6 +110,7 @@ def gate_up_pairs(x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         num_warps=tile.num_warps,
+        **launch_options(),
     )
     return out
 
@@ -137,5 +141,6 @@ def down_pairs(
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         num_warps=tile.num_warps,
+        **launch_options(),
     )
     return out

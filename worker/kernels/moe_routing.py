@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
 
 def moe_routing(
     logits: Tensor,
@@ -76,6 +78,7 @@ def _route(
 ):
     SIZE: tl.constexpr = EXPERTS // GROUPS
     NEVER: tl.constexpr = float("-inf")
+    wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     logits += token * EXPERTS
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
@@ -156,6 +159,7 @@ def moe_routing_triton(
                 top_groups,
                 normalize,
             ),
+            **launch_options(),
         )
     return weights, ids
 

@@ -29,18 +29,18 @@ class TritonBackend:
     def __init__(self, num_heads: int, head_width: int, device: torch.device) -> None:
         """`head_width`: numbers of key and value together that a token has in one head."""
         self.max_keys = MAX_EXPANDED // (num_heads * head_width)
-        self._tiling = tiling(num_heads)
-        self._num_parts = num_parts(self._tiling, num_heads, 1, device)
+        self._num_heads, self._device = num_heads, device
         self._upload = Upload(device)
 
     def plan(self, layout: StepLayout) -> TritonAttention:
         schedule, passes = None, []
         if len(layout.decode_slots):
+            tiles = tiling(self._num_heads, len(layout.decode_slots))
             schedule = decode_schedule(
                 layout.decode_lengths,
                 max_length=layout.max_decode_length,
-                tiling=self._tiling,
-                num_parts=self._num_parts,
+                tiling=tiles,
+                num_parts=num_parts(tiles, self._num_heads, 1, self._device),
             )
         if layout.chunks:
             passes = plan_passes(layout.chunks, self.max_keys, self._upload)
