@@ -80,6 +80,11 @@ class WorkerConfig:
         "triton with FlashInfer's prefill, for DeepSeek's heads on Hopper GPUs",
         choices=("auto", "triton", "flashinfer", "torch"),
     )
+    enable_flashinfer_mla: bool = _flag(
+        False,
+        "decode latent attention by FlashInfer's kernel, for Hopper GPUs; --attention-backend is then "
+        "for prefill",
+    )
     disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
         256, "largest batch of decode steps that is recorded as a CUDA graph", low=1, high=4096

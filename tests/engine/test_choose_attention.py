@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,20 @@ def test_what_our_kernels_are_not_for(
     ):
         with pytest.raises(ConfigError, match=f"--attention-backend {wanted}: .*{obstacle}"):
             choose_attention(wanted, model, device, dtype)
+        with pytest.raises(ConfigError, match=f"--enable-flashinfer-mla: .*{obstacle}"):
+            choose_attention("auto", model, device, dtype, flashinfer_mla=True)
         assert choose_attention("auto", model, device, dtype).name == "torch"
+
+
+def test_flashinfer_decodes_latents_of_its_width(
+    latent: DeepseekConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside any prefill. The package is looked for once it is known that it could serve."""
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", None)
+    model = replace(latent, kv_lora_rank=512, qk_rope_head_dim=64)
+    for config, obstacle in ((model, "pip install"), (replace(model, kv_lora_rank=256), "256, 64")):
+        with pytest.raises(ConfigError, match=f"--enable-flashinfer-mla: .*{obstacle}"):
+            choose_attention("torch", config, CUDA, torch.bfloat16, flashinfer_mla=True)
 
 
 def test_torch_for_whoever_wants_it(latent: DeepseekConfig) -> None:

@@ -91,7 +91,11 @@ class Engine:
         idle = self.slots.idle_slot
         if sizes.decode:
             self._graphs = record_graphs(
-                self._decode, sizes.decode, idle_slot=idle, device=self.device
+                self._decode,
+                self._prepare_decode,
+                sizes.decode,
+                idle_slot=idle,
+                device=self.device,
             )
         if sizes.pieces:
             self._pieces = record_pieces(
@@ -107,8 +111,11 @@ class Engine:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
         recording = self._graphs.fitting(plan)
-        inputs = self._packer.pack(recording.pad(plan) if recording else plan)
+        padded = recording.pad(plan) if recording else plan
+        inputs = self._packer.pack(padded)
         self.slots.apply(inputs)
+        if padded.decode_slots:
+            self._prepare_decode(padded.decode_slots, padded.decode_lengths)
         self.sampler.admit(plan.admitted)
         if recording is None:
             return self._launch(plan, inputs)
@@ -157,6 +164,11 @@ class Engine:
             inputs.token_slots[rows],
             inputs.positions[rows] + 1,
             prompt_scores,
+        )
+
+    def _prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        self.attention.prepare_decode(
+            self.slots.page_table, self.capacity.page_size, slots, lengths
         )
 
     @torch.inference_mode()

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # From the slots [B] and lengths [B], int64, of decode rows to their logits [B, V].
 Decode = Callable[[Tensor, Tensor], Tensor]
+# Told the slots and lengths of decode rows before they are decoded: `AttentionBackend.prepare_decode`.
+Prepare = Callable[[Sequence[int], Sequence[int]], None]
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -78,7 +80,12 @@ class DecodeGraphs:
 
 
 def record_graphs(
-    decode: Decode, sizes: Sequence[int], *, idle_slot: int, device: torch.device
+    decode: Decode,
+    prepare: Prepare,
+    sizes: Sequence[int],
+    *,
+    idle_slot: int,
+    device: torch.device,
 ) -> DecodeGraphs:
     """Record `decode` for each of `sizes`. All recordings share their memory: only one of them runs at
     a time. Says how long it took and how much memory."""
@@ -86,7 +93,7 @@ def record_graphs(
     pool = torch.cuda.graph_pool_handle()
     # The largest first: the others fit into the memory that it has asked for.
     progress = tqdm(sorted(sizes, reverse=True), desc="Recording CUDA graphs", disable=None)
-    recordings = [_record(decode, size, idle_slot, device, pool) for size in progress]
+    recordings = [_record(decode, prepare, size, idle_slot, device, pool) for size in progress]
     logger.info(
         "CUDA graphs of %d batch sizes up to %d: %.1f s, %.0f MB",
         len(sizes),
@@ -98,11 +105,12 @@ def record_graphs(
 
 
 def _record(
-    decode: Decode, size: int, idle_slot: int, device: torch.device, pool: Any
+    decode: Decode, prepare: Prepare, size: int, idle_slot: int, device: torch.device, pool: Any
 ) -> Recording:
     rows = torch.empty(2, size, dtype=torch.int64, device=device)
     rows[0], rows[1] = idle_slot, 1
     slots, lengths = rows.unbind()
+    prepare((idle_slot,) * size, (1,) * size)
     decode(slots, lengths)  # kernels are compiled and libraries set up before they are recorded
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()

@@ -35,7 +35,13 @@ def load_engine(config: WorkerConfig) -> Engine:
     model = load_model(
         config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
     )
-    attention = choose_attention(config.attention_backend, model.config, device, dtype)
+    attention = choose_attention(
+        config.attention_backend,
+        model.config,
+        device,
+        dtype,
+        flashinfer_mla=config.enable_flashinfer_mla,
+    )
     if device.type == "cpu":
         capacity = plan_capacity(config, model.config, dtype, device)
         return Engine(model, capacity, device=device, dtype=dtype, attention=attention)

@@ -8,26 +8,57 @@ import torch
 
 from mla_router.worker.config import ConfigError
 from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
+from mla_router.worker.engine.attention.flashinfer_mla import FLAG as FLASHINFER_MLA
+from mla_router.worker.engine.attention.flashinfer_mla import FlashInferMlaBackend
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.rope import softmax_scale
 
 logger = logging.getLogger(__name__)
 
 
 def choose_attention(
-    wanted: str, model: ModelConfig, device: torch.device, dtype: torch.dtype
+    wanted: str,
+    model: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    flashinfer_mla: bool = False,
 ) -> AttentionBackend:
-    """`wanted` is the value of --attention-backend. Raises ConfigError if that cannot serve."""
+    """`wanted` is the value of --attention-backend, `flashinfer_mla` that of --enable-flashinfer-mla.
+    Raises ConfigError if they cannot serve."""
     obstacle = _obstacle(model, device, dtype)
     if wanted in ("triton", "flashinfer") and obstacle:
         raise ConfigError(f"--attention-backend {wanted}: cannot serve {obstacle}")
-    if wanted == "torch" or not isinstance(model, DeepseekConfig) or obstacle:
-        logger.info("Attention backend: torch%s", f", for {obstacle}" if obstacle else "")
+    if flashinfer_mla and obstacle:
+        raise ConfigError(f"{FLASHINFER_MLA}: cannot serve {obstacle}")
+    backend: AttentionBackend
+    if obstacle or not isinstance(model, DeepseekConfig):
+        backend = TorchBackend()
+    else:
+        backend = _for_latents(wanted, model, device, dtype)
+        if flashinfer_mla:
+            backend = FlashInferMlaBackend(
+                backend,
+                model.num_heads,
+                model.kv_lora_rank,
+                model.qk_rope_head_dim,
+                softmax_scale(model.qk_head_dim, model.rope),
+                dtype,
+                device,
+            )
+    logger.info("Attention backend: %s%s", backend.name, f", for {obstacle}" if obstacle else "")
+    return backend
+
+
+def _for_latents(
+    wanted: str, model: DeepseekConfig, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend:
+    if wanted == "torch":
         return TorchBackend()
-    logger.info("Attention backend: %s", "triton" if wanted == "auto" else wanted)
     if wanted == "flashinfer":
         return FlashInferBackend(
             model.num_heads,

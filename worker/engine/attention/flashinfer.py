@@ -1,9 +1,8 @@
 """Prefill of latent attention by FlashInfer's kernel for Hopper (`fa3`); all else by our own kernels.
 
-FlashInfer (Ye et al., 2025, arXiv:2501.01005) is an optional package. Its kernel reads keys that are
-concatenated, which ours does not, and is faster all the same where there is much to compute. Its MLA
-decode kernel is not used: it has to be planned on the host for each step's lengths, for longer than a
-recorded decode step takes.
+FlashInfer's kernel reads keys that are
+concatenated, which ours does not, and is faster all the same where there is much to compute.
+`flashinfer_mla.py` has its decode kernel.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.config import ConfigError
+from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class
 from mla_router.worker.engine.attention.layout import StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass
 from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
 
 logger = logging.getLogger(__name__)
 
+FLAG = "--attention-backend flashinfer"
 HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, and DeepSeek's
 # FlashInfer wants it for results of keys that are split among programs, which `fa3` never does.
 _WORKSPACE_BYTES = 16 << 20
@@ -60,7 +61,7 @@ def check_heads(key_width: int, value_width: int) -> None:
     """Raises ConfigError for heads that there is no kernel for."""
     if (key_width, value_width) != HEAD_WIDTHS:
         raise ConfigError(
-            f"--attention-backend flashinfer: has kernels for heads {HEAD_WIDTHS} wide, not "
+            f"{FLAG}: has kernels for heads {HEAD_WIDTHS} wide, not "
             f"{(key_width, value_width)}: leave the choice to auto"
         )
 
@@ -75,19 +76,8 @@ class RaggedWrappers:
 
     def __init__(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError without the package, or a Hopper GPU."""
-        try:
-            from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
-        except ImportError as error:
-            raise ConfigError(
-                f"--attention-backend flashinfer: pip install 'mla-router[flashinfer]' ({error})"
-            ) from None
-        major, minor = torch.cuda.get_device_capability(device)
-        if major != 9:
-            raise ConfigError(
-                f"--attention-backend flashinfer: is for Hopper GPUs (sm_90), not sm_{major}{minor}: "
-                f"leave the choice to auto"
-            )
-        self._make = BatchPrefillWithRaggedKVCacheWrapper
+        name = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
+        self._make = flashinfer_class(name, FLAG, device)
         self._num_heads = num_heads
         self._dtype = dtype
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,14 @@ class AttentionBackend(Protocol):
         """Whether what a decode step launches depends on nothing but its number of rows, so that a CUDA
         graph can be made of it. `max_decode_length` is then only a bound."""
         ...
+
+    def prepare_decode(
+        self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """What the host knows of the decode rows of the next step, that of padding included: for what a
+        backend plans on the host. Called before the step's `plan` or, if it is recorded, before each replay
+        of what was recorded with an earlier one. Does not wait for the device."""
+        del page_table, page_size, slots, lengths
 
     def plan(self, layout: StepLayout) -> StepAttention:
         """Does not wait for the device."""

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.kernels.gqa_decode import gqa_decode
 from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.mla_decode import mla_decode_torch
 from mla_router.worker.kernels.ragged_attention.torch import ragged_attention_torch
 
 
-class TorchBackend:
+class TorchBackend(AttentionBackend):
     name = "torch"
     recordable = False  # the longest request decides how much is computed
 

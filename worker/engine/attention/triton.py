@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass, plan_passes
 from mla_router.worker.engine.attention.torch import TorchAttention
 from mla_router.worker.engine.upload import Upload
@@ -22,7 +22,7 @@ from mla_router.worker.kernels.mla_prefill import mla_prefill
 MAX_EXPANDED = 1 << 29
 
 
-class TritonBackend:
+class TritonBackend(AttentionBackend):
     name = "triton"
     recordable = True
 

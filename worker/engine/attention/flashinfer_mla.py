@@ -1,0 +1,167 @@
+"""Decode of latent attention by FlashInfer's kernel for Hopper (`fa3`); prefill by another backend.
+
+The kernel pads the heads of a request to 64 rows, and so is the faster one where there are as many. Which
+program has which part of which request is planned on the host for each step's lengths, in 0.1 to 0.3 ms,
+under the forward pass before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.config import ConfigError
+from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.torch import TorchAttention
+from mla_router.worker.model.attention import StepAttention
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--enable-flashinfer-mla"
+WIDTHS = (512, 64)  # of latents and rotary keys: what the kernel is made for, and DeepSeek's
+# What is split among programs: two results of 64 rows for each of an H200's 132, of 512 16-bit numbers
+# and a float32, is 17 MB.
+_WORKSPACE_BYTES = 32 << 20
+
+
+class FlashInferMlaBackend(AttentionBackend):
+    def __init__(
+        self,
+        prefill: AttentionBackend,
+        num_heads: int,
+        latent_width: int,
+        rotary_width: int,
+        scale: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`scale`: of all layers' scores. Loads the kernel, or compiles it if nobody has yet. Raises
+        ConfigError if it cannot run here."""
+        check_widths(latent_width, rotary_width)
+        self._prefill = prefill
+        self._decode = PlannedDecode(num_heads, scale, dtype, device)
+        logger.info("FlashInfer: loading its decode kernel, or compiling it, which takes a minute")
+        begun = time.monotonic()
+        self._decode.plan(torch.zeros(1, 1, dtype=torch.int32, device=device), 1, (0,), (1,))
+        logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
+
+    @property
+    def name(self) -> str:
+        return f"{self._prefill.name}+flashinfer_mla"
+
+    @property
+    def recordable(self) -> bool:
+        return self._prefill.recordable
+
+    def prepare_decode(
+        self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        self._decode.plan(page_table, page_size, slots, lengths)
+
+    def plan(self, layout: StepLayout) -> FlashInferMlaAttention:
+        nobody = layout.decode_slots[:0]
+        chunks_alone = replace(
+            layout,
+            decode_slots=nobody,
+            decode_lengths=layout.decode_lengths[:0],
+            max_decode_length=0,
+        )
+        return FlashInferMlaAttention(layout, self._prefill.plan(chunks_alone), self._decode)
+
+
+def check_widths(latent: int, rotary: int) -> None:
+    """Raises ConfigError for latents that there is no kernel for."""
+    if (latent, rotary) != WIDTHS:
+        raise ConfigError(
+            f"{FLAG}: has a kernel for kv_lora_rank and qk_rope_head_dim {WIDTHS}, not "
+            f"{(latent, rotary)}: leave it out"
+        )
+
+
+class PlannedDecode:
+    """FlashInfer's object for paged latent decode, planned anew for each step.
+
+    A plan is some integers in one place of device memory, of which the kernel's launch knows nothing but
+    the place: what is recorded in a CUDA graph follows the plan that was made last. They are
+    copied there from pinned memory, later. Two such buffers take turns: a step is planned only after
+    the tokens of the step two before it were waited for, so what is written over has been copied.
+    """
+
+    def __init__(
+        self, num_heads: int, scale: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises ConfigError without the package, or a Hopper GPU."""
+        make = flashinfer_class("flashinfer.mla.BatchMLAPagedAttentionWrapper", FLAG, device)
+        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        # Its `use_cuda_graph` would keep copies of what only the host reads, of one batch size.
+        self._wrapper = make(workspace, backend="fa3")
+        pinned: Tensor = self._wrapper._pin_memory_int_workspace_buffer
+        self._pinned = pinned, torch.empty_like(pinned, pin_memory=pinned.is_pinned())
+        self._turn = 0
+        self._num_heads, self._scale, self._dtype = num_heads, scale, dtype
+
+    def plan(
+        self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        """For one query each of the requests in `slots`, which have so many rows in the cache. Must not
+        be recorded."""
+        assert page_table.is_contiguous() and len(slots) == len(lengths), (
+            f"page_table {page_table.stride()}, {len(slots)} slots, {len(lengths)} lengths"
+        )
+        pages_per_slot = page_table.shape[1]
+        assert page_table.numel() * page_size < 1 << 31, (
+            f"rows of {tuple(page_table.shape)} pages of {page_size} are counted in 32 bits"
+        )
+        self._turn ^= 1
+        self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
+        # All on the host: FlashInfer would wait for what lies on the device. The list of pages is the
+        # page table itself, in which a request's pages begin where its line does.
+        self._wrapper.plan(
+            torch.arange(len(slots) + 1, dtype=torch.int32),
+            torch.tensor((*slots, 0), dtype=torch.int32) * pages_per_slot,
+            page_table.view(-1),
+            torch.tensor(lengths, dtype=torch.int32),
+            self._num_heads,
+            *WIDTHS,
+            page_size,
+            False,  # one query sees all of its request
+            self._scale,
+            self._dtype,
+            self._dtype,
+        )
+
+    def run(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, scale: float) -> Tensor:
+        """As `kernels/mla_decode.py`, for the requests that were planned last."""
+        assert scale == self._scale, f"planned with scale {self._scale}, not {scale}"
+        latents, rotary_keys = cache.tensor_split([q_latent.shape[-1]], dim=-1)
+        out: Tensor = self._wrapper.run(q_latent, q_pe, latents, rotary_keys)
+        return out
+
+
+class FlashInferMlaAttention(TorchAttention):
+    """Implements `StepAttention`; attention with keys of its own for each head is left to torch."""
+
+    def __init__(self, layout: StepLayout, prefill: StepAttention, decode: PlannedDecode) -> None:
+        super().__init__(layout)
+        self._prefill = prefill
+        self._decode = decode
+
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
+        return self._decode.run(q_latent, q_pe, cache, scale)
+
+    def mla_prefill(
+        self,
+        q: Tensor,
+        cache: Tensor,
+        expand: Callable[[Tensor], Tensor],
+        *,
+        kv_lora_rank: int,
+        scale: float,
+    ) -> Tensor:
+        return self._prefill.mla_prefill(q, cache, expand, kv_lora_rank=kv_lora_rank, scale=scale)
