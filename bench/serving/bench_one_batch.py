@@ -36,7 +36,9 @@ SEED = 0
 
 def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[1], help="0: as many as fit, up to 512"
+    )
     parser.add_argument("--input-len", type=int, default=1024)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -46,6 +48,13 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     worker_config.add_flags(parser)
     args = parser.parse_args()
     return args, worker_config.from_namespace(args)
+
+
+def as_many_as_fit(engine: Engine, args: argparse.Namespace) -> int:
+    """Up to 512, in whole eights."""
+    capacity = engine.capacity
+    pages_each = -(-(args.input_len + args.output_len) // capacity.page_size)
+    return min(512, capacity.num_slots, capacity.num_pages // pages_each) // 8 * 8
 
 
 class Batch:
@@ -197,6 +206,7 @@ def main() -> None:
     speed = read_speed(engine.device)
     rows = []
     for size in args.batch_size:
+        size = size or as_many_as_fit(engine, args)
         print(f"Batch size {size}, {args.input_len} in, {args.output_len} out")
         rows.append(run(engine, size, args, speed))
     print("batch  prefill tok/s    TTFT ms    TPOT ms  floor ms  of floor     tok/s")
