@@ -5,7 +5,7 @@
 
 The floor counts every cached row once and the products of both sums. `us` is with a cold L2, `graph us`
 in a CUDA graph of such calls back to back; making the schedule, once a step for all layers, is not
-in them and stands by itself. `--sweep` times tilings and numbers of parts, and names the best of a case.
+in them and stands by itself, and so does the time that the host takes for FlashInfer's plan. `--sweep` times tilings and numbers of parts, and names the best of a case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mla_router.worker.kernels.mla_decode import mla_decode_torch, mla_decode_tr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
-from timing import floor_us, time_graph_us, time_us
+from timing import floor_us, time_graph_us, time_host_us, time_us
 
 LATENT, ROPE = 512, 64
 SCALE = 0.1147
@@ -152,8 +152,8 @@ class Inputs:
             queries=self.case.queries,
         )
 
-    def flashinfer(self) -> Callable[[], torch.Tensor] | None:
-        """None if it is not installed."""
+    def flashinfer(self) -> tuple[Callable[[], None], Callable[[], torch.Tensor]] | None:
+        """What plans it on the host and, planned, what runs it. None if it is not installed."""
         try:
             from flashinfer.mla import BatchMLAPagedAttentionWrapper
         except ImportError:
@@ -162,22 +162,27 @@ class Inputs:
         workspace = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
         wrapper = BatchMLAPagedAttentionWrapper(workspace, backend="fa3")
         starts = torch.arange(case.batch + 1, dtype=torch.int32)
-        wrapper.plan(
-            starts * case.queries,
-            starts * self.page_table.shape[1],
-            self.page_table.flatten(),
-            self.lengths.cpu(),
-            case.heads,
-            LATENT,
-            ROPE,
-            case.page_size,
-            case.queries > 1,
-            SCALE,
-            torch.bfloat16,
-            torch.bfloat16,
-        )
+        lengths = self.lengths.cpu()
+
+        def plan() -> None:
+            wrapper.plan(
+                starts * case.queries,
+                starts * self.page_table.shape[1],
+                self.page_table.flatten(),
+                lengths,
+                case.heads,
+                LATENT,
+                ROPE,
+                case.page_size,
+                case.queries > 1,
+                SCALE,
+                torch.bfloat16,
+                torch.bfloat16,
+            )
+
+        plan()
         latents, rope_keys = self.cache.split([LATENT, ROPE], dim=-1)
-        return lambda: wrapper.run(self.q_latent, self.q_pe, latents, rope_keys)
+        return plan, lambda: wrapper.run(self.q_latent, self.q_pe, latents, rope_keys)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -189,7 +194,7 @@ def measure(case: Case) -> dict[str, Any]:
     chosen = tiling(case.heads, case.batch, case.queries)
     parts = inputs.parts(chosen)
     ours = inputs.ours(inputs.schedule(chosen, parts))
-    theirs = inputs.flashinfer()
+    plan, theirs = inputs.flashinfer() or (None, None)
     us = time_us(ours)
     return {
         "heads": case.heads,
@@ -201,6 +206,8 @@ def measure(case: Case) -> dict[str, Any]:
         "graph_us": time_graph_us(ours),
         "schedule_graph_us": time_graph_us(lambda: inputs.schedule(chosen, parts)),
         "flashinfer_us": time_us(theirs) if theirs else None,
+        "flashinfer_graph_us": time_graph_us(theirs) if theirs else None,
+        "flashinfer_plan_host_us": time_host_us(plan) if plan else None,
         "flashinfer_difference": relative_error(ours(), theirs()) if theirs else None,
         "tb_per_s": case.kv_bytes / us / 1e6,
         "tflops": case.flops / us / 1e6,
@@ -233,7 +240,10 @@ def error(case: Case, chosen: Tiling) -> float | None:
 
 
 def print_case(row: dict[str, Any]) -> None:
-    theirs = f"{row['flashinfer_us']:8.1f}" if row["flashinfer_us"] else "       -"
+    theirs = " ".join(
+        f"{row[name]:8.1f}" if row[name] else "       -"
+        for name in ("flashinfer_us", "flashinfer_graph_us", "flashinfer_plan_host_us")
+    )
     print(
         f"{row['heads']:5} {row['queries']:3} {row['batch']:5} {row['length']:6} "
         f"{row['page_size']:4} {row['us']:9.1f} {row['graph_us']:9.1f} "
@@ -245,8 +255,8 @@ def print_case(row: dict[str, Any]) -> None:
 
 def run_cases() -> dict[str, Any]:
     print(
-        "heads   q batch length page        us  graph us schedule flashinf   TB/s     TF"
-        "    floor  floor"
+        "heads   q batch length page        us  graph us schedule flashinf fi graph  fi plan   TB/s"
+        "     TF    floor  floor"
     )
     rows = []
     for case in CASES:

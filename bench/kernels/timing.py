@@ -1,11 +1,13 @@
 """How long a piece of GPU work takes, and the least it could take.
 
-Times are the device's own, between two CUDA events; the first call, which compiles, is not counted.
+Times are the device's own, between two CUDA events, unless they are said to be the host's; the first call,
+which compiles, is not counted.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -48,6 +50,17 @@ def time_graph_us(fn: Callable[[], object], *, launches: int = 20, replays: int 
             fn()
     graph.replay()
     return statistics.median(_timed([graph.replay] * replays)) / launches
+
+
+def time_host_us(fn: Callable[[], object], *, runs: int = 50) -> float:
+    """Median time of one `fn()` on the host in us, with nothing else on the device."""
+    times = []
+    for _ in range(runs):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        fn()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times)
 
 
 def floor_us(*, moved_bytes: float = 0, flops: float = 0) -> float:
