@@ -37,6 +37,13 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_FLAGS
 
+    if config.tokenizer_worker_num > 1:
+        print(
+            f"error: --tokenizer-worker-num {config.tokenizer_worker_num}: only 1 works yet",
+            file=sys.stderr,
+        )
+        return EXIT_BAD_FLAGS
+
     # This process never computes. transformers would import torch because it is there, which
     # takes seconds and 400 MB; None in this place says that it is not.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

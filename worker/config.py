@@ -56,6 +56,12 @@ class WorkerConfig:
         choices=("auto", "deepseek_r1", "none"),
     )
     # address
+    tokenizer_worker_num: int = _flag(
+        0,
+        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one",
+        low=0,
+        high=64,
+    )
     host: str = _flag("127.0.0.1", "address to listen on")
     port: int = _flag(31000, "port to listen on", low=0, high=65535)
     worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")

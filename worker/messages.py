@@ -1,6 +1,7 @@
-"""What the server and the scheduler of one worker say to each other.
+"""What the servers and the scheduler of one worker say to each other.
 
-msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds only these types.
+msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds only these types. A
+server process goes by its number; `server` is that of the one which gets the answer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Generate(Message, frozen=True):
     cache_salt: str = ""  # requests share cached prefixes only within one salt
     priority: int = 0  # higher comes first, where priorities are enabled
     grammar: Grammar | None = None
+    server: int = 0
 
 
 class Abort(Message, frozen=True):
@@ -53,12 +55,14 @@ class GetStats(Message, frozen=True):
     """Ask for exact accounting; answered by `Stats` with the same `query`."""
 
     query: int
+    server: int = 0
 
 
 class FlushCache(Message, frozen=True):
     """Drop every cached prefix that no running request holds; answered by `Stats`."""
 
     query: int
+    server: int = 0
 
 
 class StartProfile(Message, frozen=True):
@@ -66,12 +70,14 @@ class StartProfile(Message, frozen=True):
 
     query: int
     num_steps: int
+    server: int = 0
 
 
 class StopProfile(Message, frozen=True):
     """Write the trace, if it has not been written by itself; answered by `Profiled`."""
 
     query: int
+    server: int = 0
 
 
 class Shutdown(Message, frozen=True):
@@ -82,7 +88,7 @@ class Shutdown(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Sent once: the weights are loaded and the first request may come."""
+    """Sent once to each server: the weights are loaded and the first request may come."""
 
     max_total_num_tokens: int
     page_size: int
@@ -113,13 +119,13 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Deltas(Message, frozen=True):
-    """Everything that one step produced."""
+    """Everything that one step produced for one server."""
 
     items: list[Delta]
 
 
 class Stats(Message, frozen=True):
-    """Exact state of the scheduler. Pushed as a heartbeat with query 0, and on request.
+    """Exact state of the scheduler. Pushed as a heartbeat with query 0 to all, and on request.
 
     Pages and slots always add up: free + cached + in use = total.
     """

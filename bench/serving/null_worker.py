@@ -79,7 +79,7 @@ def schedule(step_s: float, argv: list[str]) -> None:
     capacity = Capacity(
         slots * CONTEXT_LENGTH // config.page_size, config.page_size, slots, CONTEXT_LENGTH
     )
-    channel = ZmqChannel(arguments.ipc_dir)
+    channel = ZmqChannel(arguments.ipc_dir, config.tokenizer_worker_num or 1)
     scheduler = Scheduler(PacedEngine(capacity, step_s), channel, config, vocab_size=VOCAB)
     channel.send(
         Ready(

@@ -85,7 +85,7 @@ class Bench:
     def __init__(self, folder: Path, capacity: Capacity) -> None:
         self.context = zmq.Context()
         self.heard = self.context.socket(zmq.PULL)
-        self.heard.bind(f"ipc://{folder}/to_server")
+        self.heard.bind(f"ipc://{folder}/to_server_0")
         self.said = self.context.socket(zmq.PUSH)
         for socket in (self.heard, self.said):
             socket.set_hwm(0)

@@ -33,7 +33,7 @@ class Server:
     def __init__(self, folder: Path, *flags: str) -> None:
         context = zmq.Context.instance()
         self.inbox, self.outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        self.inbox.bind(f"ipc://{folder}/to_server")
+        self.inbox.bind(f"ipc://{folder}/to_server_0")
         self.outbox.connect(f"ipc://{folder}/to_scheduler")
         self.decoder = msgspec.msgpack.Decoder(ToServer)
         command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={folder}"]

@@ -16,13 +16,14 @@ from prometheus_client import Histogram as LibraryHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from mla_router.worker.messages import Ready, Stats
+from mla_router.worker.server.board import Board
 from mla_router.worker.server.metrics import (
     SECONDS_BETWEEN,
     VLLM_NAMES,
-    Histogram,
     Metrics,
     Reading,
 )
+from mla_router.worker.server.series import Histogram
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
 from support.processes import ROOT, post_json, wait_until
@@ -61,7 +62,7 @@ def values(text: bytes) -> dict[str, float]:
 
 
 def test_what_the_scheduler_says() -> None:
-    got = values(Metrics("m", lambda: Reading(READY, STATS, 12.5)).render())
+    got = values(Metrics("m", lambda: Reading(READY, STATS, 12.5), Board.create()).render())
     assert got["sglang:num_running_reqs"] == 3
     assert got["sglang:num_queue_reqs"] == 2
     assert got["sglang:num_used_tokens"] == (100 - 60 - 15) * 16
@@ -76,13 +77,13 @@ def test_what_the_scheduler_says() -> None:
 
 
 def test_nothing_is_said_of_a_scheduler_that_has_said_nothing() -> None:
-    got = values(Metrics("m", lambda: None).render())
+    got = values(Metrics("m", lambda: None, Board.create()).render())
     assert "sglang:num_running_reqs" not in got
     assert got["sglang:num_requests_total"] == 0
 
 
 def test_both_names_show_the_same() -> None:
-    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0))
+    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), Board.create())
     metrics.ended("stop", 1.0, 10, 20)
     metrics.time_to_first_token.observe(0.3)
     found = {family.name: family for family in families(metrics.render())}
@@ -142,7 +143,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
 
 
 def documented() -> str:
-    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0))
+    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), Board.create())
     found = {family.name: family for family in families(metrics.render())}
     lines = []
     for name, family in found.items():
@@ -166,7 +167,7 @@ def test_every_metric_is_documented() -> None:
 def test_a_histogram_counts_as_the_library_does() -> None:
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     library = LibraryHistogram("a", "b", ["model_name"], registry=theirs, buckets=SECONDS_BETWEEN)
-    histogram = Histogram("a", "b", "m", SECONDS_BETWEEN)
+    histogram = Histogram(Board.create(), "a", "b", "m", SECONDS_BETWEEN)
     ours.register(histogram)
     rng = random.Random(0)
     for value in [*SECONDS_BETWEEN, 0.0, 7.0, *(rng.expovariate(20) for _ in range(1000))]:

@@ -24,6 +24,7 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
+from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InternalError, Unavailable
 from mla_router.worker.server.scheduler_client import Mailbox, SchedulerClient, connect
 
@@ -38,7 +39,7 @@ class Peer:
         self.inbox = self.context.socket(zmq.PULL)
         self.outbox = self.context.socket(zmq.PUSH)
         self.inbox.bind(f"ipc://{directory}/to_scheduler")
-        self.outbox.connect(f"ipc://{directory}/to_server")
+        self.outbox.connect(f"ipc://{directory}/to_server_0")
 
     async def hear(self) -> ToScheduler:
         frame = await asyncio.wait_for(self.inbox.recv(), 20)
@@ -53,7 +54,7 @@ class Peer:
 async def pair(directory: Path) -> AsyncIterator[tuple[SchedulerClient, Peer]]:
     peer = Peer(directory)
     try:
-        async with connect(directory) as client:
+        async with connect(directory, 0, Board.create().count()) as client:
             yield client, peer
     finally:
         peer.context.destroy(linger=0)

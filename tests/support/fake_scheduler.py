@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,17 +70,19 @@ class Request:
 @dataclass
 class FakeScheduler:
     inbox: zmq.Socket[bytes]
-    outbox: zmq.Socket[bytes]
+    outboxes: list[zmq.Socket[bytes]]  # one a server
     record: Path
     requests: dict[str, Request] = field(default_factory=dict)
     steps: int = 0
     generated: int = 0
     silent: bool = False
 
-    def send(self, message: ToServer) -> None:
-        self.outbox.send(msgspec.msgpack.encode(message))
+    def send(self, message: ToServer, *servers: int) -> None:
+        """To some, or to all."""
+        for server in servers or range(len(self.outboxes)):
+            self.outboxes[server].send(msgspec.msgpack.encode(message))
 
-    def stats(self, query: int = 0) -> None:
+    def stats(self, query: int = 0, *servers: int) -> None:
         used = len(self.requests)
         self.send(
             Stats(
@@ -96,7 +99,8 @@ class FakeScheduler:
                 cached_tokens=0,
                 generated_tokens=self.generated,
                 retracted=0,
-            )
+            ),
+            *servers,
         )
 
     def run(self) -> None:
@@ -134,29 +138,30 @@ class FakeScheduler:
         elif isinstance(message, GetStats | FlushCache):
             for request in self.requests.values():
                 request.released |= isinstance(message, FlushCache) and bool(request.script.error)
-            self.stats(message.query)
+            self.stats(message.query, message.server)
         elif isinstance(message, StartProfile | StopProfile):
-            self.send(Profiled(message.query, problem="this scheduler is a fake"))
+            self.send(Profiled(message.query, problem="this scheduler is a fake"), message.server)
 
     def holds(self, request: Request) -> bool:
         after = request.script.hold_after
         return after is not None and request.said >= after and not request.released
 
     def step(self) -> None:
-        deltas = [
-            self.delta(request)
-            for request in list(self.requests.values())
-            if not self.holds(request)
-        ]
+        deltas = defaultdict(list)
+        for request in list(self.requests.values()):
+            if not self.holds(request):
+                deltas[request.generate.server].append(self.delta(request))
         self.steps += 1
-        if deltas:
-            self.send(Deltas(deltas))
+        for server, items in deltas.items():
+            self.send(Deltas(items), server)
 
     def delta(self, request: Request) -> Delta:
         generate, script = request.generate, request.script
         if script.die_after is not None and request.said >= script.die_after:
-            self.outbox.close()  # waits until what was said before is out
-            self.outbox.context.term()
+            for outbox in self.outboxes:
+                outbox.close()
+            self.inbox.close()
+            self.inbox.context.term()  # waits until what was said before is out
             os._exit(9)
         if script.refuse:
             return Delta(generate.rid, [], finish_reason="refused", error=script.refuse)
@@ -206,13 +211,18 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     record, directory = Path(sys.argv[1]), sys.argv[sys.argv.index("--ipc-dir") + 1]
+    servers = [
+        flag.split("=")[1] for flag in sys.argv if flag.startswith("--tokenizer-worker-num=")
+    ]
     context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox = context.socket(zmq.PULL)
     inbox.bind(f"ipc://{directory}/to_scheduler")
-    outbox.connect(f"ipc://{directory}/to_server")
+    outboxes = [context.socket(zmq.PUSH) for _ in range(int(servers[0]) if servers else 1)]
+    for server, outbox in enumerate(outboxes):
+        outbox.connect(f"ipc://{directory}/to_server_{server}")
     with record.open("a") as file:
         file.write(json.dumps(["Start", os.getpid(), directory]) + "\n")
-    scheduler = FakeScheduler(inbox, outbox, record)
+    scheduler = FakeScheduler(inbox, outboxes, record)
     scheduler.send(Ready(KV_TOKENS, 16, 128, CONTEXT_LENGTH, VOCAB_SIZE, "cpu", "float32", "torch"))
     scheduler.run()
 

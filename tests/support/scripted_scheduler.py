@@ -39,6 +39,7 @@ class ScriptedChannel:
     after_receive: object = None
     now: int = 0
     is_idle: Callable[[], bool] = lambda: True
+    num_servers: int = 1
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:
         messages = self.script.pop(self.now, [])
@@ -52,7 +53,7 @@ class ScriptedChannel:
             return self.receive(timeout_s)
         return messages
 
-    def send(self, message: ToServer) -> None:
+    def send(self, message: ToServer, server: int | None = None) -> None:  # noqa: ARG002 (one)
         self.said.append(message)
 
     def all_deltas(self) -> list[Delta]:

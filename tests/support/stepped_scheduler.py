@@ -19,6 +19,7 @@ class SteppedScheduler:
     """Runs a loop in a thread that waits in `receive`; also the channel of that scheduler."""
 
     def __init__(self, engine: FakeEngine, config: WorkerConfig, *, overlap: bool) -> None:
+        self.num_servers = 1
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
         self._asks: queue.Queue[BaseException | None] = queue.Queue()
         self._answers: queue.Queue[Sequence[ToScheduler]] = queue.Queue()
@@ -52,7 +53,7 @@ class SteppedScheduler:
         self._asks.put(None)
         return list(self._answers.get())
 
-    def send(self, message: ToServer) -> None:
+    def send(self, message: ToServer, server: int | None = None) -> None:  # noqa: ARG002 (one)
         for delta in message.items if isinstance(message, Deltas) else ():
             self.deltas[delta.rid].append(delta)
 

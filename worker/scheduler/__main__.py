@@ -1,4 +1,4 @@
-"""The scheduler process: owns the device, hears only its server process.
+"""The scheduler process: owns the device, hears only its server processes.
 
     python -m mla_router.worker.scheduler --ipc-dir DIR [flags of a worker]
 
@@ -57,7 +57,7 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
         engine = load_engine(config)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
-    channel = ZmqChannel(ipc_dir)
+    channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size, grammars=grammars)
     channel.send(

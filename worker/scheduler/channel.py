@@ -1,4 +1,4 @@
-"""The scheduler's end of the wire to its server process: msgpack over ipc sockets."""
+"""The scheduler's end of the wire to its server processes: msgpack over ipc sockets."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ logger = logging.getLogger(__name__)
 class Channel(Protocol):
     """What the scheduler says and hears; tests script one without sockets."""
 
+    num_servers: int
+
     def receive(self, timeout_s: float) -> list[ToScheduler]: ...
 
-    def send(self, message: ToServer) -> None: ...
+    def send(self, message: ToServer, server: int | None = None) -> None:
+        """To one server, or to all."""
 
 
 class ZmqChannel:
-    """PULL what the server sends, PUSH what it waits for. `folder` must be private to the user."""
+    """PULL what the servers send, PUSH what they wait for. `folder` must be private to the user."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_servers: int = 1) -> None:
+        self.num_servers = num_servers
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
-        self._outbox = self._context.socket(zmq.PUSH)
-        for socket in (self._inbox, self._outbox):
+        self._outboxes = [self._context.socket(zmq.PUSH) for _ in range(num_servers)]
+        for socket in (self._inbox, *self._outboxes):
             socket.setsockopt(zmq.LINGER, 100)  # ms; nobody waits for more once we leave
-            socket.setsockopt(zmq.SNDHWM, 0)  # never block or drop: the server bounds what it asks
+            socket.setsockopt(zmq.SNDHWM, 0)  # never block or drop: servers bound what they ask
             socket.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(f"ipc://{folder}/to_scheduler")
-        self._outbox.connect(f"ipc://{folder}/to_server")
+        for server, outbox in enumerate(self._outboxes):
+            outbox.connect(f"ipc://{folder}/to_server_{server}")
         self._decoder = msgspec.msgpack.Decoder(ToScheduler)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -53,10 +58,13 @@ class ZmqChannel:
             except msgspec.DecodeError as error:
                 logger.error("dropped a message that is none of ours: %s", error)
 
-    def send(self, message: ToServer) -> None:
-        self._outbox.send(self._encoder.encode(message))
+    def send(self, message: ToServer, server: int | None = None) -> None:
+        frame = self._encoder.encode(message)
+        for outbox in self._outboxes if server is None else (self._outboxes[server],):
+            outbox.send(frame)
 
     def close(self) -> None:
         self._inbox.close()
-        self._outbox.close()
+        for outbox in self._outboxes:
+            outbox.close()
         self._context.term()

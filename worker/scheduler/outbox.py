@@ -1,30 +1,31 @@
-"""What the server is told: one message a step, with everything that the step produced."""
+"""What the servers are told: one message a step each, with everything that it produced for them."""
 
 from __future__ import annotations
 
 from mla_router.worker.core import Scores
-from mla_router.worker.messages import Delta, Deltas
+from mla_router.worker.messages import Delta, Deltas, Generate
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.request import Request
 
 
 class Outbox:
-    """Deltas on their way to the server. `flush` sends those since the last one, in order."""
+    """Deltas on their way to the servers. `flush` sends those since the last one, in order."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._deltas: list[Delta] = []
+        self._deltas: list[list[Delta]] = [[] for _ in range(channel.num_servers)]
 
     def tell(
         self, request: Request, tokens: list[int], scores: Scores | None = None, error: str = ""
     ) -> None:
         """New output of a request, and its end if it has come."""
         reason = request.finish_reason.value if request.finish_reason else ""
+        deltas = self._deltas[request.server]
         if request.is_known:
-            self._deltas.append(Delta(request.rid, tokens, scores, 0, reason, error))
+            deltas.append(Delta(request.rid, tokens, scores, 0, reason, error))
             return
         request.is_known = True
-        self._deltas.append(
+        deltas.append(
             Delta(
                 request.rid,
                 tokens,
@@ -38,11 +39,13 @@ class Outbox:
         )
         request.prompt_scores = None
 
-    def reject(self, rid: str, problem: str) -> None:
+    def reject(self, message: Generate, problem: str) -> None:
         """Say that a request was not accepted."""
-        self._deltas.append(Delta(rid, [], finish_reason="error", error=problem))
+        delta = Delta(message.rid, [], finish_reason="error", error=problem)
+        self._deltas[message.server].append(delta)
 
     def flush(self) -> None:
-        if self._deltas:
-            self._channel.send(Deltas(self._deltas))
-            self._deltas = []
+        for server, deltas in enumerate(self._deltas):
+            if deltas:
+                self._channel.send(Deltas(deltas), server)
+                self._deltas[server] = []

@@ -70,6 +70,7 @@ class Request:
         "rid",
         "sampling",
         "scored",
+        "server",
         "settled_length",
         "slot",
         "state",
@@ -88,6 +89,7 @@ class Request:
         priority: int = 0,
         arrival: int = 0,
         grammar: Grammar | None = None,
+        server: int = 0,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -97,6 +99,7 @@ class Request:
         self.priority = priority
         self.arrival = arrival  # its number, by which requests are told apart in age
         self.grammar = grammar
+        self.server = server  # the server process that wants to know of it
         self.state = State.WAITING if grammar is None else State.COMPILING
         self.finish_reason: FinishReason | None = None
         self.output = list(output)

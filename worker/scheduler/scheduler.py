@@ -133,13 +133,14 @@ class Scheduler:
             case Abort(rid):
                 if request := self.requests.get(rid):
                     self._end(request, FinishReason.ABORT)
-            case GetStats(query):
-                self.channel.send(self.stats(query))
-            case FlushCache(query):
+            case GetStats(query, server):
+                self.channel.send(self.stats(query), server)
+            case FlushCache(query, server):
                 self.memory.flush_cache()
-                self.channel.send(self.stats(query))
+                self.channel.send(self.stats(query), server)
             case StartProfile() | StopProfile():
-                self.channel.send(self.profiler.answer(message, self.planner.num_steps))
+                answer = self.profiler.answer(message, self.planner.num_steps)
+                self.channel.send(answer, message.server)
             case Shutdown():
                 self.stopping = True
 
@@ -161,7 +162,7 @@ class Scheduler:
         elif message.grammar is not None and not self.grammars.is_available:
             problem = "this worker has no grammars"
         if problem:
-            self.outbox.reject(message.rid, problem)
+            self.outbox.reject(message, problem)
             return
         request = Request(
             message.rid,
@@ -172,6 +173,7 @@ class Scheduler:
             priority=message.priority if self.planner.preempt else 0,
             arrival=next(self._arrivals),
             grammar=message.grammar,
+            server=message.server,
         )
         self.requests[request.rid] = request
         if request.grammar is None:

@@ -275,6 +275,7 @@ class Generation:
                     cache_salt=self.cache_salt or "",
                     priority=self.priority or 0,
                     grammar=sampling.constraint.grammar if sampling.constraint else None,
+                    server=service.scheduler.server,
                 )
             )
         return requests

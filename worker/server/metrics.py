@@ -1,29 +1,23 @@
 """What /metrics shows, under the names that SGLang's and vLLM's dashboards look for.
 
 Numbers that the scheduler counts are read from its last heartbeat when somebody scrapes; the rest
-is counted here. All label values come from the configuration or from closed sets, so a client
+is counted here, over all server processes of the worker together. All label values come from the configuration or from closed sets, so a client
 cannot make series.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
-from prometheus_client.utils import floatToGoString
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import Ready, Stats
+from mla_router.worker.server.board import Board, Count
+from mla_router.worker.server.series import Counter, Histogram
 
 SECONDS_QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 60, 120)
 SECONDS_TO_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
@@ -75,42 +69,24 @@ class Reading:
         return self.stats.cached_tokens / max(1, self.stats.prompt_tokens)
 
 
-class Histogram:
-    """Counts values of one series, for a single thread: the library's takes two locks a value, which
-    is much where every token of every stream has one."""
-
-    def __init__(self, name: str, help: str, model_name: str, buckets: tuple[float, ...]) -> None:
-        """`buckets` are the upper bounds, inclusive and ascending; above them is one more."""
-        self._name, self._help, self._model_name = name, help, model_name
-        self._bounds = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
-        bounds = map(floatToGoString, (*self._bounds, float("inf")))
-        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
-        family.add_metric([self._model_name], buckets, self._sum)
-        yield family
-
-
 class Metrics:
-    def __init__(self, model_name: str, reading: Callable[[], Reading | None]) -> None:
-        """`reading` gives the scheduler's last word; None before there is one."""
+    def __init__(
+        self, model_name: str, reading: Callable[[], Reading | None], board: Board
+    ) -> None:
+        """`reading` gives the scheduler's last word; None before there is one. What is counted goes
+        to the `board`."""
         self._registry = CollectorRegistry()
         self._registry.register(_SchedulerCollector(model_name, reading))
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(name, help, model_name, buckets)
+            made = Histogram(board, name, help, model_name, buckets)
             self._registry.register(made)
             return made
 
-        def counter(name: str, help: str) -> Counter:
-            return Counter(name, help, ["model_name"], registry=self._registry).labels(model_name)
+        def counter(name: str, help: str) -> Count:
+            made = Counter(board, name, help, ["model_name"], [[model_name]])
+            self._registry.register(made)
+            return made.counts[0]
 
         self.requests = counter("sglang:num_requests", "Answers begun.")
         self._aborted = counter(
@@ -118,12 +94,14 @@ class Metrics:
             "Answers that were aborted, most of them for lost clients.",
         )
         ends = Counter(
+            board,
             "vllm:request_success",
             "Answers by how they ended.",
             ["model_name", "finished_reason"],
-            registry=self._registry,
+            [[model_name, reason] for reason in ENDS],
         )
-        self._ends = {reason: ends.labels(model_name, reason) for reason in ENDS}
+        self._registry.register(ends)
+        self._ends = dict(zip(ENDS, ends.counts, strict=True))
         self._prompt_tokens = histogram(
             "sglang:prompt_tokens_histogram", "Prompt tokens of an answer.", TOKENS
         )

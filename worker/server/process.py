@@ -72,7 +72,7 @@ async def run(config: WorkerConfig, listener: socket.socket, scheduler: Sequence
         command = [*scheduler, *config.to_argv(), "--ipc-dir", str(directory)]
         # Left from right to left: first the answers go out, then the scheduler is ended.
         async with (
-            connect(directory) as client,
+            connect(directory, 0, state.open_requests) as client,
             child_process(command, client) as child,
             serving(state, listener),
         ):

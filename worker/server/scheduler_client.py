@@ -8,7 +8,6 @@ deltas that were already on their way are dropped.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -35,11 +34,10 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
+from mla_router.worker.server.board import Count
 from mla_router.worker.server.errors import ApiError, Unavailable
+from mla_router.worker.server.inbox import Inbox
 
-log = logging.getLogger(__name__)
-
-READS_A_TURN = 16
 HEARTBEAT = 0  # the query number of statistics that nobody asked for
 
 
@@ -83,12 +81,16 @@ class Mailbox:
 class SchedulerClient:
     """Use inside the event loop's thread only, as all of the server."""
 
-    def __init__(self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, open_requests: Count
+    ) -> None:
+        """`server` is the number of this process, `open_requests` what the worker knows of it."""
         self._loop = asyncio.get_running_loop()
-        self._receive = receive
+        self.server = server
+        self._open = open_requests
+        self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToServer)
         self._targets: dict[str, tuple[Mailbox, int]] = {}
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._last_query = HEARTBEAT
@@ -103,10 +105,11 @@ class SchedulerClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._targets)
+        """Of all servers together."""
+        return int(self._open.total)
 
     async def until_idle(self) -> None:
-        """Return when no request runs."""
+        """Return when no request of this server runs."""
         while self._targets:
             self._idle.clear()
             await self._idle.wait()
@@ -116,6 +119,7 @@ class SchedulerClient:
         if self._error is not None:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
+        self._open.set(len(self._targets))
         self._post(generate)
 
     def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
@@ -135,6 +139,7 @@ class SchedulerClient:
         for mailbox, _ in self._targets.values():
             mailbox.fail(error)
         self._targets.clear()
+        self._open.set(0)
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -151,7 +156,9 @@ class SchedulerClient:
         return answer
 
     async def start_profile(self, num_steps: int, timeout: float = 60.0) -> Profiled:
-        answer: Profiled = await self._ask(lambda query: StartProfile(query, num_steps), timeout)
+        answer: Profiled = await self._ask(
+            lambda query, server: StartProfile(query, num_steps, server), timeout
+        )
         return answer
 
     async def stop_profile(self, timeout: float = 120.0) -> Profiled:
@@ -171,7 +178,7 @@ class SchedulerClient:
         """Generated tokens a second, lately."""
         return self._throughput.value
 
-    async def _ask(self, question: Callable[[int], ToScheduler], timeout: float) -> Any:
+    async def _ask(self, question: Callable[[int, int], ToScheduler], timeout: float) -> Any:
         """Send the question of the next number; returns what comes back under that number."""
         if self._error is not None:
             raise self._error
@@ -180,7 +187,7 @@ class SchedulerClient:
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._queries[query] = answer
         try:
-            self._post(question(query))
+            self._post(question(query, self.server))
             return await asyncio.wait_for(answer, timeout)
         except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
             raise Unavailable("The scheduler does not answer", retry_after=1) from None
@@ -194,29 +201,10 @@ class SchedulerClient:
         self._send.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def start(self) -> None:
-        """Handle what the scheduler says, whenever the event loop sees that it has said something.
-
-        By hand and not with zmq.asyncio, whose futures cost more than all else a message costs.
-        """
-        self._loop.add_reader(self._receive.fileno(), self._read)
+        self._inbox.start()
 
     def stop(self) -> None:
-        self._loop.remove_reader(self._receive.fileno())
-
-    def _read(self) -> None:
-        # The descriptor tells once that there is something: all of it must be read now, or the
-        # rest comes only with the next message. In portions, for the handlers to get their turn.
-        for _ in range(READS_A_TURN):
-            try:
-                frame = self._receive.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                self._handle(self._decoder.decode(frame))
-            except msgspec.MsgspecError as error:
-                log.error("dropped a frame that is not a message: %s", error)
-        if not self._receive.closed:
-            self._loop.call_soon(self._read)
+        self._inbox.stop()
 
     def _handle(self, message: ToServer) -> None:
         if isinstance(message, Deltas):
@@ -241,6 +229,7 @@ class SchedulerClient:
 
     def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
         target = self._targets.pop(rid, None)
+        self._open.set(len(self._targets))
         if not self._targets:
             self._idle.set()
         return target
@@ -258,15 +247,17 @@ class SchedulerClient:
 
 
 @asynccontextmanager
-async def connect(directory: Path) -> AsyncIterator[SchedulerClient]:
+async def connect(
+    directory: Path, server: int, open_requests: Count
+) -> AsyncIterator[SchedulerClient]:
     """Listen in `directory` and talk to the scheduler that will listen there too."""
     context = zmq.Context()
     receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     receive.set_hwm(0)
     send.set_hwm(0)
-    receive.bind(f"ipc://{directory}/to_server")
+    receive.bind(f"ipc://{directory}/to_server_{server}")
     send.connect(f"ipc://{directory}/to_scheduler")
-    client = SchedulerClient(receive, send)
+    client = SchedulerClient(receive, send, server, open_requests)
     client.start()
     try:
         yield client

@@ -12,6 +12,7 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.answer import AnswerFormat
+from mla_router.worker.server.board import Board, Count
 from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.request_names import RequestNames
@@ -60,10 +61,13 @@ class ServerState:
     boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))
     started: float = field(default_factory=time.monotonic)
+    board: Board = field(default_factory=Board.create)
+    open_requests: Count = field(init=False)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.config.model_name, self.reading)
+        self.open_requests = self.board.count()
+        self.metrics = Metrics(self.config.model_name, self.reading, self.board)
 
     def ready(self) -> Service:
         if self.service is None:

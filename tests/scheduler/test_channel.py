@@ -1,0 +1,125 @@
+"""One scheduler process with three servers: each hears of its own requests, and all of the scheduler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from mla_router.worker.messages import (
+    Deltas,
+    Generate,
+    GetStats,
+    Profiled,
+    Ready,
+    Shutdown,
+    StartProfile,
+    Stats,
+    ToScheduler,
+    ToServer,
+)
+from support.scripted_scheduler import generate
+
+SERVERS = 3
+WAIT_MS = 60_000
+
+
+class Servers:
+    """The other ends of the wire."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = zmq.Context()
+        self.outbox = self.context.socket(zmq.PUSH)
+        self.outbox.connect(f"ipc://{folder}/to_scheduler")
+        self.inboxes = [self.context.socket(zmq.PULL) for _ in range(SERVERS)]
+        for server, inbox in enumerate(self.inboxes):
+            inbox.bind(f"ipc://{folder}/to_server_{server}")
+        self.decoder = msgspec.msgpack.Decoder(ToServer)
+
+    def send(self, message: ToScheduler) -> None:
+        self.outbox.send(msgspec.msgpack.encode(message))
+
+    def receive(self, server: int) -> ToServer:
+        assert self.inboxes[server].poll(WAIT_MS), f"nothing came to server {server}"
+        return self.decoder.decode(self.inboxes[server].recv())
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    servers = Servers(tmp_path)
+    flags = [f"--tokenizer-worker-num={SERVERS}", "--max-total-tokens=4096", "--cpu-threads=1"]
+    command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
+    process = subprocess.Popen([*command, *flags])
+    yield servers
+    servers.send(Shutdown())
+    assert process.wait(20) == 0
+    servers.context.destroy(linger=0)
+
+
+def test_each_server_hears_of_its_own(servers: Servers) -> None:
+    readies = [servers.receive(server) for server in range(SERVERS)]
+    assert isinstance(readies[0], Ready)
+    assert readies == [readies[0]] * SERVERS
+
+    requests = {
+        f"r{i}": generate(f"r{i}", [i + 1] * 20, 5 + i if i else 150, server=i % SERVERS)
+        for i in range(9)
+    }
+    for request in requests.values():
+        servers.send(request)
+    # The same id again, by another server, which alone is told that it is refused.
+    servers.send(generate("r0", [1], 3, server=1))
+    for server in range(SERVERS):
+        servers.send(GetStats(100 + server, server))
+    servers.send(StartProfile(7, 1, 2))
+
+    for server in range(SERVERS):
+        own = {rid for rid, request in requests.items() if request.server == server}
+        ended: list[tuple[str, str]] = []
+        queries: list[int] = []
+        refused = {("r0", "error")} if server == 1 else set()
+        wanted = {(rid, "length") for rid in own} | refused
+        profiled = server != 2
+        while (
+            set(ended) != wanted or 100 + server not in queries or not profiled or 0 not in queries
+        ):
+            message = servers.receive(server)
+            if isinstance(message, Stats):
+                queries.append(message.query)
+            elif isinstance(message, Profiled):
+                assert (server, message.query) == (2, 7)
+                profiled = True
+            else:
+                assert isinstance(message, Deltas)
+                rids = [delta.rid for delta in message.items]
+                assert set(rids) <= own | {rid for rid, _ in refused}
+                assert len(set(rids)) == len(rids), "a step says one thing of a request"
+                ended += [(d.rid, d.finish_reason) for d in message.items if d.finish_reason]
+        assert len(ended) == len(wanted)
+        assert set(queries) == {0, 100 + server}
+
+
+def test_a_step_is_one_message_a_server(servers: Servers) -> None:
+    """Requests that run side by side: as many messages as steps, not as tokens."""
+    for server in range(SERVERS):
+        assert isinstance(servers.receive(server), Ready)
+    tokens = 40
+    requests: list[Generate] = [
+        generate(f"r{i}", [i + 1], tokens, server=i % SERVERS) for i in range(4 * SERVERS)
+    ]
+    for request in requests:
+        servers.send(request)
+    for server in range(SERVERS):
+        open_requests, messages = 4, 0
+        while open_requests:
+            message = servers.receive(server)
+            if isinstance(message, Deltas):
+                messages += 1
+                open_requests -= sum(bool(delta.finish_reason) for delta in message.items)
+        # A request may come a step later than its neighbours; apart, they would take 160.
+        assert messages < 2 * tokens

@@ -1,0 +1,54 @@
+"""Messages of other processes, handled in the event loop as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+
+log = logging.getLogger(__name__)
+
+MessageT = TypeVar("MessageT")
+READS_A_TURN = 16
+
+
+class Inbox(Generic[MessageT]):
+    """Reads a PULL socket by hand and not with zmq.asyncio, whose futures cost more than all else a
+    message costs."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        decoder: msgspec.msgpack.Decoder[MessageT],
+        handle: Callable[[MessageT], None],
+    ) -> None:
+        """`handle` gets each message, in the event loop that is running now."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket
+        self._decoder = decoder
+        self._handle = handle
+
+    def start(self) -> None:
+        self._loop.add_reader(self._socket.fileno(), self._read)
+
+    def stop(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+
+    def _read(self) -> None:
+        # The descriptor tells once that there is something: all of it must be read now, or the
+        # rest comes only with the next message. In portions, for the handlers to get their turn.
+        for _ in range(READS_A_TURN):
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._handle(self._decoder.decode(frame))
+            except msgspec.MsgspecError as error:
+                log.error("dropped a frame that is not a message: %s", error)
+        if not self._socket.closed:
+            self._loop.call_soon(self._read)
