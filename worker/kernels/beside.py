@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -22,9 +23,7 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
     if not x.is_cuda or x.shape[0] > MAX_ROWS:
         done = work(x)
         return lambda: done
-    stream = _second_stream(x.device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with aside(x) as stream:
         result = work(x)
 
     def joined() -> Tensor:
@@ -32,6 +31,15 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
         return result
 
     return joined
+
+
+@contextmanager
+def aside(x: Tensor) -> Iterator[torch.cuda.Stream]:
+    """What is launched in here comes after all before, on the stream of its own."""
+    stream = _second_stream(x.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield stream
 
 
 @cache

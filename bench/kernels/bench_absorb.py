@@ -1,0 +1,91 @@
+"""The two products around MLA's decode attention, beside torch.bmm, and what a prefetch saves.
+
+    python bench/kernels/bench_absorb.py [--out bench/results/absorb.jsonl]
+
+Time is that of one of many in a CUDA graph: the pair of products, of 64 layers in turn, so that every
+weight is read from memory. The floor is that reading. `own` means that each kernel fetches its
+weights while it waits for the one before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mla_router.worker.kernels import prefetch
+from mla_router.worker.kernels.absorb import (
+    absorb_queries_torch,
+    absorb_queries_triton,
+    expand_values_torch,
+    expand_values_triton,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import record
+from timing import floor_us, time_graph_us
+
+LAYERS = 64
+COLUMNS = tuple(product((32, 64, 128), (16, 32)))  # of a program, of either product
+
+
+def measure(heads: int, tokens: int) -> dict[str, Any]:
+    q = torch.randn(tokens, heads, 192, device="cuda").bfloat16()[..., :128]
+    out = q.new_empty(tokens, heads, 128)
+    weights = torch.randn(LAYERS, heads, 256, 512, device="cuda").bfloat16()
+
+    def time(pair: Callable[[torch.Tensor, torch.Tensor], None]) -> float:
+        turn = cycle(weights)
+
+        def one() -> None:
+            both = next(turn)
+            pair(both[:, :128], both[:, 128:])
+
+        return round(time_graph_us(one, launches=LAYERS, replays=5), 2)
+
+    def library(w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+        expand_values_torch(absorb_queries_torch(q, w_uk), w_uv, out)
+
+    def ours(latents: int, values: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        def pair(w_uk: torch.Tensor, w_uv: torch.Tensor) -> None:
+            latent = absorb_queries_triton(q, w_uk, columns=latents)
+            expand_values_triton(latent, w_uv, out, columns=values)
+
+        return pair
+
+    row = {
+        "heads": heads,
+        "tokens": tokens,
+        "torch_us": time(library),
+        "floor_us": round(floor_us(moved_bytes=weights[0].nbytes), 2),
+    }
+    for own in (False, True):
+        prefetch.OWN = own
+        times = {columns: time(ours(*columns)) for columns in COLUMNS}
+        best = min(times, key=lambda columns: times[columns])
+        name = "own_" if own else ""
+        row |= {f"{name}us": times[64, 16], f"{name}best_us": times[best], f"{name}best": best}
+    prefetch.OWN = False
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--heads", type=int, nargs="+", default=[16, 128])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = []
+    for heads, tokens in product(args.heads, args.tokens):
+        rows.append(measure(heads, tokens))
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="  ", flush=True)
+    record("absorb", {"rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
