@@ -11,8 +11,8 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.registry import read_config
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -27,20 +27,23 @@ def latent() -> DeepseekConfig:
 
 
 @pytest.fixture
-def grouped(tmp_path: Path) -> ModelConfig:
+def grouped(tmp_path: Path) -> LlamaConfig:
     write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
-    return read_config(tmp_path)
+    config = read_config(tmp_path)
+    assert isinstance(config, LlamaConfig)
+    return config
 
 
 @pytest.mark.parametrize("wanted", ["triton", "flashinfer"])
 def test_what_our_kernels_are_not_for(
-    wanted: str, latent: DeepseekConfig, grouped: ModelConfig
+    wanted: str, latent: DeepseekConfig, grouped: LlamaConfig
 ) -> None:
     narrow = replace(latent, qk_rope_head_dim=8)
     for model, device, dtype, obstacle in (
         (latent, CPU, torch.bfloat16, "device cpu"),
         (latent, CUDA, torch.float32, "torch.float32"),
-        (grouped, CUDA, torch.bfloat16, "LlamaForCausalLM, whose attention is not latent"),
+        (grouped, CPU, torch.bfloat16, "device cpu"),
+        (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "head_dim 320"),
         (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim 8"),
         (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank 96"),
     ):
@@ -60,6 +63,11 @@ def test_flashinfer_decodes_latents_of_its_width(
     for config, obstacle in ((model, "pip install"), (replace(model, kv_lora_rank=256), "256, 64")):
         with pytest.raises(ConfigError, match=f"--enable-flashinfer-mla: .*{obstacle}"):
             choose_attention("torch", config, CUDA, torch.bfloat16, flashinfer_mla=True)
+
+
+def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:
+    with pytest.raises(ConfigError, match="LlamaForCausalLM, whose attention is not latent"):
+        choose_attention("flashinfer", grouped, CUDA, torch.bfloat16)
 
 
 def test_torch_for_whoever_wants_it(latent: DeepseekConfig) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
-from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.triton import TritonBackend
 
 pytestmark = pytest.mark.gpu
@@ -42,22 +42,22 @@ class Model:
         empty = torch.empty(0, dtype=torch.int64, device=DEVICE)
         return StepLayout(self.page_table, empty, empty.int(), 0, tuple(chunks))
 
-    def attend(self, backend: TritonBackend, q: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:
+    def attend(self, backend: AttentionBackend, q: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:
         step = backend.plan(self.layout(chunks))
         return step.mla_prefill(q, self.cache, self.expand, kv_lora_rank=RANK, scale=0.07)
 
 
 @pytest.fixture(scope="module")
 def flashinfer() -> FlashInferBackend:
-    return FlashInferBackend(HEADS, NOPE + ROPE, ROPE, VALUE, torch.bfloat16, DEVICE)
+    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, DEVICE)
+    return FlashInferBackend(ours, HEADS, NOPE + ROPE, VALUE, torch.bfloat16, DEVICE)
 
 
 @pytest.mark.parametrize("most_keys", [100_000, 1000], ids=["one pass", "several passes"])
 def test_as_ours(flashinfer: FlashInferBackend, most_keys: int) -> None:
     """Three steps in a row, none waited for: what they were planned with must not be mixed up."""
-    ours = TritonBackend(HEADS, NOPE + VALUE, DEVICE)
-    for backend in (ours, flashinfer):
-        backend.max_keys = most_keys
+    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, DEVICE)
+    ours.max_keys = flashinfer.ours.max_keys = most_keys
     model = Model()
     steps = [
         [ChunkExtent(0, 0, 700), ChunkExtent(2, 3000, 64), ChunkExtent(1, 1, 1)],

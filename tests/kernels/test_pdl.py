@@ -9,7 +9,8 @@ import triton.language as tl
 
 from mla_router.worker.kernels import pdl
 from mla_router.worker.kernels.decode_schedule import decode_schedule_torch, decode_schedule_triton
-from mla_router.worker.kernels.decode_tiling import tiling
+from mla_router.worker.kernels.decode_tiling import gqa_tiling, tiling
+from mla_router.worker.kernels.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.mla_decode import mla_decode_triton
 from mla_router.worker.kernels.moe_experts import moe_experts_triton
@@ -17,6 +18,7 @@ from mla_router.worker.kernels.moe_routing import moe_routing_triton
 from mla_router.worker.kernels.moe_tiling import MoeShape, default_tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
+from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write_triton
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.sample import sample_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
@@ -79,7 +81,7 @@ def test_switched_off() -> None:
 
 
 def decode_step() -> None:
-    """What a layer and the ends of a decode step of V2-Lite launch."""
+    """What layers and the ends of a decode step launch: those of V2-Lite, and Llama's attention."""
     x = torch.empty(8, 2048, dtype=torch.bfloat16, device="meta")
     add_rms_norm_triton(x, x, x[0], 1e-6)
     linear_triton(x[:1], x.new_empty(3648, 2048), out_dtype=x.dtype)
@@ -114,6 +116,20 @@ def decode_step() -> None:
             ids,
             tiling=default_tiling(MoeShape(64, 2048, 1408, x.dtype), tokens, 6),
         )
+    q, k, v = x.new_empty(8, 48, 128).split([32, 8, 8], dim=1)
+    cache, rotations = x.new_empty(100, 64, 2048), rotations.new_empty(8, 64)
+    rope_gqa_write_triton(q, k[..., :0], k, v, rotations, cache, locations, interleaved=False)
+    chosen = gqa_tiling(4, 256)
+    gqa_decode_triton(
+        q,
+        cache,
+        torch.empty(64, 64, dtype=torch.int32, device="meta"),
+        locations,
+        lengths,
+        decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=49),
+        x.new_empty(8, 32, 128),
+        scale=0.1,
+    )
     logits = torch.empty(8, 102400, device="meta")
     sample_triton(logits, logits[:, 0].contiguous(), locations, locations, None)
 

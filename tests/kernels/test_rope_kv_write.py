@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from mla_router.worker.kernels.rope_kv_write import (
     rope_kv_write,
@@ -15,18 +14,9 @@ from mla_router.worker.kernels.rope_kv_write import (
 )
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
+from support.turned import turned
 
 EPS = 1e-6
-
-
-def turned(x: Tensor, angles: Tensor, *, interleaved: bool) -> Tensor:
-    """Each pair of `x` [T, H, R] as a complex number times e^(i * its angle [T, R/2]), float64."""
-    wide = x.double()
-    half = x.shape[-1] // 2
-    pairs = wide.unflatten(-1, (half, 2)) if interleaved else wide.unflatten(-1, (2, half)).mT
-    product = torch.complex(pairs[..., 0], pairs[..., 1]) * torch.exp(1j * angles)[:, None]
-    parts = torch.view_as_real(product)
-    return parts.flatten(-2) if interleaved else parts.mT.flatten(-2)
 
 
 def check(

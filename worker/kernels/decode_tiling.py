@@ -1,4 +1,4 @@
-"""Into what tiles MLA decode is cut, for how many query rows and on what GPU."""
+"""Into what tiles decode attention is cut, for how many query rows and on what GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW_REQUESTS = 16
 
 
 def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
-    """For `queries` new tokens at a time of each of so many requests.
+    """Of MLA, for `queries` new tokens at a time of each of so many requests.
 
     Tiles of 16 and 64 rows are the fastest, or within 1 % of it, of bench_mla_decode.py --sweep on an
     H200, at 64 requests of 4096 rows and more; that for few requests at 8 of 4096. That of 32 rows and
@@ -39,10 +39,24 @@ def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     return Tiling(64, 64, 8, num_stages=2, swap=False, programs_per_sm=1)
 
 
-def num_parts(tiling: Tiling, num_heads: int, queries: int, device: torch.device) -> int:
-    """As many parts as occupy every multiprocessor once; 8 on a CPU, to have several."""
+def gqa_tiling(share: int, width: int) -> Tiling:
+    """For `share` query heads to each key head, whose key and value of a token are `width` numbers
+    together. Not yet measured; as many loads under way as registers and shared memory allow."""
+    rows = min(max(16, 1 << (share - 1).bit_length()), 64)
+    tokens = 64 if width <= 256 else 32
+    programs = 4 if width <= 128 else 3
+    if rows > 16:
+        programs = 2 if rows == 32 else 1
+    return Tiling(rows, tokens, 4, 3, swap=False, programs_per_sm=programs, min_blocks=2)
+
+
+def num_parts(
+    tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, key_heads: int = 1
+) -> int:
+    """As many parts as occupy every multiprocessor once; 8 on a CPU, to have several. Each part takes a
+    program for each key head and tile of its query rows."""
     if device.type != "cuda":
         return 8
-    row_blocks = -(-num_heads * queries // tiling.block_rows)
+    row_blocks = -(-num_heads // key_heads * queries // tiling.block_rows)
     programs = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(programs * tiling.programs_per_sm // row_blocks, 1)
+    return max(programs * tiling.programs_per_sm // (key_heads * row_blocks), 1)

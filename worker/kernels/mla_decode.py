@@ -16,14 +16,12 @@ import torch
 import triton
 from torch import Tensor
 
+from mla_router.worker.kernels.decode_parts import merge_parts, partial_results
 from mla_router.worker.kernels.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.mla_decode_kernel import attend_kernel, merge_kernel
+from mla_router.worker.kernels.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
-
-# Below so many rows the merge is cut along the latent, too, to occupy the GPU
-MERGE_ROWS = 256
 
 
 def mla_decode(
@@ -101,10 +99,7 @@ def mla_decode_triton(
     )
     tiling, num_parts = schedule.tiling, schedule.num_parts
     out = torch.empty((batch, heads, latent), dtype=q_latent.dtype, device=q_latent.device)
-    # One piece for each part and request that meet: never more than this
-    pieces = num_parts + requests
-    partial_out = out.new_empty((pieces, rows, latent), dtype=torch.float32)
-    partial_lse = out.new_empty((pieces, rows), dtype=torch.float32)
+    partial_out, partial_lse = partial_results(schedule, out, rows)
     attend_kernel[(num_parts * triton.cdiv(rows, tiling.block_rows),)](
         q_latent,
         q_pe,
@@ -137,20 +132,7 @@ def mla_decode_triton(
         num_warps=tiling.num_warps,
         **launch_options(),
     )
-    columns = latent if requests * rows >= MERGE_ROWS else min(latent, 128)
-    merge_kernel[(requests * rows, latent // columns)](
-        partial_out,
-        partial_lse,
-        schedule.block_starts,
-        schedule.part_size,
-        out,
-        ROWS=rows,
-        LATENT=latent,
-        BLOCK_LATENT=columns,
-        BLOCK_PARTS=4096 // columns,
-        num_warps=4,
-        **launch_options(),
-    )
+    merge_parts(partial_out, partial_lse, schedule, out)
     return out
 
 

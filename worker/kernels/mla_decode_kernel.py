@@ -1,10 +1,11 @@
-"""The two Triton kernels of `mla_decode`: attention over parts of the cached rows, and their merge."""
+"""The Triton kernel of `mla_decode`: attention over parts of the cached rows."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from mla_router.worker.kernels.decode_parts import pages_of, piece_at
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 
@@ -60,16 +61,11 @@ def attend_kernel(
     position = part * size
     end = tl.minimum(position + size, total)
     while position < end:
-        request_start = tl.load(block_starts + request)
-        request_end = tl.load(block_starts + request + 1)
-        length = tl.load(lengths + request)
-        slot = tl.load(slots + request)
-        pages = page_table + slot * page_table_stride
-        first = position - request_start
-        last = tl.minimum(end, request_end) - request_start
-
+        request_end, length, pages, first, last, is_whole = piece_at(
+            position, end, request, block_starts, lengths, slots, page_table, page_table_stride
+        )
         # Before the queries: where a block lies is on the path of all that follows
-        page = _pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+        page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         token = (request * QUERIES).to(tl.int64)
         q_c = tl.load(
             q_latent + token * q_latent_stride_t + q_latent_at[:, None] + latent[None, :],
@@ -108,7 +104,7 @@ def attend_kernel(
         safe = tl.where(total_weight == 0.0, 1.0, total_weight)
         result = acc / (safe[None, :] if SWAP else safe[:, None])
 
-        if (first == 0) & (last == request_end - request_start):
+        if is_whole:
             place = request.to(tl.int64) * ROWS
             _store(out + place * LATENT, rows, result, row_mask, LATENT, SWAP)
         else:
@@ -165,7 +161,7 @@ def _attend(
             row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
             base = cache + row[:, None] * (LATENT + ROPE)
         # Read one block ahead, off the path of the loads that depend on it
-        page = _pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
+        page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Beyond the end lie rows of others or of nobody, perhaps NaN
         exists = (at < length)[:, None]
         k_c = tl.load(base + latent[None, :], mask=exists, other=0.0)
@@ -197,15 +193,6 @@ def _attend(
 
 
 @triton.jit
-def _pages_of(pages, block, length, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
-    """The page of each row of a block; one number if they all lie in one page. 0 beyond the end."""
-    at = block * BLOCK_TOKENS
-    if PAGE_SIZE % BLOCK_TOKENS:
-        at += tl.arange(0, BLOCK_TOKENS)
-    return tl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
-
-
-@triton.jit
 def _store(out, rows, values, row_mask, LATENT: tl.constexpr, SWAP: tl.constexpr):
     """Write rows of LATENT numbers each, `values` being [rows, LATENT] or, swapped, its transpose."""
     latent = tl.arange(0, LATENT)
@@ -214,45 +201,3 @@ def _store(out, rows, values, row_mask, LATENT: tl.constexpr, SWAP: tl.constexpr
         tl.store(out + rows[None, :] * LATENT + latent[:, None], values, mask=row_mask[None, :])
     else:
         tl.store(out + rows[:, None] * LATENT + latent[None, :], values, mask=row_mask[:, None])
-
-
-@triton.jit
-def merge_kernel(
-    partial_out,
-    partial_lse,
-    block_starts,
-    part_size,
-    out,
-    ROWS: tl.constexpr,
-    LATENT: tl.constexpr,
-    BLOCK_LATENT: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
-):
-    """Weighs together what several parts computed of one row; a row that one part computed whole is
-    already in place."""
-    wait_for_previous()
-    request = tl.program_id(0) // ROWS
-    row = tl.program_id(0) % ROWS
-    columns = tl.program_id(1) * BLOCK_LATENT + tl.arange(0, BLOCK_LATENT)
-    size = tl.load(part_size)
-    first = tl.load(block_starts + request) // size
-    last = (tl.load(block_starts + request + 1) - 1) // size
-    if first < last:
-        maximum = -1e30
-        total_weight = 0.0
-        acc = tl.zeros([BLOCK_LATENT], tl.float32)
-        for start in tl.range(first, last + 1, BLOCK_PARTS):
-            parts = start + tl.arange(0, BLOCK_PARTS)
-            places = (parts + request).to(tl.int64) * ROWS + row
-            exists = parts <= last
-            lse = tl.load(partial_lse + places, mask=exists, other=float("-inf"))
-            at = partial_out + places[:, None] * LATENT + columns[None, :]
-            values = tl.load(at, mask=exists[:, None], other=0.0)
-            new = tl.maximum(maximum, tl.max(lse, 0))
-            weights = tl.exp2(lse - new)
-            shrink = tl.exp2(maximum - new)
-            total_weight = total_weight * shrink + tl.sum(weights, 0)
-            acc = acc * shrink + tl.sum(values * weights[:, None], 0)
-            maximum = new
-        at = (request.to(tl.int64) * ROWS + row) * LATENT + columns
-        tl.store(out + at, (acc / total_weight).to(out.dtype.element_ty))

@@ -17,6 +17,7 @@ from mla_router.worker.kernels.kv_write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import rms_norm_torch
 from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.kernels.rotate_rows import rotate_rows
 
 # Heads of a token that one program rotates.
 _BLOCK_HEADS = 16
@@ -151,7 +152,7 @@ def _rope_kv_write_kernel(
     if block * BLOCK_H < H:
         head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         rows = q_pe + token * q_token_stride + head * q_head_stride
-        _rotate(rows, rows, head < H, cos, sin, R, BLOCK_H, BLOCK_R, INTERLEAVED)
+        rotate_rows(rows, rows, head < H, cos, sin, R, BLOCK_H, BLOCK_R, INTERLEAVED)
     else:
         source = kv + token * kv_stride
         target = cache + tl.load(locations + token) * (C + R)
@@ -164,42 +165,6 @@ def _rope_kv_write_kernel(
         row = (scale * normed).to(values.dtype).to(cache.dtype.element_ty)
         tl.store(target + column, row, column < C)
         one = tl.zeros((1, 1), dtype=tl.int32)
-        _rotate(source + C + one, target + C + one, one == 0, cos, sin, R, 1, BLOCK_R, INTERLEAVED)
-
-
-@triton.jit
-def _rotate(
-    source,
-    target,
-    row_mask,
-    cos,
-    sin,
-    R: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
-    """From rows of R numbers at the pointers `source` [ROWS, 1] to those at `target`."""
-    pair = tl.arange(0, BLOCK_R // 2)[None, :]
-    column = tl.arange(0, BLOCK_R)[None, :]
-    pair_mask = row_mask & (pair < R // 2)
-    if INTERLEAVED:  # neighbours come and go together
-        both = tl.load(source + column, row_mask & (column < R), other=0.0)
-        dtype = both.dtype
-        first, second = tl.split(tl.reshape(both, (ROWS, BLOCK_R // 2, 2)))
-    else:
-        first = tl.load(source + pair, pair_mask, other=0.0)
-        second = tl.load(source + pair + R // 2, pair_mask, other=0.0)
-        dtype = first.dtype
-    a, b = first.to(tl.float32), second.to(tl.float32)
-    real = (a * cos - b * sin).to(dtype).to(target.dtype.element_ty)
-    imaginary = (a * sin + b * cos).to(dtype).to(target.dtype.element_ty)
-    # Source and target may be the same memory, and threads without work of their own load what others
-    # store: they do so before.
-    tl.debug_barrier()
-    if INTERLEAVED:
-        turned = tl.reshape(tl.join(real, imaginary), (ROWS, BLOCK_R))
-        tl.store(target + column, turned, row_mask & (column < R))
-    else:
-        tl.store(target + pair, real, pair_mask)
-        tl.store(target + pair + R // 2, imaginary, pair_mask)
+        rotate_rows(
+            source + C + one, target + C + one, one == 0, cos, sin, R, 1, BLOCK_R, INTERLEAVED
+        )

@@ -35,10 +35,11 @@ class StepAttention(Protocol):
         [S, C] it gives [S, H, K + V], C being kv_lora_rank. The result is [N, H, V]."""
         ...
 
-    def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-        """q [D, H, W] over keys and values [pages, page_size, G, W]. The result is [D, H, W]."""
+    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+        """q [D, H, W] over the keys and values in rows of cache [pages, page_size, G * (W + V)]
+        (`kernels/gqa_rows.py`). Writes `out` [D, H, V], contiguous."""
         ...
 
-    def gqa_prefill(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-        """The same for q [N, H, W] of the chunks."""
+    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+        """The same for q [N, H, W] of the chunks and `out` [N, H, V]."""
         ...

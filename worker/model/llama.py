@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.kv_write import kv_write
-from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
@@ -62,20 +61,25 @@ class GroupedQueryAttention(nn.Module):
             [self.num_heads, self.num_kv_heads, self.num_kv_heads],
             dim=1,
         )
-        q, k = rotary(q, k, rotations, interleaved=self.interleaved)
-
-        keys, values = cache  # [pages, page_size, G, head_dim] each
-        kv_write(keys.flatten(2), batch.cache_locations, k.flatten(1))
-        kv_write(values.flatten(2), batch.cache_locations, v.flatten(1))
-
-        out = torch.empty_like(q)
+        # All of a key is rotated
+        rope_gqa_write(
+            q,
+            k[..., :0],
+            k,
+            v,
+            rotations,
+            cache,
+            batch.cache_locations,
+            interleaved=self.interleaved,
+        )
+        out = q.new_empty(q.shape)
         batch.attend(self.attend, q, cache, out)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
     def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        (keys, values), attention, decodes = cache, batch.attention, batch.num_decodes
+        attention, decodes = batch.attention, batch.num_decodes
         if decodes:
-            out[:decodes] = attention.gqa_decode(q[:decodes], keys, values, scale=self.scale)
+            attention.gqa_decode(q[:decodes], cache, out[:decodes], scale=self.scale)
         if decodes < len(q):
-            out[decodes:] = attention.gqa_prefill(q[decodes:], keys, values, scale=self.scale)
+            attention.gqa_prefill(q[decodes:], cache, out[decodes:], scale=self.scale)

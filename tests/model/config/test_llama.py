@@ -62,7 +62,7 @@ def test_llama_3_8b() -> None:
     assert (config.rope.theta, config.rope.width, config.rope.scaling) == (500000.0, 128, None)
     assert not config.rope.interleaved
     assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-5, False)
-    assert config.cache_shape(10, 64) == (32, 2, 10, 64, 8, 128)
+    assert config.cache_shape(10, 64) == (32, 10, 64, 8 * (128 + 128))
     assert config.cache_values_per_token == 65536  # 128 KiB in bfloat16
 
 

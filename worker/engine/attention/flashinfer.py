@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mla_router.worker.config import ConfigError
 from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class
-from mla_router.worker.engine.attention.layout import StepLayout
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass
 from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
 
@@ -29,22 +29,23 @@ HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, 
 _WORKSPACE_BYTES = 16 << 20
 
 
-class FlashInferBackend(TritonBackend):
+class FlashInferBackend(AttentionBackend):
     name = "flashinfer"
+    recordable = True
 
     def __init__(
         self,
+        ours: TritonBackend,
         num_heads: int,
         key_width: int,
-        rotary_width: int,
         value_width: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`key_width` includes `rotary_width`. Loads the kernel, or compiles it if nobody has yet. Raises
+        """`ours` does all but prefill. Loads the kernel, or compiles it if nobody has yet. Raises
         ConfigError if it cannot run here."""
-        super().__init__(num_heads, key_width - rotary_width + value_width, device)
         check_heads(key_width, value_width)
+        self.ours = ours
         self._wrappers = RaggedWrappers(num_heads, dtype, device)
         logger.info("FlashInfer: loading its prefill kernel, or compiling it, which takes minutes")
         begun = time.monotonic()
@@ -52,7 +53,7 @@ class FlashInferBackend(TritonBackend):
         logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
 
     def plan(self, layout: StepLayout) -> FlashInferAttention:
-        ours = super().plan(layout)
+        ours = self.ours.plan(layout)
         self._wrappers.next_step()
         return FlashInferAttention(ours, self._wrappers)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
-from mla_router.worker.kernels.gqa_decode import gqa_decode
+from mla_router.worker.kernels.gqa_decode import gqa_decode_torch
+from mla_router.worker.kernels.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_read import kv_read
 from mla_router.worker.kernels.mla_decode import mla_decode_torch
 from mla_router.worker.kernels.ragged_attention.torch import ragged_attention_torch
@@ -54,23 +55,22 @@ class TorchAttention:
         k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)
         return ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale)[0]
 
-    def gqa_decode(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         layout = self.layout
-        return gqa_decode(
+        gqa_decode_torch(
             q,
-            keys,
-            values,
+            cache,
             layout.page_table,
             layout.decode_slots,
             layout.decode_lengths,
+            out,
             max_length=layout.max_decode_length,
             scale=scale,
         )
 
-    def gqa_prefill(self, q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
-        shape = -1, *keys.shape[2:]
-        k, v = (self._rows(part.flatten(2)).view(shape).to(q.dtype) for part in (keys, values))
-        return ragged_attention_torch(q, k, v, None, self._extents(), scale=scale)[0]
+    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+        k, v = keys_and_values(self._rows(cache).to(q.dtype), q.shape[-1], out.shape[-1])
+        out.copy_(ragged_attention_torch(q, k, v, None, self._extents(), scale=scale)[0])
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Of all tokens that the chunks' requests have in the cache."""

@@ -9,51 +9,76 @@ from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass, plan_passes
-from mla_router.worker.engine.attention.torch import TorchAttention
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
-from mla_router.worker.kernels.decode_tiling import num_parts, tiling
+from mla_router.worker.kernels.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
+from mla_router.worker.kernels.gqa_decode import gqa_decode
+from mla_router.worker.kernels.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_gather import kv_gather
 from mla_router.worker.kernels.merge_states import merge_states
 from mla_router.worker.kernels.mla_decode import mla_decode
 from mla_router.worker.kernels.mla_prefill import mla_prefill
+from mla_router.worker.kernels.ragged_attention import ragged_attention
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
+
+# For a number of decoding requests: how decode attention is cut, and into how many parts.
+Tiles = Callable[[int], tuple[Tiling, int]]
 
 
 class TritonBackend(AttentionBackend):
     name = "triton"
     recordable = True
 
-    def __init__(self, num_heads: int, head_width: int, device: torch.device) -> None:
-        """`head_width`: numbers of key and value together that a token has in one head."""
-        self.max_keys = MAX_EXPANDED // (num_heads * head_width)
-        self._num_heads, self._device = num_heads, device
+    def __init__(self, tiles: Tiles, expanded: int, device: torch.device) -> None:
+        """`expanded`: numbers of key and value together that a token has in all heads in prefill."""
+        self.max_keys = MAX_EXPANDED // expanded
+        self._tiles = tiles
         self._upload = Upload(device)
+
+    @classmethod
+    def for_latents(cls, num_heads: int, head_width: int, device: torch.device) -> TritonBackend:
+        """`head_width`: numbers of key and value, without their shared part, that a latent expands to
+        in one head."""
+
+        def tiles(requests: int) -> tuple[Tiling, int]:
+            chosen = tiling(num_heads, requests)
+            return chosen, num_parts(chosen, num_heads, 1, device)
+
+        return cls(tiles, num_heads * head_width, device)
+
+    @classmethod
+    def for_key_heads(
+        cls, num_heads: int, key_heads: int, head_width: int, device: torch.device
+    ) -> TritonBackend:
+        """`head_width`: numbers of key and value together of a token in one key head."""
+        chosen = gqa_tiling(num_heads // key_heads, head_width)
+        parts = num_parts(chosen, num_heads, 1, device, key_heads=key_heads)
+        return cls(lambda _: (chosen, parts), key_heads * head_width, device)
 
     def plan(self, layout: StepLayout) -> TritonAttention:
         schedule, passes = None, []
         if len(layout.decode_slots):
-            tiles = tiling(self._num_heads, len(layout.decode_slots))
+            tiles, parts = self._tiles(len(layout.decode_slots))
             schedule = decode_schedule(
                 layout.decode_lengths,
                 max_length=layout.max_decode_length,
                 tiling=tiles,
-                num_parts=num_parts(tiles, self._num_heads, 1, self._device),
+                num_parts=parts,
             )
         if layout.chunks:
             passes = plan_passes(layout.chunks, self.max_keys, self._upload)
         return TritonAttention(layout, schedule, passes)
 
 
-class TritonAttention(TorchAttention):
-    """Implements `StepAttention`; attention with keys of its own for each head is left to torch."""
+class TritonAttention:
+    """Implements `StepAttention`."""
 
     def __init__(
         self, layout: StepLayout, schedule: DecodeSchedule | None, passes: list[Pass]
     ) -> None:
-        super().__init__(layout)
+        self.layout = layout
         self.schedule = schedule
         self.passes = passes
 
@@ -80,26 +105,55 @@ class TritonAttention(TorchAttention):
         kv_lora_rank: int,
         scale: float,
     ) -> Tensor:
-        def expanded(over: Pass) -> tuple[Tensor, Tensor]:
-            rows = kv_gather(
-                cache,
-                self.layout.page_table,
-                over.slots,
-                over.first_rows,
-                over.work.key_starts,
-                over.work.num_keys,
-            )
-            latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
-            return expand(latent), k_pe
+        def attend(over: Pass) -> tuple[Tensor, Tensor]:
+            latent, k_pe = self._rows(cache, over).tensor_split([kv_lora_rank], dim=-1)
+            return self.attend(q, expand(latent), k_pe, over, scale)
 
-        first, *others = self.passes
-        out, lse = self.attend(q, *expanded(first), first, scale)
-        for over in others:
-            merge_states(out, lse, *self.attend(q, *expanded(over), over, scale))
-        return out
+        return self._in_passes(attend)
 
     def attend(
         self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
     ) -> tuple[Tensor, Tensor]:
         """As `kernels/mla_prefill.py`."""
         return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal)
+
+    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+        layout = self.layout
+        assert self.schedule is not None, "a step without decode rows"
+        gqa_decode(
+            q,
+            cache,
+            layout.page_table,
+            layout.decode_slots,
+            layout.decode_lengths,
+            self.schedule,
+            out,
+            scale=scale,
+        )
+
+    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+        def attend(over: Pass) -> tuple[Tensor, Tensor]:
+            k, v = keys_and_values(self._rows(cache, over), q.shape[-1], out.shape[-1])
+            return ragged_attention(q, k, v, None, over.work, scale=scale, causal=over.causal)
+
+        out.copy_(self._in_passes(attend))
+
+    def _in_passes(self, attend: Callable[[Pass], tuple[Tensor, Tensor]]) -> Tensor:
+        """`attend` gives the result over the keys of a pass, and its log-sum-exps."""
+        first, *others = self.passes
+        out, lse = attend(first)
+        for over in others:
+            merge_states(out, lse, *attend(over))
+        return out
+
+    def _rows(self, cache: Tensor, over: Pass) -> Tensor:
+        """Of the keys of a pass."""
+        work = over.work
+        return kv_gather(
+            cache,
+            self.layout.page_table,
+            over.slots,
+            over.first_rows,
+            work.key_starts,
+            work.num_keys,
+        )

@@ -18,8 +18,9 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool
 
     def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
-        """[layers, 2 (keys and values), pages, page_size, num_kv_heads, head_dim]."""
-        return (self.num_layers, 2, num_pages, page_size, self.num_kv_heads, self.head_dim)
+        """[layers, pages, page_size, num_kv_heads * 2 * head_dim]: all keys of a token, then its values."""
+        row = self.num_kv_heads * 2 * self.head_dim
+        return (self.num_layers, num_pages, page_size, row)
 
 
 def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:

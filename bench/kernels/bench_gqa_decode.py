@@ -1,0 +1,229 @@
+"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with expanded keys.
+
+    python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
+    python bench/kernels/bench_gqa_decode.py --sweep
+
+The floor counts every cached key and value once. `us` is with a cold L2, `graph us` in a CUDA graph of
+such calls back to back; the schedule, made once a step for all layers, is not in them. `--sweep` times
+tilings and numbers of parts, and names the best of a case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kernels.timing import floor_us, time_graph_us, time_us
+from record import record
+
+from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.decode_tiling import Tiling, gqa_tiling, num_parts
+from mla_router.worker.kernels.gqa_decode import gqa_decode_torch, gqa_decode_triton
+
+SCALE = 0.0884
+
+# What a sweep tries
+CANDIDATES = [
+    Tiling(16, tokens, warps, stages, False, programs, min_blocks=2)
+    for tokens, warps, stages, programs in (
+        (32, 4, 2, 4),
+        (32, 4, 3, 3),
+        (32, 4, 3, 4),
+        (32, 4, 4, 3),
+        (32, 2, 3, 4),
+        (64, 4, 2, 3),
+        (64, 4, 3, 2),
+        (64, 4, 3, 3),
+        (64, 4, 3, 4),
+        (64, 4, 4, 2),
+        (64, 8, 3, 2),
+        (128, 4, 2, 2),
+        (128, 4, 3, 1),
+        (128, 8, 3, 1),
+    )
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    heads: int
+    key_heads: int
+    width: int
+    value_width: int
+    batch: int
+    length: int
+    page_size: int = 64
+
+    @property
+    def row(self) -> int:
+        return self.key_heads * (self.width + self.value_width)
+
+    @property
+    def kv_bytes(self) -> float:
+        return self.batch * self.length * self.row * 2
+
+
+def llama_3_8b(batch: int, length: int, page_size: int = 64) -> Case:
+    return Case("Llama 3 8B", 32, 8, 128, 128, batch, length, page_size)
+
+
+def llama_3_2_1b(batch: int, length: int) -> Case:
+    return Case("Llama 3.2 1B", 32, 8, 64, 64, batch, length)
+
+
+def v2_lite(batch: int, length: int) -> Case:
+    return Case("V2-Lite expanded", 16, 16, 192, 128, batch, length)
+
+
+CASES = [
+    *(llama_3_8b(batch, length) for batch in (1, 8, 64, 256) for length in (512, 4096)),
+    llama_3_8b(1, 32768),
+    llama_3_8b(8, 32768),
+    llama_3_8b(64, 4096, page_size=16),
+    llama_3_8b(64, 4096, page_size=1),
+    *(llama_3_2_1b(*shape) for shape in ((1, 4096), (64, 4096), (256, 1024))),
+    *(v2_lite(*shape) for shape in ((1, 4096), (8, 4096), (32, 1024), (64, 4096))),
+]
+SWEPT = [
+    llama_3_8b(1, 4096),
+    llama_3_8b(8, 4096),
+    llama_3_8b(64, 4096),
+    llama_3_8b(64, 4096, page_size=16),
+    llama_3_2_1b(64, 4096),
+    v2_lite(1, 4096),
+    v2_lite(32, 1024),
+]
+
+
+class Inputs:
+    """Random queries, and a cache whose pages lie in random order."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        pages = -(-case.length // case.page_size)
+        num_pages = case.batch * pages + 1
+        self.cache = torch.randn(
+            num_pages, case.page_size, case.row, dtype=torch.bfloat16, device="cuda"
+        )
+        order = torch.randperm(num_pages - 1, device="cuda").int() + 1
+        self.page_table = order.view(case.batch, pages)
+        self.slots = torch.arange(case.batch, device="cuda")
+        self.lengths = torch.full((case.batch,), case.length, dtype=torch.int32, device="cuda")
+        shape = case.batch, case.heads + 2 * case.key_heads, case.width
+        self.q = torch.randn(shape, dtype=torch.bfloat16, device="cuda")[:, : case.heads]
+        self.out = self.q.new_empty(case.batch, case.heads, case.value_width)
+
+    @property
+    def paged(self) -> tuple[torch.Tensor, ...]:
+        return self.q, self.cache, self.page_table, self.slots, self.lengths
+
+    def schedule(self, chosen: Tiling, times: int = 1) -> DecodeSchedule:
+        """With `times` as many parts as occupy the GPU once."""
+        case = self.case
+        parts = num_parts(chosen, case.heads, 1, self.lengths.device, key_heads=case.key_heads)
+        return decode_schedule(
+            self.lengths, max_length=case.length, tiling=chosen, num_parts=parts * times
+        )
+
+    def call(self, schedule: DecodeSchedule) -> Callable[[], None]:
+        return lambda: gqa_decode_triton(*self.paged, schedule, self.out, scale=SCALE)
+
+    def error(self) -> float:
+        """Of what was computed last, against torch, of a few requests."""
+        few = min(self.case.batch, 4)
+        q, cache, page_table, slots, lengths = self.paged
+        expected = torch.empty_like(self.out[:few])
+        gqa_decode_torch(
+            q[:few],
+            cache,
+            page_table,
+            slots[:few],
+            lengths[:few],
+            expected,
+            max_length=self.case.length,
+            scale=SCALE,
+        )
+        difference = self.out[:few].float() - expected.float()
+        return (difference.norm() / expected.float().norm()).item()
+
+
+def measure(case: Case) -> dict[str, Any]:
+    inputs = Inputs(case)
+    schedule = inputs.schedule(gqa_tiling(case.heads // case.key_heads, case.row // case.key_heads))
+    call = inputs.call(schedule)
+    us = time_us(call)
+    return asdict(case) | {
+        "us": us,
+        "graph_us": time_graph_us(call),
+        "error": inputs.error(),
+        "parts": schedule.num_parts,
+        "tb_per_s": case.kv_bytes / us / 1e6,
+        "floor_us": floor_us(moved_bytes=case.kv_bytes),
+    }
+
+
+def run_cases() -> dict[str, Any]:
+    print(
+        "           model batch length page parts        us  graph us    floor  floor  TB/s   error"
+    )
+    rows = []
+    for case in CASES:
+        row = measure(case)
+        rows.append(row)
+        print(
+            f"{case.model:>16} {case.batch:5} {case.length:6} {case.page_size:4} {row['parts']:5} "
+            f"{row['us']:9.1f} {row['graph_us']:9.1f} {row['floor_us']:8.1f} "
+            f"{row['floor_us'] / row['us']:6.0%} {row['tb_per_s']:5.2f} {row['error']:.1e}",
+            flush=True,
+        )
+    return {"rows": rows}
+
+
+def run_sweep() -> dict[str, Any]:
+    results = []
+    for case in SWEPT:
+        inputs = Inputs(case)
+        rows = []
+        for chosen in CANDIDATES:
+            for times, min_blocks in ((1, 1), (1, 2), (2, 1)):
+                tried = replace(chosen, min_blocks=min_blocks)
+                schedule = inputs.schedule(tried, times)
+                call = inputs.call(schedule)
+                try:
+                    us = time_us(call, budget_ms=20)
+                except OutOfResources:
+                    continue
+                error = inputs.error()
+                if not error < 1e-2:
+                    print(f"wrong: {tried} at {case}: relative error {error}")
+                    continue
+                rows.append({"us": us, "tiling": astuple(tried), "parts": schedule.num_parts})
+        rows.sort(key=lambda row: row["us"])
+        results.append(asdict(case) | {"rows": rows})
+        print(f"{case}: floor {floor_us(moved_bytes=case.kv_bytes):.1f} us")
+        for row in rows[:5]:
+            print(f"    {row['us']:8.1f} us  {row['tiling']}  {row['parts']} parts", flush=True)
+    return {"cases": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    result = run_sweep() if args.sweep else run_cases()
+    record("gqa_decode_sweep" if args.sweep else "gqa_decode", result, args.out)
+
+
+if __name__ == "__main__":
+    main()

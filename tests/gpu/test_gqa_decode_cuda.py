@@ -1,0 +1,128 @@
+"""gqa_decode in bfloat16 on a GPU, at the shapes of real models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.decode_tiling import gqa_tiling, num_parts
+from mla_router.worker.kernels.gqa_decode import gqa_decode
+from support.cuda import captured, forbid_waiting
+from support.mla_cache import PagedCache, expected_gqa, random_cache
+
+pytestmark = pytest.mark.gpu
+
+SCALE = 0.0884
+LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
+
+# Heads, key heads, widths of keys and values: Llama 3 8B, 3.2 1B and 3B, Llama 2, multi-query, V2-Lite with
+# expanded keys, and widths that are no powers of two
+SHAPES = [
+    (32, 8, 128, 128),
+    (32, 8, 64, 64),
+    (24, 8, 128, 128),
+    (32, 32, 128, 128),
+    (64, 1, 64, 64),
+    (16, 16, 192, 128),
+    (32, 32, 80, 80),
+    (26, 26, 100, 100),
+]
+
+
+class Inputs:
+    def __init__(
+        self,
+        lengths: list[int],
+        shape: tuple[int, int, int, int],
+        page_size: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """Rows of the cache that belong to nobody are NaN, queries are part of a joined projection."""
+        self.heads, self.groups, width, self.value_width = shape
+        draw = torch.Generator("cuda").manual_seed(len(lengths) + self.heads)
+        row = self.groups * (width + self.value_width)
+        self.paged = random_cache(
+            lengths, page_size, row, dtype=dtype, generator=draw, device="cuda"
+        )
+        joined = len(lengths), self.heads + 2 * self.groups, width
+        self.q = torch.randn(joined, generator=draw, device="cuda").to(dtype)[:, : self.heads]
+        self.max_length = max(lengths)
+
+    def schedule(self) -> DecodeSchedule:
+        lengths = self.paged.lengths
+        width = self.q.shape[-1] + self.value_width
+        chosen = gqa_tiling(self.heads // self.groups, width)
+        parts = num_parts(chosen, self.heads, 1, lengths.device, key_heads=self.groups)
+        return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
+
+    def run(self) -> Tensor:
+        """As in a step: the schedule, then a layer."""
+        paged = self.paged
+        out = self.q.new_empty(len(self.q), self.heads, self.value_width)
+        gqa_decode(
+            self.q,
+            paged.cache,
+            paged.page_table,
+            paged.slots,
+            paged.lengths,
+            self.schedule(),
+            out,
+            scale=SCALE,
+        )
+        return out
+
+    def expected(self, rows: int | None = None) -> Tensor:
+        paged = self.paged
+        few = PagedCache(
+            paged.cache, paged.page_table, paged.slots, paged.lengths, paged.rows[:rows]
+        )
+        return expected_gqa(self.q[:rows], few, self.groups, self.value_width, SCALE)
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max().item() < 1e-2  # NaN fails, too
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float64(shape: tuple[int, int, int, int], page_size: int, dtype: torch.dtype) -> None:
+    inputs = Inputs(LENGTHS, shape, page_size, dtype)
+    assert_close(inputs.run(), inputs.expected())
+
+
+@pytest.mark.parametrize("requests", [1, 300])
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_batch_sizes(shape: tuple[int, int, int, int], requests: int) -> None:
+    inputs = Inputs([1 + 37 * i % 600 for i in range(requests)], shape, 64)
+    assert_close(inputs.run(), inputs.expected())
+
+
+def test_float32_takes_the_torch_way() -> None:
+    inputs = Inputs(LENGTHS, SHAPES[0], 16, torch.float32)
+    with forbid_waiting():
+        got = inputs.run()
+    torch.testing.assert_close(got.double(), inputs.expected(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
+def test_graph_follows_the_lengths(shape: tuple[int, int, int, int]) -> None:
+    """Captured with other lengths, some of them padding: length 1 on page 0."""
+    inputs = Inputs(LENGTHS, shape, 64)
+    paged = inputs.paged
+    lengths, slots = paged.lengths.clone(), paged.slots.clone()
+    paged.lengths.fill_(1)
+    replay, out = captured(inputs.run)
+    unused = next(i for i in range(len(paged.page_table)) if i not in slots.tolist())
+    paged.page_table[unused] = 0
+    for used in (len(LENGTHS), 3):
+        paged.lengths.fill_(1)
+        paged.slots.fill_(unused)
+        paged.lengths[:used] = lengths[:used]
+        paged.slots[:used] = slots[:used]
+        with forbid_waiting():
+            replay()
+        assert_close(out[:used], inputs.expected(used))
