@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +18,12 @@ from mla_router.worker.kernels.top_threshold import (
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
-OPS = pytest.mark.parametrize("op", [top_threshold_torch, top_threshold_triton])
+OPS = pytest.mark.parametrize(
+    "op",
+    # With room for few likely tokens, the kernel goes on with the whole row where there are more.
+    [top_threshold_torch, top_threshold_triton, partial(top_threshold_triton, room=8)],
+    ids=["torch", "triton", "triton_little_room"],
+)
 
 
 def expected(row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
@@ -47,7 +54,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
     rows, vocab_size = draw(st.integers(1, 3)), draw(st.sampled_from([1, 20, 1500]))
     noise = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     logits = 4 * torch.randn(rows, vocab_size, generator=noise)
-    match draw(st.sampled_from(["any", "ties", "masked", "positive", "extreme"])):
+    match draw(st.sampled_from(["any", "ties", "masked", "positive", "extreme", "peaked"])):
         case "ties":
             logits = logits.round()
         case "masked":
@@ -57,6 +64,8 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
             logits = logits.abs()
         case "extreme":
             logits = logits * 1e30
+        case "peaked":
+            logits[:, :9] += 20.0
     settings = [
         (
             draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
