@@ -46,13 +46,15 @@ class Options:
     def worker(self, index: int, port: int) -> WorkerConfig:
         """Settings of one worker: its port, its devices, its part of the cores."""
         common = self.every_worker
-        cores = len(os.sched_getaffinity(0))
+        cores = max(1, len(os.sched_getaffinity(0)) // self.dp_size)
         return dataclasses.replace(
             common,
             port=port,
             worker_id=f"worker-{index}",
             base_gpu_id=common.base_gpu_id + index * common.tp_size,
-            cpu_threads=common.cpu_threads or max(1, cores // self.dp_size),
+            cpu_threads=common.cpu_threads or cores,
+            tokenizer_worker_num=common.tokenizer_worker_num
+            or worker_config.default_server_processes(common.device, cores),
         )
 
     def router_argv(self, worker_urls: Sequence[str]) -> list[str]:

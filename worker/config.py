@@ -22,6 +22,12 @@ def _flag(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
+def default_server_processes(device: str, cores: int) -> int:
+    """For a worker that may use so many cores. A GPU makes tokens faster than one process can send."""
+    on_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
+    return max(1, min(4, cores // 4)) if on_gpu else 1
+
+
 class ConfigError(ValueError):
     """A setting that cannot work; the message names the flag and the mend."""
 
@@ -58,7 +64,8 @@ class WorkerConfig:
     # address
     tokenizer_worker_num: int = _flag(
         0,
-        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one",
+        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one on a CPU, on a "
+        "GPU one for each 4 cores, at most 4",
         low=0,
         high=64,
     )

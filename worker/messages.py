@@ -154,7 +154,57 @@ class Profiled(Message, frozen=True):
     problem: str = ""
 
 
+# -- server to server ---------------------------------------------------------------------------
+
+
+class Ping(Message, frozen=True):
+    """Answered at once: the sockets are connected both ways."""
+
+
+class Meet(Message, frozen=True):
+    """Asked of the first server; answered when all have come so far."""
+
+
+class HasName(Message, frozen=True):
+    """Whether a request by one of these names is running: 0 or 1."""
+
+    names: list[str]
+
+
+class AbortName(Message, frozen=True):
+    """End the request of this name; answered by how many answers to it were running."""
+
+    name: str
+
+
+class Drain(Message, frozen=True):
+    """Begin nothing more; answered when nothing runs."""
+
+
+class Stop(Message, frozen=True):
+    """End what runs, for this reason, and exit."""
+
+    reason: str
+
+
+Question = Union[Ping, Meet, HasName, AbortName, Drain, Stop]  # noqa: UP007 (msgspec)
+
+
+class Asked(Message, frozen=True):
+    """A question of server `sender`, which goes by this number there."""
+
+    sender: int
+    query: int
+    question: Question
+
+
+class Answered(Message, frozen=True):
+    query: int
+    value: int
+
+
 ToScheduler = Union[  # noqa: UP007 (msgspec)
     Generate, Abort, GetStats, FlushCache, StartProfile, StopProfile, Shutdown
 ]
 ToServer = Union[Ready, Deltas, Stats, Profiled]  # noqa: UP007 (msgspec)
+ToPeer = Union[Asked, Answered]  # noqa: UP007 (msgspec)

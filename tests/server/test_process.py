@@ -90,9 +90,11 @@ def test_a_taken_port() -> None:
     assert "in use" in line
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_folder_without_a_tokenizer(tmp_path: Path, servers: int) -> None:
     shutil.copy(SMALL_MODEL / "config.json", tmp_path)
-    with fake_worker(ready_path=None, model_path=tmp_path) as worker:
+    flags = {"model_path": tmp_path, "tokenizer_worker_num": servers}
+    with fake_worker(ready_path=None, **flags) as worker:
         assert exit_status(worker) == 2
         assert "tokenizer" in worker.running.output()
         assert "Traceback" not in worker.running.output()
@@ -242,8 +244,9 @@ def test_a_killed_server_leaves_no_scheduler() -> None:
         assert not directory.exists()
 
 
-def test_more_requests_than_places() -> None:
-    """The fake has 128 places; with a queue of 2, the 131st request is too many."""
+@pytest.mark.parametrize("servers", [1, 3])
+def test_more_requests_than_places(servers: int) -> None:
+    """The fake has 128 places; with a queue of 2, the 131st request is too many, whoever gets it."""
 
     async def run(worker: FakeWorker) -> None:
         connector = aiohttp.TCPConnector(limit=0)
@@ -265,5 +268,5 @@ def test_more_requests_than_places() -> None:
             for task in asking:
                 task.cancel()
 
-    with fake_worker(max_queued_requests=2) as worker:
+    with fake_worker(max_queued_requests=2, tokenizer_worker_num=servers) as worker:
         asyncio.run(run(worker))

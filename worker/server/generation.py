@@ -122,7 +122,7 @@ class Generation:
             await self._resume(self.replay, requests)
         names = self._names([request.rid for request in requests])
         # A stream can come back to where it was before the worker has noticed that it had left.
-        service.names.add(names, replace=self.continues)
+        await service.names.add(names, replace=self.continues)
         self._begun = time.monotonic()
         try:
             for index, request in enumerate(requests):

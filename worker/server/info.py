@@ -25,7 +25,7 @@ async def health(request: web.Request) -> web.Response:
     state = request.app[STATE]
     if state.healthy():
         return json_response({"status": "ok"})
-    status = "starting" if state.service is None else "draining" if state.draining else "stuck"
+    status = "starting" if not state.complete else "draining" if state.draining else "stuck"
     return json_response({"status": status}, status=503)
 
 
@@ -43,9 +43,9 @@ async def server_info(request: web.Request) -> web.Response:
             "tokenizer_path": str(config.folder),
             "served_model_name": config.model_name,
             "worker_id": config.name,
-            "boot_id": state.boot_id,
+            "boot_id": state.birth.boot_id,
             "version": package_version(),
-            "uptime_s": time.monotonic() - state.started,
+            "uptime_s": time.monotonic() - state.birth.started,
             "scheduler": stats,
             # SGLang's names and shape: its benchmarks read the first entry.
             "internal_states": [
@@ -114,13 +114,7 @@ async def abort_request(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = parse(await read_body(request), _abort_decoder)
     service = state.ready()
-    # One by one and by exact name: nothing that a client sends can match another's request.
-    aborted = [
-        rid
-        for rid in service.names.find(body.rid)
-        if service.scheduler.abort(rid, tell_reader=True)
-    ]
-    return json_response({"aborted": len(aborted)})
+    return json_response({"aborted": await service.names.abort(body.rid)})
 
 
 def _fields(stats: Stats) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def _model(state: ServerState) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": state.created,
+        "created": state.birth.created,
         "owned_by": "mla-router",
         "root": name,
         "parent": None,

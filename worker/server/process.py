@@ -1,163 +1,168 @@
-"""The life of a worker's server process: start the scheduler, serve, end.
+"""The life of a worker's first server process: start the scheduler and the other servers, serve, end.
 
 The listening socket is there before anything else, so that a wrong port costs a moment and not a
-load of the weights; until the scheduler is ready, /health says "starting".
+load of the weights; until the scheduler and all servers are ready, /health says "starting".
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import gc
 import logging
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.messages import Ready
-from mla_router.worker.server.answer import AnswerFormat
-from mla_router.worker.server.app import make_app
+from mla_router.worker.messages import Drain, Meet, Question, Ready, Stop
+from mla_router.worker.server.board import Board
+from mla_router.worker.server.children import Child, scheduler_process, sibling_processes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
-from mla_router.worker.server.request_names import RequestNames
+from mla_router.worker.server.named_requests import NamedRequests
+from mla_router.worker.server.peers import Meeting, Peers, join
 from mla_router.worker.server.scheduler_client import SchedulerClient, connect
-from mla_router.worker.server.state import ServerState, Service, fingerprint_of
-from mla_router.worker.server.tokenizer import Tokenizer, TokenizerError
+from mla_router.worker.server.serving import (
+    EXIT_BAD_SETTINGS,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    prepare,
+    serving,
+)
+from mla_router.worker.server.state import Birth, ServerState
+from mla_router.worker.server.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
 
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_BAD_SETTINGS = 2  # as argparse has it: trying again will not help
-EXIT_SCHEDULER_DIED = 3
+EXIT_CHILD_DIED = 3
 
-BACKLOG = 1024
 DRAIN_GRACE_S = 30.0  # how long requests may still run after SIGTERM
-ANSWERS_OUT_S = 1.0  # for handlers to write their last bytes
-SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
-KEEPALIVE_S = 75.0  # longer than clients keep idle connections, so that they close them first
 
 
-def listen(config: WorkerConfig) -> tuple[socket.socket, WorkerConfig]:
-    """A listening socket, and the config with the port that it got. OSError if there is none."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)  # at once: until then, another process could bind it too
-    except OSError:
-        listener.close()
-        raise
-    return listener, dataclasses.replace(config, port=listener.getsockname()[1])
-
-
-async def run(config: WorkerConfig, listener: socket.socket, scheduler: Sequence[str]) -> int:
-    """Serve on `listener` until told to end; returns the exit status. `scheduler` is the command
-    that starts a scheduler, without its flags."""
-    state = ServerState(config)
+async def run(
+    config: WorkerConfig, listeners: Sequence[socket.socket], scheduler: Sequence[str]
+) -> int:
+    """Serve until told to end; returns the exit status. `listeners` and `config` are those of
+    `listeners.listen`, `scheduler` is the command that starts a scheduler, without its flags."""
+    servers = config.tokenizer_worker_num
+    state = ServerState(config, Birth.now(), Board.create(servers))
     signals = Signals()
     with ipc_directory() as directory:
-        command = [*scheduler, *config.to_argv(), "--ipc-dir", str(directory)]
         # Left from right to left: first the answers go out, then the scheduler is ended.
         async with (
             connect(directory, 0, state.open_requests) as client,
-            child_process(command, client) as child,
-            serving(state, listener),
+            join(directory, 0, servers) as peers,
+            scheduler_process(scheduler, config, directory, client) as engine,
+            sibling_processes(state, directory, listeners[1:]) as siblings,
+            serving(state, listeners[0]),
         ):
-            starting = asyncio.create_task(_start(state, client, directory))
-            died = asyncio.create_task(child.wait())
-            status = await _until_told(state, client, signals, starting, died)
-            starting.cancel()
-            died.cancel()
-    return status
+            worker = _Worker(state, client, peers, [engine, *siblings])
+            peers.start(worker.answer)
+            return await worker.live(directory, signals)
 
 
-async def _until_told(
-    state: ServerState,
-    client: SchedulerClient,
-    signals: Signals,
-    starting: asyncio.Task[None],
-    died: asyncio.Task[int],
-) -> int:
-    """Wait for the end, and give all open requests theirs."""
-    stop = asyncio.create_task(signals.stop.wait())
-    drain = asyncio.create_task(signals.drain.wait())
-    try:
-        await _first(starting, died, drain, stop)
-        if starting.done() and (failure := starting.exception()) is not None:
-            if not isinstance(failure, TokenizerError | ApiError):
-                raise failure
-            log.error("%s", failure)
-            return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
-        await _first(died, drain, stop)
-        if drain.done() and state.service is not None and not died.done() and not stop.done():
-            state.draining = True
-            log.info("draining: %d requests are running", client.open_requests)
-            idle = asyncio.create_task(client.until_idle())
-            await _first(idle, died, stop, timeout=DRAIN_GRACE_S)
-            idle.cancel()
-        if died.done():
-            if state.service is None and died.result() == EXIT_BAD_SETTINGS:
-                return EXIT_BAD_SETTINGS  # it has said why
-            log.error("the scheduler has ended with status %d", died.result())
-            return EXIT_SCHEDULER_DIED
-        return EXIT_STOPPED
-    finally:
-        state.draining = True
-        if died.done():
+class _Worker:
+    """All processes of a worker, seen from the first."""
+
+    def __init__(
+        self, state: ServerState, client: SchedulerClient, peers: Peers, children: list[Child]
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._peers = peers
+        self._children = children
+        self._names = NamedRequests(client, peers)
+        self._meeting = Meeting(state.config.tokenizer_worker_num)
+
+    async def answer(self, question: Question) -> int:
+        """What the other servers ask."""
+        if isinstance(question, Meet):
+            await self._meeting.attend()
+            return 0
+        return await self._names.answer(question)
+
+    async def live(self, directory: Path, signals: Signals) -> int:
+        """Open for requests when all can answer them, and wait for the end; returns the exit status.
+        All requests that are open then have theirs."""
+        starting = asyncio.create_task(self._start(directory))
+        deaths = [asyncio.create_task(child.wait()) for child in self._children]
+        stop = asyncio.create_task(signals.stop.wait())
+        drain = asyncio.create_task(signals.drain.wait())
+        try:
+            await _first(starting, *deaths, drain, stop)
+            if starting.done() and (failure := starting.exception()) is not None:
+                if not isinstance(failure, TokenizerError | ApiError):
+                    raise failure
+                log.error("%s", failure)
+                return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
+            await _first(*deaths, drain, stop)
+            if drain.done() and not any(task.done() for task in (*deaths, stop)):
+                idle = asyncio.create_task(self._drain())
+                await _first(idle, *deaths, stop, timeout=DRAIN_GRACE_S)
+                idle.cancel()
+            return self._status(deaths)
+        finally:
             # 503 and not 500: what has had no byte yet can be answered by another worker, and the
             # router knows from this status that it may ask one.
-            client.fail(Unavailable("The scheduler of this worker has ended", code=ENGINE_DIED))
-        else:
-            client.fail(Unavailable("This worker is shutting down", code=ENGINE_DIED))
-        stop.cancel()
-        drain.cancel()
+            died = any(death.done() for death in deaths)
+            self._fail(
+                "A process of this worker has ended" if died else "This worker is shutting down"
+            )
+            for task in (starting, *deaths, stop, drain):
+                task.cancel()
 
+    async def _start(self, directory: Path) -> None:
+        """Raises TokenizerError, ApiError."""
+        state = self._state
+        service = await prepare(state, self._client, self._names)
+        await self._meeting.attend()  # all can answer
+        # The sockets are connected by now. Their names are no longer needed, and what is gone already
+        # cannot be left behind by a process that gets killed.
+        shutil.rmtree(directory, ignore_errors=True)
+        state.service = service
+        await self._meeting.attend()  # all do
+        seconds = time.monotonic() - state.birth.started
+        print(_startup_line(state.config, service.limits, seconds), flush=True)
+        state.complete = True
 
-async def _start(state: ServerState, client: SchedulerClient, directory: Path) -> None:
-    """Load the tokenizer while the scheduler loads the weights, then open for requests."""
-    config = state.config
-    tokenizer = await asyncio.to_thread(Tokenizer, config.folder)
-    limits = await client.ready
-    # The answer shows that the sockets are connected both ways. Their names are no longer needed
-    # then, and what is gone already cannot be left behind by a process that gets killed.
-    await client.stats(timeout=config.watchdog_timeout)
-    shutil.rmtree(directory, ignore_errors=True)
-    state.service = Service(
-        config,
-        limits,
-        tokenizer,
-        AnswerFormat.of(config.tool_call_parser, config.reasoning_parser, tokenizer.template.text),
-        client,
-        RequestNames(),
-        state.metrics,
-        fingerprint_of(config, limits),
-    )
-    # What is here by now stays: a collection while streams run need not look at it again.
-    gc.collect()
-    gc.freeze()
-    print(_startup_line(config, limits, time.monotonic() - state.started), flush=True)
+    async def _drain(self) -> None:
+        """Returns when nothing runs."""
+        if self._state.service is None:
+            return
+        self._state.draining = True
+        log.info("draining: %d requests are running", self._client.open_requests)
+        await asyncio.gather(self._client.until_idle(), self._peers.ask_all(Drain(), timeout=None))
+
+    def _status(self, deaths: Sequence[asyncio.Task[int]]) -> int:
+        for child, death in zip(self._children, deaths, strict=True):
+            if not death.done():
+                continue
+            if self._state.service is None and death.result() == EXIT_BAD_SETTINGS:
+                return EXIT_BAD_SETTINGS  # it has said why
+            log.error("%s has ended with status %d", child.name, death.result())
+            return EXIT_CHILD_DIED
+        return EXIT_STOPPED
+
+    def _fail(self, reason: str) -> None:
+        """End all requests of all servers."""
+        self._state.draining = True
+        self._client.fail(Unavailable(reason, code=ENGINE_DIED))
+        self._peers.tell_all(Stop(reason))
 
 
 def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     overlap = "off" if config.disable_overlap_schedule else "on"
+    servers = config.tokenizer_worker_num
     return (
         f"worker {config.name} ready: http://{host}:{config.port}, model {config.model_name}, "
         f"{limits.device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens in pages of "
-        f"{limits.page_size}, overlap {overlap}, {seconds:.1f} s"
+        f"{limits.page_size}, overlap {overlap}, "
+        f"{servers} server {'process' if servers == 1 else 'processes'}, {seconds:.1f} s"
     )
 
 
@@ -184,43 +189,6 @@ def ipc_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@asynccontextmanager
-async def child_process(
-    command: Sequence[str], client: SchedulerClient
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The scheduler, in our process group and with our output; surely gone afterwards."""
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            client.shut_down()
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(child.wait(), SCHEDULER_STOP_S)
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-
-
-@asynccontextmanager
-async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(
-        make_app(state),
-        # A client that leaves cancels its handler, which aborts the request. Without this its
-        # tokens would be computed to the end for nobody.
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        shutdown_timeout=ANSWERS_OUT_S,
-    )
-    await runner.setup()
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
 
 
 async def _first(*tasks: asyncio.Task[Any], timeout: float | None = None) -> None:

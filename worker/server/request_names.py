@@ -13,6 +13,10 @@ from mla_router.worker.server.errors import InvalidRequest
 PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # how the OpenAI endpoints show our ids
 
 
+def name_is_taken() -> InvalidRequest:
+    return InvalidRequest("rid: a request of this name is running", param="rid")
+
+
 class RequestNames:
     def __init__(self) -> None:
         self._rids: dict[str, list[str]] = {}
@@ -21,13 +25,16 @@ class RequestNames:
         """`names` says of each what it is a name of: some of the scheduler's ids."""
         for name in names:
             if name in self._rids and not replace:
-                raise InvalidRequest("rid: a request of this name is running", param="rid")
+                raise name_is_taken()
         self._rids.update(names)
 
     def remove(self, names: Mapping[str, list[str]]) -> None:
         for name, rids in names.items():
             if self._rids.get(name) is rids:  # else another one has replaced it
                 del self._rids[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rids
 
     def find(self, name: str) -> list[str]:
         """The scheduler's ids of the request called `name`; none if it has ended."""

@@ -7,6 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
+import msgspec
 from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
@@ -15,7 +16,7 @@ from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.board import Board, Count
 from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
-from mla_router.worker.server.request_names import RequestNames
+from mla_router.worker.server.named_requests import NamedRequests
 from mla_router.worker.server.scheduler_client import SchedulerClient
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -35,7 +36,7 @@ class Service:
     tokenizer: Tokenizer
     answers: AnswerFormat
     scheduler: SchedulerClient
-    names: RequestNames
+    names: NamedRequests
     metrics: Metrics
     fingerprint: str  # see `fingerprint_of`
 
@@ -53,15 +54,26 @@ class Service:
         return name
 
 
+class Birth(msgspec.Struct, frozen=True):
+    """What all server processes of a worker have in common."""
+
+    boot_id: str
+    created: int  # seconds since 1970
+    started: float  # by the monotonic clock
+
+    @classmethod
+    def now(cls) -> Birth:
+        return cls(secrets.token_hex(16), int(time.time()), time.monotonic())
+
+
 @dataclass(slots=True)
 class ServerState:
     config: WorkerConfig
+    birth: Birth
+    board: Board
     service: Service | None = None  # None while the weights are loading
+    complete: bool = False  # all server processes of the worker serve
     draining: bool = False
-    boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    created: int = field(default_factory=lambda: int(time.time()))
-    started: float = field(default_factory=time.monotonic)
-    board: Board = field(default_factory=Board.create)
     open_requests: Count = field(init=False)
     metrics: Metrics = field(init=False)
 
@@ -84,6 +96,7 @@ class ServerState:
         """Decided from heartbeats: a stuck scheduler is not healthy, however well HTTP answers."""
         return (
             self.service is not None
+            and self.complete
             and not self.draining
             and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
         )

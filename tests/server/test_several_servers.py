@@ -1,0 +1,325 @@
+"""One worker of several server processes: from outside it looks like one.
+
+The kernel chooses the process of a connection, by chance. So each of these opens many connections, and asks
+the fake scheduler which servers it has heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support import processes
+from support.client import sse_events
+from support.fake_worker import FakeWorker, fake_worker, script
+from support.processes import get_json, post_json, status_of, wait_until
+
+SERVERS = 3
+STREAMS = 24  # one process gets none of them once in 5,000 times: then there are more
+HOLD = {
+    "text": "a",
+    "sampling_params": {"max_new_tokens": 500},
+    "cache_salt": script(hold_after=1),
+    "stream": True,
+}
+
+
+@pytest.fixture(scope="module")
+def several() -> Iterator[FakeWorker]:
+    with fake_worker(tokenizer_worker_num=SERVERS) as worker:
+        yield worker
+
+
+def session(worker: FakeWorker | processes.Running) -> aiohttp.ClientSession:
+    """Each request on a connection of its own."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(base_url=worker.url, connector=connector)
+
+
+def metrics(url: str) -> dict[str, float]:
+    """All samples but those of some label besides the model's name."""
+    with urllib.request.urlopen(url + "/metrics") as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    return {sample.name: sample.value for sample in samples if len(sample.labels) == 1}
+
+
+@asynccontextmanager
+async def open_streams(worker: FakeWorker) -> AsyncIterator[dict[str, AsyncIterator[str]]]:
+    """Streams by name that have begun and do not end by themselves, some on each server."""
+    before = len(worker.generates())
+    streams: dict[str, AsyncIterator[str]] = {}
+    async with session(worker) as http:
+        servers: set[int] = set()
+        while len(servers) < SERVERS:
+            for _ in range(STREAMS):
+                name = f"s{len(streams)}"
+                response = await http.post("/generate", json=HOLD | {"rid": name})
+                assert response.status == 200, await response.text()
+                streams[name] = sse_events(response)
+                await anext(streams[name])
+            servers = {generate.server for generate in worker.generates()[before:]}
+        yield streams
+
+
+async def last_of(events: AsyncIterator[str]) -> str:
+    """The last event of a stream that has begun."""
+    *_, last = [event async for event in events]
+    return last
+
+
+def test_the_start(several: FakeWorker) -> None:
+    assert several.running.output().count(" ready: ") == 1
+    assert f"{SERVERS} server processes" in several.running.output()
+    ((_, directory),) = several.heard("Start")
+    assert not Path(directory).exists(), "the sockets' names are still there"
+    for _ in range(10):
+        assert status_of(several.url + "/health") == 200
+    infos = [get_json(several.url + "/get_server_info") for _ in range(20)]
+    assert len({info["boot_id"] for info in infos}) == 1
+    assert {info["tokenizer_worker_num"] for info in infos} == {SERVERS}
+    created = {get_json(several.url + "/v1/models")["data"][0]["created"] for _ in range(10)}
+    assert len(created) == 1
+
+
+def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
+    before, heard = metrics(several.url), len(several.generates())
+    prompts = [f"number {i}" for i in range(3 * STREAMS)]
+
+    async def ask() -> list[dict[str, Any]]:
+        async with session(several) as http:
+
+            async def one(prompt: str) -> dict[str, Any]:
+                body = {"text": prompt, "sampling_params": {"max_new_tokens": 4}}
+                async with http.post("/generate", json=body) as response:
+                    answer: dict[str, Any] = await response.json()
+                    return answer
+
+            return await asyncio.gather(*map(one, prompts))
+
+    answers = asyncio.run(ask())
+    # The fake repeats the prompt.
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = post_json(several.url + "/tokenize", {"prompt": prompt})["tokens"]
+        assert answer["output_ids"] == (tokens * 4)[:4]
+    served = Counter(generate.server for generate in several.generates()[heard:])
+    assert set(served) == set(range(SERVERS))
+    assert served.total() == len(prompts)
+    assert len({answer["meta_info"]["id"] for answer in answers}) == len(prompts)
+
+    for _ in range(6):  # whoever is asked
+        now = metrics(several.url)
+        for name in (
+            "sglang:num_requests_total",
+            "sglang:e2e_request_latency_seconds_count",
+            "sglang:time_to_first_token_seconds_count",
+            "sglang:queue_time_seconds_count",
+        ):
+            assert now[name] - before[name] == len(prompts), name
+        assert now["sglang:generation_tokens_histogram_sum"] - before[
+            "sglang:generation_tokens_histogram_sum"
+        ] == 4 * len(prompts)
+    wait_until(  # a gauge is the scheduler's, and not the sum of what each process has heard
+        lambda: {metrics(several.url)["sglang:num_running_reqs"] for _ in range(6)} == {0.0},
+        20.0,
+        "nothing runs",
+    )
+
+
+def test_abort_whoever_runs_it(several: FakeWorker) -> None:
+    async def run() -> None:
+        async with open_streams(several) as streams, session(several) as http:
+            assert metrics(several.url)["sglang:num_running_reqs"] <= len(streams)
+            for name, events in streams.items():
+                for expected in (1, 0):
+                    async with http.post("/abort_request", json={"rid": name}) as response:
+                        assert await response.json() == {"aborted": expected}
+                last = [event async for event in events]
+                assert json.loads(last[-2])["meta_info"]["finish_reason"]["type"] == "abort"
+                assert last[-1] == "[DONE]"
+
+    asyncio.run(run())
+
+
+def test_an_id_of_ours_is_found_everywhere(several: FakeWorker) -> None:
+    async def run() -> None:
+        async with session(several) as http:
+            for _ in range(8):
+                body = {"model": "mla-small", "prompt": "a", "max_tokens": 500, "stream": True}
+                salt = {"cache_salt": script(hold_after=1)}
+                response = await http.post("/v1/completions", json=body | salt)
+                events = sse_events(response)
+                name = json.loads(await anext(events))["id"]
+                async with http.post("/abort_request", json={"rid": name}) as end:
+                    assert await end.json() == {"aborted": 1}
+                assert await last_of(events) == "[DONE]"
+
+    asyncio.run(run())
+
+
+def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
+    async def run() -> None:
+        async with session(several) as http:
+            first = await http.post("/generate", json=HOLD | {"rid": "one"})
+            await anext(sse_events(first))
+            for _ in range(10):
+                async with http.post("/generate", json=HOLD | {"rid": "one"}) as refused:
+                    assert refused.status == 400
+                    assert (await refused.json())["error"]["param"] == "rid"
+            async with http.post("/abort_request", json={"rid": "one"}) as end:
+                assert await end.json() == {"aborted": 1}
+            # At the same time: one at most.
+            asking = [http.post("/generate", json=HOLD | {"rid": "many"}) for _ in range(12)]
+            responses = await asyncio.gather(*asking)
+            statuses = Counter(response.status for response in responses)
+            assert set(statuses) <= {200, 400}
+            assert statuses[200] <= 1
+            for response in responses:
+                response.close()
+
+    asyncio.run(run())
+
+
+def test_the_death_of_one_is_the_end_of_all() -> None:
+    async def run(worker: FakeWorker) -> None:
+        async with open_streams(worker) as streams:
+            (sibling,) = [
+                child.number
+                for child in worker.running.tree()
+                if Path(f"/proc/{child.number}/cmdline").read_text().rstrip(" \0").endswith(" 2")
+            ]
+            os.kill(sibling, signal.SIGKILL)
+            ends = await asyncio.gather(*map(last_of, streams.values()), return_exceptions=True)
+            lost = [end for end in ends if isinstance(end, aiohttp.ClientError)]
+            assert len(lost) == Counter(g.server for g in worker.generates())[2]
+            told = [json.loads(end)["error"]["code"] for end in ends if isinstance(end, str)]
+            assert told == ["engine_died"] * (len(ends) - len(lost))
+
+    with fake_worker(tokenizer_worker_num=SERVERS) as worker:
+        asyncio.run(run(worker))
+        assert worker.running.process.wait(timeout=30) == 3
+        wait_until(lambda: not worker.running.survivors(), 10.0, "all are gone")
+        assert "server process 2 has ended with status -9" in worker.running.output()
+        assert "Traceback" not in worker.running.output()
+
+
+def test_a_killed_first_server_leaves_nothing() -> None:
+    with fake_worker(tokenizer_worker_num=SERVERS) as worker:
+        assert len(worker.running.tree()) == SERVERS  # the scheduler, and the others
+        worker.running.process.kill()
+        wait_until(lambda: not worker.running.survivors(), 10.0, "all are gone")
+        assert status_of(worker.url + "/health") == 0
+
+
+def test_sigterm_drains_all() -> None:
+    async def run(worker: FakeWorker) -> None:
+        async with open_streams(worker) as streams, session(worker) as http:
+            worker.running.process.terminate()
+
+            async def refuses() -> bool:
+                async with http.post("/generate", json=HOLD) as late:
+                    if late.status == 200:
+                        late.close()
+                    return late.status == 503
+
+            in_a_row = 0
+            while in_a_row < 20:
+                in_a_row = in_a_row + 1 if await refuses() else 0
+            assert worker.running.process.poll() is None
+            for name in streams:
+                async with http.post("/abort_request", json={"rid": name}) as end:
+                    assert await end.json() == {"aborted": 1}
+            for events in streams.values():
+                assert await last_of(events) == "[DONE]"
+
+    with fake_worker(tokenizer_worker_num=SERVERS) as worker:
+        asyncio.run(run(worker))
+        assert worker.running.process.wait(timeout=30) == 0
+        assert not worker.running.survivors()
+        assert "Traceback" not in worker.running.output()
+
+
+def test_ctrl_c_stops_all() -> None:
+    async def run(worker: FakeWorker) -> None:
+        async with open_streams(worker) as streams:
+            os.killpg(worker.running.pid, signal.SIGINT)  # a terminal sends it to the whole group
+            for events in streams.values():
+                assert json.loads(await last_of(events))["error"]["code"] == "engine_died"
+
+    with fake_worker(tokenizer_worker_num=SERVERS) as worker:
+        asyncio.run(run(worker))
+        assert worker.running.process.wait(timeout=30) == 0
+        assert not worker.running.survivors()
+        assert "Traceback" not in worker.running.output()
+
+
+def test_port_0_and_a_key() -> None:
+    """All listen on the port that the first one got, and know the key, which no command line shows."""
+    with fake_worker(None, port=0, api_key="s3cret", tokenizer_worker_num=SERVERS) as worker:
+        wait_until(lambda: " ready: " in worker.running.output(), 60.0, "it is ready")
+        port = int(
+            worker.running.output().partition("ready: http://127.0.0.1:")[2].partition(",")[0]
+        )
+        url = f"http://127.0.0.1:{port}"
+        assert {status_of(url + "/v1/models") for _ in range(20)} == {401}
+        request = urllib.request.Request(
+            url + "/v1/models", headers={"Authorization": "Bearer s3cret"}
+        )
+        for _ in range(20):
+            with urllib.request.urlopen(request) as response:
+                assert response.headers["x-mla-worker"] == f"127.0.0.1:{port}"
+        for child in worker.running.tree():
+            assert "s3cret" not in Path(f"/proc/{child.number}/cmdline").read_text()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_taken_port(shared: bool) -> None:
+    """Also one that its owner would share."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with fake_worker(None, port=port, tokenizer_worker_num=SERVERS) as worker:
+            assert worker.running.process.wait(timeout=30) == 1
+            (line,) = worker.running.output().splitlines()
+            assert f"--port {port}" in line
+            assert "in use" in line
+
+
+def test_texts_are_those_of_one_server() -> None:
+    """The small model over many streams at once, greedy and seeded."""
+    prompts = [f"What is {i} + {2 * i}?" for i in range(30)]
+
+    async def texts(worker: processes.Running) -> list[str]:
+        async with session(worker) as http:
+
+            async def one(index: int, prompt: str) -> str:
+                message = {"role": "user", "content": prompt}
+                body = {"model": "mla-small", "messages": [message], "max_tokens": 24}
+                body |= {"stream": True, "temperature": index % 2, "seed": index}
+                response = await http.post("/v1/chat/completions", json=body)
+                chunks = [event async for event in sse_events(response)]
+                assert chunks.pop() == "[DONE]"
+                deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
+                return "".join(delta.get("content") or "" for delta in deltas)
+
+            return list(await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts))))
+
+    starts = [processes.worker(tokenizer_worker_num=servers) for servers in (1, SERVERS)]
+    with processes.together(*starts) as (alone, several):
+        assert asyncio.run(texts(several)) == asyncio.run(texts(alone))
+        assert len({get_json(several.url + "/get_server_info")["boot_id"] for _ in range(10)}) == 1

@@ -1,0 +1,51 @@
+"""A further server process of a worker. Started by the first one, for which it is one of several:
+
+python -m mla_router.worker.server [flags of a worker] --ipc-dir DIR --number N ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+from setproctitle import setproctitle
+
+from mla_router.worker import config as worker_config
+from mla_router.worker.child import die_with_parent
+from mla_router.worker.server.setup import set_up
+
+
+def main() -> int:
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="mla_router.worker.server")
+    parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--birth", required=True)
+    parser.add_argument("--listener-fd", type=int, required=True)
+    parser.add_argument("--board-fd", type=int, required=True)
+    worker_config.add_flags(parser)
+    arguments = parser.parse_args()
+    config = worker_config.from_namespace(arguments)
+    set_up(config)
+    setproctitle(f"mla_router server {config.name} {arguments.number}")
+
+    from mla_router.worker.server import sibling
+    from mla_router.worker.server.board import Board
+    from mla_router.worker.server.state import Birth, ServerState
+
+    number, servers = arguments.number, config.tokenizer_worker_num
+    state = ServerState(
+        config,
+        msgspec.json.decode(arguments.birth, type=Birth),
+        Board(arguments.board_fd, servers, number),
+    )
+    with socket.socket(fileno=arguments.listener_fd) as listener:
+        return asyncio.run(sibling.run(state, number, listener, arguments.ipc_dir))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The processes that the first server of a worker starts: the scheduler and the other servers.
+
+They are in our process group and have our output. None outlives us: each asks the kernel for that itself
+(`worker/child.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket
+
+import msgspec
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.server.scheduler_client import SchedulerClient
+from mla_router.worker.server.state import ServerState
+
+SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
+SIBLING_STOP_S = 0.5  # for the other servers, after our own answers are out
+SIBLING = (sys.executable, "-u", "-m", "mla_router.worker.server")
+
+
+class Child:
+    """A running process; `name` is what the log calls it."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name = name
+        self._process = process
+
+    async def wait(self) -> int:
+        """Its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def end(self, grace_s: float) -> None:
+        """It was told to leave: kill it if it does not."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+
+@asynccontextmanager
+async def scheduler_process(
+    command: Sequence[str], config: WorkerConfig, directory: Path, client: SchedulerClient
+) -> AsyncIterator[Child]:
+    """The scheduler, by `command` without its flags; surely gone afterwards."""
+    flags = [*config.to_argv(), "--ipc-dir", str(directory)]
+    process = await asyncio.create_subprocess_exec(*command, *flags, stdin=DEVNULL)
+    child = Child("the scheduler", process)
+    try:
+        yield child
+    finally:
+        if child.is_running:
+            client.shut_down()
+        await child.end(SCHEDULER_STOP_S)
+
+
+@asynccontextmanager
+async def sibling_processes(
+    state: ServerState, directory: Path, listeners: Sequence[socket]
+) -> AsyncIterator[list[Child]]:
+    """The other servers, one for each of `listeners`, which are theirs from now on. Whoever leaves has
+    told them to stop; they are surely gone afterwards."""
+    children: list[Child] = []
+    try:
+        for number, listener in enumerate(listeners, 1):
+            children.append(await _start_sibling(state, directory, number, listener))
+        yield children
+    finally:
+        await asyncio.gather(*(child.end(SIBLING_STOP_S) for child in children))
+
+
+async def _start_sibling(
+    state: ServerState, directory: Path, number: int, listener: socket
+) -> Child:
+    board = state.board.descriptor
+    with listener:
+        process = await asyncio.create_subprocess_exec(
+            *SIBLING,
+            *state.config.to_argv(),
+            f"--ipc-dir={directory}",
+            f"--number={number}",
+            f"--birth={msgspec.json.encode(state.birth).decode()}",
+            f"--listener-fd={listener.fileno()}",
+            f"--board-fd={board}",
+            stdin=DEVNULL,
+            pass_fds=(listener.fileno(), board),
+            env=state.config.child_environment(),
+        )
+    return Child(f"server process {number}", process)
