@@ -32,7 +32,7 @@ SCALE = 0.0884
 
 # What a sweep tries
 CANDIDATES = [
-    Tiling(16, tokens, warps, stages, False, programs, min_blocks=2)
+    Tiling(16, tokens, warps, stages, programs, min_blocks=2)
     for tokens, warps, stages, programs in (
         (32, 4, 2, 4),
         (32, 4, 3, 3),

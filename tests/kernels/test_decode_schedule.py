@@ -17,7 +17,7 @@ from mla_router.worker.kernels.decode_schedule import (
 from mla_router.worker.kernels.decode_tiling import Tiling
 from support.sm90 import compile_sm90
 
-TILING = Tiling(16, 16, num_warps=4, num_stages=2, swap=False, programs_per_sm=1)
+TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 
 
 @pytest.mark.parametrize("op", [decode_schedule_torch, decode_schedule_triton])

@@ -16,7 +16,7 @@ from support.mla_cache import expected_gqa, random_cache
 from support.sm90 import compile_sm90
 
 SCALE = 0.3
-TILING = Tiling(16, 16, num_warps=4, num_stages=2, swap=False, programs_per_sm=1)
+TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 
 
 def check(

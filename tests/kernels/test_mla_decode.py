@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from support.mla_cache import expected_attention, random_cache
 from support.sm90 import compile_sm90
 
 LATENT, ROPE, SCALE = 32, 16, 0.3
-TILING = Tiling(16, 16, num_warps=4, num_stages=2, swap=False, programs_per_sm=1)
-SWAPPED = Tiling(16, 16, num_warps=4, num_stages=2, swap=True, programs_per_sm=1)
+TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
+PIECES = [1, 2]
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
 
@@ -77,25 +78,25 @@ def test_torch(lengths: list[int], heads: int, page_size: int, queries: int, see
     lengths=LENGTHS,
     page_size=st.sampled_from([1, 4, 16, 64]),
     parts=st.integers(1, 12),
-    swap=st.booleans(),
+    pieces=st.sampled_from(PIECES),
     seed=st.integers(0, 100),
 )
-def test_triton(lengths: list[int], page_size: int, parts: int, swap: bool, seed: int) -> None:
+def test_triton(lengths: list[int], page_size: int, parts: int, pieces: int, seed: int) -> None:
     """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
     check(
         mla_decode_triton,
         lengths,
         heads=16,
         page_size=page_size,
-        tiling=SWAPPED if swap else TILING,
+        tiling=replace(TILING, pieces=pieces),
         parts=parts,
         seed=seed,
     )
 
 
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize(("heads", "queries"), [(5, 1), (16, 3), (9, 4), (40, 1)])
-def test_triton_rows(heads: int, queries: int, swap: bool) -> None:
+def test_triton_rows(heads: int, queries: int, pieces: int) -> None:
     """Fewer and more heads than a tile has rows, new tokens that share a tile or straddle two, and
     parts that lie beyond what the first of the new tokens see."""
     check(
@@ -104,19 +105,19 @@ def test_triton_rows(heads: int, queries: int, swap: bool) -> None:
         heads=heads,
         queries=queries,
         page_size=16,
-        tiling=SWAPPED if swap else TILING,
+        tiling=replace(TILING, pieces=pieces),
         parts=5,
     )
 
 
-@pytest.mark.parametrize("swap", [False, True])
-def test_triton_float16(swap: bool) -> None:
+@pytest.mark.parametrize("pieces", PIECES)
+def test_triton_float16(pieces: int) -> None:
     check(
         mla_decode_triton,
         [70, 3, 40],
         heads=16,
         page_size=16,
-        tiling=SWAPPED if swap else TILING,
+        tiling=replace(TILING, pieces=pieces),
         parts=5,
         dtype=torch.float16,
     )
@@ -208,4 +209,4 @@ def test_compiled_for_sm_90() -> None:
         assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
         # Tiles of 64 rows keep a few addresses of the queries, read once a request, on the stack
         assert report.spill_bytes <= (64 if chosen.block_rows == 64 else 0), report
-        assert report.has_wgmma == (chosen.swap or chosen.block_rows == 64), report
+        assert report.has_wgmma == (chosen.block_rows == 64), report

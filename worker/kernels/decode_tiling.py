@@ -13,8 +13,8 @@ class Tiling:
     block_tokens: int  # cached rows that are loaded at once
     num_warps: int
     num_stages: int  # of the software pipeline: loads run at most num_stages - 1 blocks ahead
-    swap: bool  # score tiles are [tokens, rows], so that tokens fill the 64 rows that wgmma wants
     programs_per_sm: int  # that fit one multiprocessor's registers and shared memory at a time
+    pieces: int = 1  # MLA's: that a latent is cut into, each with its own sum of scores
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
 
@@ -31,12 +31,12 @@ def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     """
     rows = num_heads * queries
     if rows <= 16 and requests < FEW_REQUESTS:
-        return Tiling(16, 64, 8, num_stages=3, swap=False, programs_per_sm=1)
+        return Tiling(16, 64, 8, num_stages=3, programs_per_sm=1)
     if rows <= 16:
-        return Tiling(16, 32, 4, num_stages=3, swap=False, programs_per_sm=2, min_blocks=2)
+        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, min_blocks=2)
     if rows <= 32:
-        return Tiling(32, 32, 8, num_stages=3, swap=False, programs_per_sm=1, min_blocks=2)
-    return Tiling(64, 64, 8, num_stages=2, swap=False, programs_per_sm=1)
+        return Tiling(32, 32, 8, num_stages=3, programs_per_sm=1, min_blocks=2)
+    return Tiling(64, 64, 8, num_stages=2, programs_per_sm=1)
 
 
 def gqa_tiling(share: int, width: int) -> Tiling:
@@ -47,7 +47,7 @@ def gqa_tiling(share: int, width: int) -> Tiling:
     programs = 4 if width <= 128 else 3
     if rows > 16:
         programs = 2 if rows == 32 else 1
-    return Tiling(rows, tokens, 4, 3, swap=False, programs_per_sm=programs, min_blocks=2)
+    return Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
 
 
 def num_parts(

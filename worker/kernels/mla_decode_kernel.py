@@ -38,7 +38,7 @@ def attend_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
-    SWAP: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
     wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
@@ -52,7 +52,8 @@ def attend_kernel(
     head = rows % HEADS if QUERIES > 1 else rows
     q_latent_at = query * q_latent_stride_t + head * q_latent_stride_h
     q_pe_at = query * q_pe_stride_t + head * q_pe_stride_h
-    latent = tl.arange(0, LATENT)
+    WIDTH: tl.constexpr = LATENT // PIECES
+    latent = tl.arange(0, WIDTH)
     rope = tl.arange(0, ROPE)
 
     size = tl.load(part_size)
@@ -67,11 +68,12 @@ def attend_kernel(
         # Before the queries: where a block lies is on the path of all that follows
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         token = (request * QUERIES).to(tl.int64)
-        q_c = tl.load(
-            q_latent + token * q_latent_stride_t + q_latent_at[:, None] + latent[None, :],
-            mask=row_mask[:, None],
-            other=0.0,
-        )
+        q_c = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            at = (
+                token * q_latent_stride_t + q_latent_at[:, None] + (piece * WIDTH + latent)[None, :]
+            )
+            q_c += (tl.load(q_latent + at, mask=row_mask[:, None], other=0.0),)
         q_r = tl.load(
             q_pe + token * q_pe_stride_t + q_pe_at[:, None] + rope[None, :],
             mask=row_mask[:, None],
@@ -98,19 +100,17 @@ def attend_kernel(
             BLOCK_ROWS,
             BLOCK_TOKENS,
             STAGES,
-            SWAP,
+            PIECES,
         )
         # A row that saw nothing of this part weighs nothing
         safe = tl.where(total_weight == 0.0, 1.0, total_weight)
-        result = acc / (safe[None, :] if SWAP else safe[:, None])
-
         if is_whole:
             place = request.to(tl.int64) * ROWS
-            _store(out + place * LATENT, rows, result, row_mask, LATENT, SWAP)
+            _store(out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
         else:
             # Parts and requests only grow from piece to piece: their sum is each piece's own
             place = (part + request).to(tl.int64) * ROWS
-            _store(partial_out + place * LATENT, rows, result, row_mask, LATENT, SWAP)
+            _store(partial_out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
             tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
         position = request_end
         request += 1
@@ -135,20 +135,24 @@ def _attend(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
-    SWAP: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
-    """Sum of weighted latents ([rows, LATENT], or transposed), maximal score and sum of weights of
-    blocks [first, last) of one request; `page` is that of the first. Scores are to base 2."""
-    latent = tl.arange(0, LATENT)
+    """Sum of weighted latents, in PIECES of [rows, LATENT / PIECES], maximal score and sum of weights of
+    blocks [first, last) of one request; `page` is that of the first. Scores are to base 2.
+
+    Each piece has a sum of scores of its own. Products of a warp that add to one sum wait for each
+    other, some 30 cycles each, and few rows leave a warp little else to do.
+    """
+    WIDTH: tl.constexpr = LATENT // PIECES
+    latent = tl.arange(0, WIDTH)
     rope = tl.arange(0, ROPE)
     tokens = tl.arange(0, BLOCK_TOKENS)
     # Finite, so that a row which sees nothing gets weights 0 and not NaN
     maximum = tl.full([BLOCK_ROWS], -1e30, tl.float32)
     total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
-    if SWAP:
-        acc = tl.zeros([LATENT, BLOCK_ROWS], tl.float32)
-    else:
-        acc = tl.zeros([BLOCK_ROWS, LATENT], tl.float32)
+    acc = tl.tuple(())
+    for _ in tl.static_range(PIECES):
+        acc += (tl.zeros([BLOCK_ROWS, WIDTH], tl.float32),)
 
     for block in tl.range(first, last, num_stages=STAGES):
         start = block * BLOCK_TOKENS
@@ -164,40 +168,36 @@ def _attend(
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
         # Beyond the end lie rows of others or of nobody, perhaps NaN
         exists = (at < length)[:, None]
-        k_c = tl.load(base + latent[None, :], mask=exists, other=0.0)
+        k_c = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            k_c += (tl.load(base + piece * WIDTH + latent[None, :], mask=exists, other=0.0),)
         k_r = tl.load(base + LATENT + rope[None, :], mask=exists, other=0.0)
-        if SWAP:
-            scores = tl.dot(k_c, tl.trans(q_c), input_precision="ieee")
-            scores = tl.dot(k_r, tl.trans(q_r), scores, input_precision="ieee") * scale_log2
-            seen = at[:, None] < (visible if QUERIES == 1 else visible[None, :])
-            scores = tl.where(seen, scores, float("-inf"))
-            new = tl.maximum(maximum, tl.max(scores, 0))
-            weights = tl.exp2(scores - new[None, :])
-            shrink = tl.exp2(maximum - new)
-            total_weight = total_weight * shrink + tl.sum(weights, 0)
-            acc = acc * shrink[None, :]
-            acc = tl.dot(tl.trans(k_c), weights.to(k_c.dtype), acc, input_precision="ieee")
-        else:
-            scores = tl.dot(q_c, tl.trans(k_c), input_precision="ieee")
-            scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale_log2
-            seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-            new = tl.maximum(maximum, tl.max(scores, 1))
-            weights = tl.exp2(scores - new[:, None])
-            shrink = tl.exp2(maximum - new)
-            total_weight = total_weight * shrink + tl.sum(weights, 1)
-            acc = acc * shrink[:, None]
-            acc = tl.dot(weights.to(k_c.dtype), k_c, acc, input_precision="ieee")
+        scores = tl.dot(q_c[0], tl.trans(k_c[0]), input_precision="ieee")
+        scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale_log2
+        for piece in tl.static_range(1, PIECES):
+            # Scaled before it is added: a plain sum would become a product with an accumulator
+            scores += tl.dot(q_c[piece], tl.trans(k_c[piece]), input_precision="ieee") * scale_log2
+        seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(maximum - new)
+        total_weight = total_weight * shrink + tl.sum(weights, 1)
+        weights = weights.to(k_r.dtype)
+        summed = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            shrunk = acc[piece] * shrink[:, None]
+            summed += (tl.dot(weights, k_c[piece], shrunk, input_precision="ieee"),)
+        acc = summed
         maximum = new
     return acc, maximum, total_weight
 
 
 @triton.jit
-def _store(out, rows, values, row_mask, LATENT: tl.constexpr, SWAP: tl.constexpr):
-    """Write rows of LATENT numbers each, `values` being [rows, LATENT] or, swapped, its transpose."""
-    latent = tl.arange(0, LATENT)
-    values = values.to(out.dtype.element_ty)
-    if SWAP:
-        tl.store(out + rows[None, :] * LATENT + latent[:, None], values, mask=row_mask[None, :])
-    else:
+def _store(out, rows, acc, total_weight, row_mask, LATENT: tl.constexpr, PIECES: tl.constexpr):
+    """Write rows of LATENT numbers each."""
+    WIDTH: tl.constexpr = LATENT // PIECES
+    for piece in tl.static_range(PIECES):
+        latent = piece * WIDTH + tl.arange(0, WIDTH)
+        values = (acc[piece] / total_weight[:, None]).to(out.dtype.element_ty)
         tl.store(out + rows[:, None] * LATENT + latent[None, :], values, mask=row_mask[:, None])
