@@ -98,6 +98,10 @@ class WorkerConfig:
         "decode latent attention by FlashInfer's kernel, for Hopper GPUs; --attention-backend is then "
         "for prefill",
     )
+    disable_mla: bool = _flag(
+        False,
+        "keep keys and values of all heads in the KV cache instead of latents (to see what latents bring)",
+    )
     disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
         256, "largest batch of decode steps that is recorded as a CUDA graph", low=1, high=4096

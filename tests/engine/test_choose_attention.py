@@ -43,7 +43,8 @@ def test_what_our_kernels_are_not_for(
         (latent, CPU, torch.bfloat16, "device cpu"),
         (latent, CUDA, torch.float32, "torch.float32"),
         (grouped, CPU, torch.bfloat16, "device cpu"),
-        (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "head_dim 320"),
+        (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "heads 320 wide"),
+        (replace(latent, expanded_cache=True), CPU, torch.bfloat16, "device cpu"),
         (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim 8"),
         (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank 96"),
     ):
@@ -66,8 +67,10 @@ def test_flashinfer_decodes_latents_of_its_width(
 
 
 def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:
-    with pytest.raises(ConfigError, match="LlamaForCausalLM, whose attention is not latent"):
+    with pytest.raises(ConfigError, match="LlamaForCausalLM, whose KV cache has no latents"):
         choose_attention("flashinfer", grouped, CUDA, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"--enable-flashinfer-mla: .* no latents"):
+        choose_attention("auto", grouped, CUDA, torch.bfloat16, flashinfer_mla=True)
 
 
 def test_torch_for_whoever_wants_it(latent: DeepseekConfig) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.model.config.fields import ModelError
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -20,3 +22,28 @@ def test_only_a_dummy_needs_no_weights(tmp_path: Path) -> None:
         load_engine(WorkerConfig(**settings))
     engine = load_engine(WorkerConfig(**settings, load_format="dummy"))
     assert engine.capacity.max_total_tokens == 64
+
+
+def greedy(engine: Engine, prompt: tuple[int, ...], steps: int) -> list[int]:
+    pages = tuple((0, index, 1 + index) for index in range(4))
+    chunk = PrefillChunk(0, 0, prompt, is_last=True)
+    plans = [StepPlan((), (), (chunk,), pages, (Admitted(0, SamplingParams(steps), prompt),))]
+    plans += [StepPlan((0,), (len(prompt) + 1 + step,), (), (), ()) for step in range(steps)]
+    return [engine.sample(engine.forward(plan)).wait().tokens[0] for plan in plans]
+
+
+def test_disable_mla_costs_memory_and_changes_nothing_else(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    settings = {"model_path": str(tmp_path), "device": "cpu", "max_total_tokens": 64}
+    absorbed = load_engine(WorkerConfig(**settings))
+    expanded = load_engine(WorkerConfig(**settings, disable_mla=True))
+    # 4 heads with keys of 16 + 8 and values of 24; a latent of 32 and a rotary key of 8
+    assert expanded.cache.nbytes / absorbed.cache.nbytes == 4 * (16 + 8 + 24) / (32 + 8)
+    prompt = tuple(range(40, 70))
+    assert greedy(expanded, prompt, 20) == greedy(absorbed, prompt, 20)
+
+
+def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
+    with pytest.raises(ConfigError, match=r"--disable-mla: LlamaForCausalLM has none"):
+        load_engine(WorkerConfig(model_path=str(tmp_path), device="cpu", disable_mla=True))

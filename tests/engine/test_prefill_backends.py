@@ -12,6 +12,7 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.model.config.cache_rows import HeadRows
 
 HEADS, RANK, NOPE, ROPE, VALUE = 2, 6, 4, 2, 3
 KEY_HEADS, SHARE = 2, 3
@@ -55,7 +56,7 @@ def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(15, KEY_HEADS * SHARE, width)
-    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, KEY_HEADS, width + VALUE, CPU)
+    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, HeadRows(KEY_HEADS, width, VALUE), CPU)
     ours.max_keys = most_keys
     results = []
     for backend in (TorchBackend(), ours):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.loader import choose_config
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.loader import load_model
 from support.cuda import forbid_waiting
@@ -21,6 +23,7 @@ CUDA = torch.device("cuda")
 
 WIDTHS = {
     "v2_lite": {"qk_rope_head_dim": 16},
+    "v2_lite expanded": {},
     "v3": {"qk_rope_head_dim": 16},
     "llama_gqa": {"head_dim": 64},
     "llama_mqa": {},
@@ -29,9 +32,11 @@ WIDTHS = {
 
 @pytest.fixture(scope="module", params=list(WIDTHS))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp(request.param)
-    write_tiny_model(folder, **CONFIGS[request.param] | WIDTHS[request.param])
-    model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
+    name, _, expanded = request.param.partition(" ")
+    folder = tmp_path_factory.mktemp(name)
+    write_tiny_model(folder, **CONFIGS[name] | WIDTHS[request.param])
+    config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(expanded)))
+    model = load_model(folder, device=CUDA, dtype=torch.bfloat16, config=config)
     attention = choose_attention("auto", model.config, CUDA, torch.bfloat16)
     assert attention.recordable
     return Engine(model, CAPACITY, device=CUDA, dtype=torch.bfloat16, attention=attention)

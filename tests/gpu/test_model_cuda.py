@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.loader import choose_config
 from mla_router.worker.kernels.fp8_dequantize import fp8_dequantize
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
@@ -18,9 +20,17 @@ from support.tiny_model import CONFIGS, raw_config, write_tiny_model
 pytestmark = pytest.mark.gpu
 
 
-def run(folder: Path, device: str, dtype: torch.dtype, backend: str = "torch") -> Tensor:
+def run(
+    folder: Path,
+    device: str,
+    dtype: torch.dtype,
+    backend: str = "torch",
+    *,
+    disable_mla: bool = False,
+) -> Tensor:
     """Log-probabilities of two prefilled prompts, a mixed step and a decode step."""
-    model = load_model(folder, device=device, dtype=dtype)
+    config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=disable_mla))
+    model = load_model(folder, device=device, dtype=dtype, config=config)
     attention = choose_attention(backend, model.config, torch.device(device), dtype)
     driver = ForwardDriver(model, page_size=16, seed=1, attention=attention)
     steps = [
@@ -76,3 +86,17 @@ def test_bfloat16(tmp_path: Path, name: str, backend: str) -> None:
         return (exact.exp() * (exact - short)).sum(dim=-1).median().item()
 
     assert divergence("cuda", backend) <= 2 * divergence("cpu", "torch") + 1e-4
+
+
+@pytest.mark.parametrize("name", ["v2_lite", "v3_halves"])
+def test_expanded_keys_give_what_latents_do(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path, **CONFIGS[name] | {"qk_rope_head_dim": 16})
+    exact = run(tmp_path, "cpu", torch.float32)
+    torch_way = run(tmp_path, "cuda", torch.float32, disable_mla=True)
+    assert (exact - torch_way).abs().max().item() <= 1e-4
+
+    def divergence(disable_mla: bool) -> float:
+        short = run(tmp_path, "cuda", torch.bfloat16, "triton", disable_mla=disable_mla)
+        return (exact.exp() * (exact - short)).sum(dim=-1).median().item()
+
+    assert divergence(True) <= 2 * divergence(False) + 1e-4

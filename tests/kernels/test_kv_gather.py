@@ -58,10 +58,10 @@ def test_rows_of_any_part(requests: list[tuple[int, int]], page_size: int) -> No
     check(kv_gather_torch, spans, page_size, 3, "cpu")
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_kernel(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "width"), [(1, 72), (16, 72), (16, 1100)])
+def test_kernel(page_size: int, width: int) -> None:
     spans = [(0, 40), (7, 7), (3, 133), (64, 65), (0, 64)]
-    check(kv_gather_triton, spans, page_size, 72, DEVICE)
+    check(kv_gather_triton, spans, page_size, width, DEVICE)
 
 
 @pytest.mark.parametrize(("gather", "device"), WAYS)
@@ -79,8 +79,8 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """DeepSeek's rows, and Llama's keys of 8 heads."""
-    for width in (576, 8 * 128):
+    """Latents, Llama's rows, and those of V2-Lite's 16 heads."""
+    for width in (576, 8 * 256, 16 * 320):
         integers = torch.empty(8, dtype=torch.int32, device="meta")
         kv_gather_triton(
             torch.empty(4096, 64, width, dtype=torch.bfloat16, device="meta"),

@@ -145,9 +145,9 @@ def test_kernel(name: str, dtype: torch.dtype) -> None:
     check_kernel(name, dtype, (32, 16, 32))
 
 
-@pytest.mark.parametrize("widths", [(20, 6, 24), (16, 0, 16)], ids=str)
+@pytest.mark.parametrize("widths", [(20, 6, 24), (16, 0, 16), (24, 0, 8), (48, 0, 32)], ids=str)
 def test_kernel_of_other_widths(widths: tuple[int, int, int]) -> None:
-    """That are no powers of two, or without a part that all heads share."""
+    """That are no powers of two, with and without a part that all heads share."""
     check_kernel("causal", torch.float32, widths)
 
 
@@ -254,6 +254,12 @@ def launches() -> None:
     attend(64, 16, 16, 64, False)
     attend(4096, 32, 8, 0, True)
     attend(64, 32, 8, 0, True)
+    # Heads with a rotary key of each's own
+    k, v = torch.empty(4096, 16, 320, dtype=torch.bfloat16, device="meta").split([192, 128], dim=-1)
+    for n, causal in ((4096, True), (4096, False), (64, True)):
+        work = PrefillWork.on("meta", [(n, 4096)], causal=causal)
+        q = torch.empty(n, 16, 192, dtype=torch.bfloat16, device="meta")
+        ragged_attention_triton(q, k, v, None, work, scale=0.1, causal=causal)
 
 
 SWEPT = (Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.engine.loader import choose_config
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
@@ -32,16 +34,22 @@ class Pair:
             return self.reference(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+# Served with --disable-mla as well
+EXPANDED = ("v2_lite", "v3_halves")
+
+
+@pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} expanded" for name in EXPANDED)])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    folder: Path = tmp_path_factory.mktemp(request.param)
-    write_tiny_model(folder, **CONFIGS[request.param])
+    name, _, expanded = request.param.partition(" ")
+    folder: Path = tmp_path_factory.mktemp(name)
+    write_tiny_model(folder, **CONFIGS[name])
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    yield Pair(load_model(folder, device="cpu", dtype=torch.float32), reference)
+    config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(expanded)))
+    yield Pair(load_model(folder, device="cpu", dtype=torch.float32, config=config), reference)
     torch.set_num_threads(threads)
 
 

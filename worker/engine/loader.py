@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ from mla_router.worker.engine.graphs import graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.registry import read_config
 
@@ -28,12 +30,16 @@ def load_engine(config: WorkerConfig) -> Engine:
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
-    model_config = read_config(config.folder)
+    model_config = choose_config(config)
     # Before the weights: a wrong one must not cost their loading
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
     model = load_model(
-        config.folder, device=device, dtype=dtype, dummy=config.load_format == "dummy"
+        config.folder,
+        device=device,
+        dtype=dtype,
+        dummy=config.load_format == "dummy",
+        config=model_config,
     )
     attention = choose_attention(
         config.attention_backend,
@@ -70,6 +76,16 @@ def load_engine(config: WorkerConfig) -> Engine:
     engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
     engine.record_graphs(sizes)
     return engine
+
+
+def choose_config(config: WorkerConfig) -> ModelConfig:
+    """The model's own, as --disable-mla changes it. Raises ConfigError, ModelError."""
+    model = read_config(config.folder)
+    if not config.disable_mla:
+        return model
+    if not isinstance(model, DeepseekConfig):
+        raise ConfigError(f"--disable-mla: {model.architecture} has none to disable: leave it out")
+    return replace(model, expanded_cache=True)
 
 
 def choose_graph_sizes(config: WorkerConfig) -> GraphSizes:

@@ -13,6 +13,7 @@ from mla_router.worker.kernels.dispatch import on_gpu
 BLOCK_ROWS = 64
 BLOCK_WIDTH = 64
 BLOCK_REQUESTS = 64
+MAX_COLUMNS = 1024  # that one program copies
 
 
 def kv_gather(
@@ -71,6 +72,7 @@ def _kv_gather(
     page_table_stride,
     PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_REQUESTS: tl.constexpr,
@@ -90,8 +92,9 @@ def _kv_gather(
     page = tl.load(pages, mask=is_row, other=0).to(tl.int64)
     source = cache_ptr + (page * PAGE_SIZE + position % PAGE_SIZE) * WIDTH
     target = out_ptr + rows.to(tl.int64) * WIDTH
-    for column in tl.static_range(0, WIDTH, BLOCK_WIDTH):
-        columns = column + tl.arange(0, BLOCK_WIDTH)
+    first_column = tl.program_id(1) * COLUMNS
+    for column in tl.static_range(0, COLUMNS, BLOCK_WIDTH):
+        columns = first_column + column + tl.arange(0, BLOCK_WIDTH)
         mask = is_row[:, None] & (columns < WIDTH)[None, :]
         tile = tl.load(source[:, None] + columns[None, :], mask=mask)
         tl.store(target[:, None] + columns[None, :], tile, mask=mask)
@@ -107,7 +110,8 @@ def kv_gather_triton(
 ) -> Tensor:
     page_size, width = cache.shape[1:]
     out = cache.new_empty(total, width)
-    _kv_gather[(triton.cdiv(total, BLOCK_ROWS),)](
+    columns = min(width, MAX_COLUMNS)
+    _kv_gather[(triton.cdiv(total, BLOCK_ROWS), triton.cdiv(width, columns))](
         cache,
         page_table,
         slots,
@@ -119,6 +123,7 @@ def kv_gather_triton(
         page_table.stride(0),
         PAGE_SIZE=page_size,
         WIDTH=width,
+        COLUMNS=columns,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_WIDTH=BLOCK_WIDTH,
         BLOCK_REQUESTS=BLOCK_REQUESTS,

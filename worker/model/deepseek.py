@@ -20,6 +20,7 @@ from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe_routing import moe_routing
 from mla_router.worker.kernels.prefetch import prefetch
+from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
@@ -44,10 +45,14 @@ class DeepseekForCausalLM(CausalLM):
 
 
 def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
-    attention, mlp = LatentAttention(config), feed_forward(config, index)
+    attention, mlp = latent_attention(config), feed_forward(config, index)
     if isinstance(mlp, MixtureOfExperts):
         attention.next_weights = mlp.common_weights
     return DecoderLayer(config, attention, mlp)
+
+
+def latent_attention(config: DeepseekConfig) -> LatentAttention:
+    return ExpandedAttention(config) if config.expanded_cache else LatentAttention(config)
 
 
 def feed_forward(config: DeepseekConfig, index: int) -> nn.Module:
@@ -79,12 +84,12 @@ class LatentAttention(nn.Module):
         if config.q_lora_rank is None:
             self.q_kv_proj = Linear(
                 hidden,
-                {"q_proj": queries, KV_A: config.cache_width},
+                {"q_proj": queries, KV_A: config.latent_rows.width},
                 bias=(KV_A,) if bias else False,
             )
         else:
             self.q_kv_proj = Linear(
-                hidden, {"q_a_proj": config.q_lora_rank, KV_A: config.cache_width}, bias=bias
+                hidden, {"q_a_proj": config.q_lora_rank, KV_A: config.latent_rows.width}, bias=bias
             )
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
             self.q_b_proj = Linear(config.q_lora_rank, queries)
@@ -98,17 +103,7 @@ class LatentAttention(nn.Module):
         self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> Tensor:
         q, kv = self.queries_and_latents(hidden)
-        # One row per token is all that later tokens will need
-        rope_kv_write(
-            q,
-            kv,
-            self.kv_a_layernorm.weight,
-            self.kv_a_layernorm.eps,
-            rotations,
-            cache,
-            batch.cache_locations,
-            interleaved=self.interleaved,
-        )
+        self.rotate_and_write(q, kv, rotations, batch, cache)
         out = q.new_empty(len(hidden), self.num_heads, self.v_head_dim)
         batch.attend(self.attend, q, cache, out)
         projected: Tensor = self.o_proj(out.flatten(1))
@@ -119,7 +114,7 @@ class LatentAttention(nn.Module):
         if decodes:
             self.decode(batch, q[:decodes], cache, out[:decodes])
         if decodes < len(q):
-            out[decodes:] = self.prefill(batch, q[decodes:], cache)
+            self.prefill(batch, q[decodes:], cache, out[decodes:])
 
     def queries_and_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
@@ -128,6 +123,21 @@ class LatentAttention(nn.Module):
         if self.q_lora_rank is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
         return q.view(len(hidden), self.num_heads, -1), kv
+
+    def rotate_and_write(
+        self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> None:
+        """One row per token is all that later tokens will need."""
+        rope_kv_write(
+            q,
+            kv,
+            self.kv_a_layernorm.weight,
+            self.kv_a_layernorm.eps,
+            rotations,
+            cache,
+            batch.cache_locations,
+            interleaved=self.interleaved,
+        )
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed: attends over the cached rows as they are."""
@@ -138,10 +148,12 @@ class LatentAttention(nn.Module):
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
         expand_values(latent, w_uv, out)
 
-    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor) -> Tensor:
+    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Multi-head: expands prefixes and chunks."""
-        return batch.attention.mla_prefill(
-            q, cache, self.expand, kv_lora_rank=self.kv_lora_rank, scale=self.scale
+        out.copy_(
+            batch.attention.mla_prefill(
+                q, cache, self.expand, kv_lora_rank=self.kv_lora_rank, scale=self.scale
+            )
         )
 
     def expand(self, latent: Tensor) -> Tensor:
@@ -154,6 +166,35 @@ class LatentAttention(nn.Module):
         both = self.kv_b_proj.dense_weight().view(self.num_heads, -1, self.kv_lora_rank)
         w_uk, w_uv = torch.split(both, [self.qk_nope_head_dim, self.v_head_dim], dim=1)
         return w_uk, w_uv
+
+
+class ExpandedAttention(LatentAttention):
+    """The same attention as it is without MLA's economy: the cache keeps the keys and values of all heads,
+    many times the numbers of a latent. For comparison (--disable-mla)."""
+
+    def rotate_and_write(
+        self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
+    ) -> None:
+        latent, k_pe = kv.tensor_split([self.kv_lora_rank], dim=-1)
+        expanded = self.expand(self.kv_a_layernorm(latent))
+        k, v = expanded.tensor_split([self.qk_nope_head_dim], dim=-1)
+        rope_gqa_write(
+            q,
+            k,
+            k_pe[:, None].expand(-1, self.num_heads, -1),
+            v,
+            rotations,
+            cache,
+            batch.cache_locations,
+            interleaved=self.interleaved,
+        )
+
+    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        prefetch(q, self.next_weights())
+        batch.attention.gqa_decode(q, cache, out, scale=self.scale)
+
+    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        batch.attention.gqa_prefill(q, cache, out, scale=self.scale)
 
 
 class MixtureOfExperts(nn.Module):

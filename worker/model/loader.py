@@ -25,20 +25,26 @@ Built = TypeVar("Built", bound=nn.Module)
 
 
 def load_model(
-    folder: Path, *, device: torch.device | str, dtype: torch.dtype, dummy: bool = False
+    folder: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    dummy: bool = False,
+    config: ModelConfig | None = None,
 ) -> CausalLM:
-    """The model in `folder` on `device`. Raises ModelError.
+    """The model in `folder` on `device`, built by `config`, or else by what the folder says. Raises
+    ModelError.
 
     Weights that the checkpoint quantizes stay as they are, all others are converted to `dtype`. They
     never change again and take no part in autograd. With `dummy` no file but config.json is read, and
     they are random.
     """
-    config = read_config(folder)
+    built_by = config or read_config(folder)
     return _load(
-        lambda: build_model(config),
-        config,
+        lambda: build_model(built_by),
+        built_by,
         folder,
-        partial(is_unused, config=config),
+        partial(is_unused, config=built_by),
         device=torch.device(device),
         dtype=dtype,
         dummy=dummy,

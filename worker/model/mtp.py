@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
-from mla_router.worker.model.deepseek import LatentAttention, feed_forward
+from mla_router.worker.model.deepseek import feed_forward, latent_attention
 from mla_router.worker.model.layers import Linear, RMSNorm
 
 
@@ -56,7 +56,7 @@ class PredictionLayer(DecoderLayer):
     """A layer like the model's, behind what joins its two inputs."""
 
     def __init__(self, config: DeepseekConfig, index: int) -> None:
-        super().__init__(config, LatentAttention(config), feed_forward(config, index))
+        super().__init__(config, latent_attention(config), feed_forward(config, index))
         hidden = config.hidden_size
         self.enorm = RMSNorm(hidden, config.rms_norm_eps)
         self.hnorm = RMSNorm(hidden, config.rms_norm_eps)

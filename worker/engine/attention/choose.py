@@ -14,8 +14,8 @@ from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.rope import softmax_scale
 
 logger = logging.getLogger(__name__)
@@ -34,68 +34,49 @@ def choose_attention(
 ) -> AttentionBackend:
     """`wanted` is the value of --attention-backend, `flashinfer_mla` that of --enable-flashinfer-mla.
     Raises ConfigError if they cannot serve."""
-    obstacle = _device_obstacle(device, dtype) or _model_obstacle(model)
-    if wanted in ("triton", "flashinfer") and obstacle:
-        raise ConfigError(f"--attention-backend {wanted}: cannot serve {obstacle}")
-    if flashinfer_mla and obstacle:
-        raise ConfigError(f"{FLASHINFER_MLA}: cannot serve {obstacle}")
+    rows = model.cache_rows
+    obstacle = _device_obstacle(device, dtype) or _rows_obstacle(rows)
+    not_latent = None
+    if isinstance(rows, HeadRows):
+        not_latent = f"{model.architecture}, whose KV cache has no latents"
+    for flag, given, reason in (
+        ("--attention-backend triton", wanted == "triton", obstacle),
+        ("--attention-backend flashinfer", wanted == "flashinfer", obstacle or not_latent),
+        (FLASHINFER_MLA, flashinfer_mla, obstacle or not_latent),
+    ):
+        if given and reason:
+            raise ConfigError(f"{flag}: cannot serve {reason}")
     backend: AttentionBackend = TorchBackend()
-    if not obstacle:
-        match model:
-            case DeepseekConfig():
-                backend = _for_latents(wanted, flashinfer_mla, model, device, dtype)
-            case LlamaConfig():
-                backend = _for_key_heads(wanted, flashinfer_mla, model, device)
+    if not obstacle and isinstance(rows, LatentRows):
+        assert isinstance(model, DeepseekConfig), model.architecture
+        backend = _for_latents(wanted, model, device, dtype)
+        if flashinfer_mla:
+            backend = FlashInferMlaBackend(
+                backend,
+                model.num_heads,
+                model.kv_lora_rank,
+                model.qk_rope_head_dim,
+                softmax_scale(model.qk_head_dim, model.rope),
+                dtype,
+                device,
+            )
+    elif not obstacle and isinstance(rows, HeadRows) and wanted != "torch":
+        backend = TritonBackend.for_key_heads(model.num_heads, rows, device)
     logger.info("Attention backend: %s%s", backend.name, f", for {obstacle}" if obstacle else "")
     return backend
 
 
 def _for_latents(
-    wanted: str,
-    flashinfer_mla: bool,
-    model: DeepseekConfig,
-    device: torch.device,
-    dtype: torch.dtype,
+    wanted: str, model: DeepseekConfig, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    backend: AttentionBackend = TorchBackend()
-    if wanted != "torch":
-        ours = TritonBackend.for_latents(
-            model.num_heads, model.qk_nope_head_dim + model.v_head_dim, device
-        )
-        backend = ours
-        if wanted == "flashinfer":
-            backend = FlashInferBackend(
-                ours, model.num_heads, model.qk_head_dim, model.v_head_dim, dtype, device
-            )
-    if flashinfer_mla:
-        backend = FlashInferMlaBackend(
-            backend,
-            model.num_heads,
-            model.kv_lora_rank,
-            model.qk_rope_head_dim,
-            softmax_scale(model.qk_head_dim, model.rope),
-            dtype,
-            device,
-        )
-    return backend
-
-
-def _for_key_heads(
-    wanted: str, flashinfer_mla: bool, model: LlamaConfig, device: torch.device
-) -> AttentionBackend:
-    for flag, given in (
-        ("--attention-backend flashinfer", wanted == "flashinfer"),
-        (FLASHINFER_MLA, flashinfer_mla),
-    ):
-        if given:
-            raise ConfigError(
-                f"{flag}: cannot serve {model.architecture}, whose attention is not latent"
-            )
     if wanted == "torch":
         return TorchBackend()
-    return TritonBackend.for_key_heads(
-        model.num_heads, model.num_kv_heads, 2 * model.head_dim, device
-    )
+    expanded = model.qk_nope_head_dim + model.v_head_dim
+    ours = TritonBackend.for_latents(model.num_heads, expanded, device)
+    if wanted == "flashinfer":
+        widths = model.qk_head_dim, model.v_head_dim
+        return FlashInferBackend(ours, model.num_heads, *widths, dtype, device)
+    return ours
 
 
 def _device_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -107,15 +88,17 @@ def _device_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _model_obstacle(model: ModelConfig) -> str | None:
-    match model:
-        case DeepseekConfig():
-            for name in ("kv_lora_rank", "qk_rope_head_dim"):
-                width = getattr(model, name)
+def _rows_obstacle(rows: LatentRows | HeadRows) -> str | None:
+    match rows:
+        case LatentRows():
+            for name, width in (
+                ("kv_lora_rank", rows.latent),
+                ("qk_rope_head_dim", rows.rotary),
+            ):
                 if width < 16 or width & (width - 1):
                     return f"{name} {width}, which is no power of two from 16 on"
-            return None
-        case LlamaConfig():
-            wide = model.head_dim > _MAX_HEAD_WIDTH
-            return f"head_dim {model.head_dim}, which is over {_MAX_HEAD_WIDTH}" if wide else None
-    return f"{model.architecture}, for which there are none"
+        case HeadRows():
+            width = max(rows.key_width, rows.value_width)
+            if width > _MAX_HEAD_WIDTH:
+                return f"heads {width} wide, which is over {_MAX_HEAD_WIDTH}"
+    return None

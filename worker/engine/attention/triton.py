@@ -19,6 +19,7 @@ from mla_router.worker.kernels.merge_states import merge_states
 from mla_router.worker.kernels.mla_decode import mla_decode
 from mla_router.worker.kernels.mla_prefill import mla_prefill
 from mla_router.worker.kernels.ragged_attention import ragged_attention
+from mla_router.worker.model.config.cache_rows import HeadRows
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
@@ -49,13 +50,10 @@ class TritonBackend(AttentionBackend):
         return cls(tiles, num_heads * head_width, device)
 
     @classmethod
-    def for_key_heads(
-        cls, num_heads: int, key_heads: int, head_width: int, device: torch.device
-    ) -> TritonBackend:
-        """`head_width`: numbers of key and value together of a token in one key head."""
-        chosen = gqa_tiling(num_heads // key_heads, head_width)
-        parts = num_parts(chosen, num_heads, 1, device, key_heads=key_heads)
-        return cls(lambda _: (chosen, parts), key_heads * head_width, device)
+    def for_key_heads(cls, num_heads: int, rows: HeadRows, device: torch.device) -> TritonBackend:
+        chosen = gqa_tiling(num_heads // rows.heads, rows.key_width + rows.value_width)
+        parts = num_parts(chosen, num_heads, 1, device, key_heads=rows.heads)
+        return cls(lambda _: (chosen, parts), rows.width, device)
 
     def plan(self, layout: StepLayout) -> TritonAttention:
         schedule, passes = None, []

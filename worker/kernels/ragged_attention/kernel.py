@@ -4,6 +4,9 @@ FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a program keeps a block of one h
 over the keys once, and rescales what it has whenever it meets a larger score. Scores are in units of
 log2. The keys that all queries of the block see are walked over without masks, the few others after
 them.
+
+A key is multiplied in two parts: its head's own, and what all heads share; or, without that, the largest
+power of two of its width and the rest, so that 192 is not padded to 256.
 """
 
 from __future__ import annotations
@@ -126,6 +129,7 @@ def _ragged_attention(
     v_stride,
     v_head_stride,
     shared_stride,
+    shared_head_stride,
     out_stride,
     num_heads,
     scale_log2,
@@ -190,7 +194,7 @@ def _ragged_attention(
             seen,
             k_ptr + head // SHARE * k_head_stride,
             v_ptr + head // SHARE * v_head_stride,
-            shared_ptr,
+            shared_ptr + head // SHARE * shared_head_stride,
             k_stride,
             v_stride,
             shared_stride,
@@ -231,8 +235,12 @@ def ragged_attention_triton(
     """As `ragged_attention`; products are of the tensors' dtype, sums are float32. `tiles` other than
     `tiling` chooses are for benchmarks."""
     (num_queries, heads, width), (_, groups, d), v_width = q.shape, k.shape, v.shape[-1]
+    if shared_keys is None:
+        d = d if d <= 16 else 1 << (d.bit_length() - 1)
+        k, shared, shared_head_stride = k[..., :d], k[..., d:], k.stride(1)
+    else:
+        shared, shared_head_stride = shared_keys, 0
     r = width - d
-    shared = k if shared_keys is None else shared_keys
     for tensor in (q, k, v, shared):
         assert tensor.stride(-1) == 1 and tensor.dtype == q.dtype, (
             f"strides {tensor.stride()}, {tensor.dtype} beside {q.dtype}"
@@ -257,6 +265,7 @@ def ragged_attention_triton(
         v.stride(0),
         v.stride(1),
         shared.stride(0),
+        shared_head_stride,
         out.stride(0),
         heads,
         scale * math.log2(math.e),

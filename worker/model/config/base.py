@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
 from mla_router.worker.model.config.fields import read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
 from mla_router.worker.model.quantization.config import Quantization, parse_quantization
@@ -30,10 +31,14 @@ class ModelConfig(ABC):
     rope: RopeConfig
     num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
 
+    @property
     @abstractmethod
-    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
-        """Shape of the KV cache. Its first axis is that of the layers; what the others are only the
-        model and its kernels know. Its size is proportional to num_pages * page_size."""
+    def cache_rows(self) -> LatentRows | HeadRows:
+        """What a token keeps in the KV cache of one layer."""
+
+    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, int, int, int]:
+        """Of the KV cache: [layers, pages, page_size, width of a row]."""
+        return (self.num_layers, num_pages, page_size, self.cache_rows.width)
 
     @property
     def cache_values_per_token(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mla_router.worker.model.config.base import ModelConfig, common_fields
+from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
 from mla_router.worker.model.config.rope import YarnConfig, read_rope
 
@@ -31,19 +32,23 @@ class DeepseekConfig(ModelConfig):
     top_expert_groups: int
     normalize_expert_weights: bool
     routed_scaling_factor: float
+    # No setting of a checkpoint: the KV cache keeps the keys and values that latents expand to
+    expanded_cache: bool = False
 
     @property
     def qk_head_dim(self) -> int:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
-    def cache_width(self) -> int:
-        """Values that one token keeps in the KV cache of one layer: its latent and rotary key."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+    def latent_rows(self) -> LatentRows:
+        """What keys and values of a token follow from."""
+        return LatentRows(self.kv_lora_rank, self.qk_rope_head_dim)
 
-    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
-        """[layers, pages, page_size, cache_width]."""
-        return (self.num_layers, num_pages, page_size, self.cache_width)
+    @property
+    def cache_rows(self) -> LatentRows | HeadRows:
+        if self.expanded_cache:
+            return HeadRows(self.num_heads, self.qk_head_dim, self.v_head_dim)
+        return self.latent_rows
 
 
 def parse_v2(raw: Mapping[str, Any]) -> DeepseekConfig:

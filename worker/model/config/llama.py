@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mla_router.worker.model.config.base import ModelConfig, common_fields
+from mla_router.worker.model.config.cache_rows import HeadRows
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size
 from mla_router.worker.model.config.rope import read_rope
 
@@ -17,10 +18,9 @@ class LlamaConfig(ModelConfig):
     head_dim: int
     mlp_bias: bool
 
-    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
-        """[layers, pages, page_size, num_kv_heads * 2 * head_dim]: all keys of a token, then its values."""
-        row = self.num_kv_heads * 2 * self.head_dim
-        return (self.num_layers, num_pages, page_size, row)
+    @property
+    def cache_rows(self) -> HeadRows:
+        return HeadRows(self.num_kv_heads, self.head_dim, self.head_dim)
 
 
 def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
