@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mla_router.worker.kernels.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_gather import kv_gather, kv_gather_torch
 from mla_router.worker.kernels.merge_states import merge_states
 from mla_router.worker.kernels.mla_prefill import mla_prefill
@@ -68,13 +69,21 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("extents", [LONG, SHORT], ids=["long", "short"])
-def test_gqa(extents: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "value_width"),
+    [(32, 8, 128, 128), (32, 8, 64, 64), (16, 16, NOPE + ROPE, VALUE), (6, 3, 100, 100)],
+)
+def test_gqa(
+    heads: int, groups: int, width: int, value_width: int, extents: list[tuple[int, int]]
+) -> None:
+    """Keys and values as they lie in rows of the cache."""
     queries, keys = (sum(column) for column in zip(*extents, strict=True))
-    q, k, v = randn(queries, 32, 128), randn(keys, 8, 128), randn(keys, 8, 128)
-    work = PrefillWork.on("cuda", extents)
-    got, _ = ragged_attention(q, k, v, None, work, scale=128**-0.5)
-    every_k, every_v = (part.repeat_interleave(4, dim=1) for part in (k, v))
-    expected, _ = in_float64(q, every_k, every_v, extents, 128**-0.5, causal=True)
+    q, rows = randn(queries, heads, width), randn(keys, groups * (width + value_width))
+    k, v = keys_and_values(rows, width, value_width)
+    work, scale = PrefillWork.on("cuda", extents), width**-0.5
+    got, _ = ragged_attention(q, k, v, None, work, scale=scale)
+    every_k, every_v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
+    expected, _ = in_float64(q, every_k, every_v, extents, scale, causal=True)
     assert_close(got, expected)
 
 
@@ -119,8 +128,9 @@ def test_prefix_in_pieces() -> None:
     torch.testing.assert_close(lse, whole_lse, rtol=1e-3, atol=1e-3)
 
 
-def test_kv_gather() -> None:
-    cache = randn(301, 64, 576)
+@pytest.mark.parametrize("width", [576, 16 * (192 + 128)])
+def test_kv_gather(width: int) -> None:
+    cache = randn(301, 64, width)
     table = (torch.randperm(300, device="cuda").int() + 1).view(3, 100)
     slots = torch.tensor([2, 0], device="cuda")
     first = torch.tensor([0, 70], dtype=torch.int32, device="cuda")
