@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+# Steps differ in size: what one leaves free on the device has to serve others of another size.
+_TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
 
 
@@ -220,13 +223,13 @@ class WorkerConfig:
         return argv
 
     def child_environment(self) -> dict[str, str]:
-        """Our own environment, and in it the secrets of this config."""
+        """Our own environment, what torch should know, and the secrets of this config."""
         secrets = {
             spec.metadata["variable"]: str(value)
             for spec in dataclasses.fields(self)
             if "variable" in spec.metadata and (value := getattr(self, spec.name))
         }
-        return {**os.environ, **secrets}
+        return {**_TORCH, **os.environ, **secrets}
 
 
 def add_flags(

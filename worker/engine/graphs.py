@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.alias import alias
 
 logger = logging.getLogger(__name__)
 
@@ -116,4 +117,4 @@ def _record(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         logits = decode(slots, lengths)
-    return Recording(graph, size, idle_slot, rows, logits)
+    return Recording(graph, size, idle_slot, rows, alias(logits))

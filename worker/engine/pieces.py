@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mla_router.worker.engine.alias import alias
 from mla_router.worker.model.batch import Attend, ForwardBatch
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def _record(
     class Cutting(ForwardBatch):
         def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
             graphs[-1].capture_end()
-            cuts.append(Cut(attend, _alias(q), cache, _alias(out)))
+            cuts.append(Cut(attend, alias(q), cache, alias(out)))
             begin()
 
     stream.wait_stream(torch.cuda.current_stream())
@@ -144,31 +145,10 @@ def _record(
         update, residual = run_layers(compose(Cutting, *inputs.unbind()))
         graphs[-1].capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    return Pieces(inputs.shape[1], inputs, graphs, cuts, _alias(update), _alias(residual))
+    return Pieces(inputs.shape[1], inputs, graphs, cuts, alias(update), alias(residual))
 
 
 class _Unattended(ForwardBatch):
     def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
         del attend, q, cache
         out.zero_()
-
-
-class _Memory:
-    """Device memory as other libraries see it (`__cuda_array_interface__`), of 16-bit numbers."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * tensor.itemsize for stride in tensor.stride()),
-            "typestr": "<i2",
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    """`tensor` without keeping its memory from being used again. What one piece leaves for the next is
-    read before anything that is recorded later may write there, so that all layers and all recordings
-    can share it."""
-    assert tensor.itemsize == 2, tensor.dtype
-    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

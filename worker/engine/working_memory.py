@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -69,15 +70,34 @@ def measure_working_memory(
     # Libraries load the kernel of a new number of rows when it is first asked for.
     for rows in piece_sizes(capacity.num_slots):
         engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
-    torch.cuda.empty_cache()
-
-    free = torch.cuda.mem_get_info(device)[0]
-    engine.record_graphs(GraphSizes(graph_sizes.decode[-1:], graph_sizes.pieces[-1:]))
-    graphs = free - torch.cuda.mem_get_info(device)[0]
+    graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
     gc.collect()  # it refers to itself
     torch.cuda.empty_cache()
-    return WorkingMemory(step, max(0, graphs))
+    return WorkingMemory(step, graphs)
+
+
+def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:
+    """Of all recordings: they share the memory of the largest, and each needs some of its own, found by
+    recording the smallest beside it."""
+
+    def taken(some: GraphSizes) -> int:
+        engine.record_graphs(GraphSizes((), ()))
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(device)[0]
+        engine.record_graphs(some)
+        return max(0, free - torch.cuda.mem_get_info(device)[0])
+
+    def of_all(sizes: Sequence[int], only: Callable[[Sequence[int]], GraphSizes]) -> int:
+        if not sizes:
+            return 0
+        largest = taken(only(sizes[-1:]))
+        each = taken(only([sizes[0], sizes[-1]])) - largest if len(sizes) > 1 else 0
+        return largest + max(0, each) * (len(sizes) - 1)
+
+    return of_all(sizes.decode, lambda some: GraphSizes(some, ())) + of_all(
+        sizes.pieces, lambda some: GraphSizes((), some)
+    )
 
 
 def _mixed_plan(capacity: Capacity, tokens: int, prefix: int) -> StepPlan:

@@ -21,7 +21,14 @@ import time
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import NO_TOKEN, FinishReason, Scores, StepEngine, StepResult
+from mla_router.worker.core import (
+    NO_TOKEN,
+    FinishReason,
+    Scores,
+    StepEngine,
+    StepResult,
+    TokenMasks,
+)
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import (
@@ -190,7 +197,7 @@ class Scheduler:
         try:
             step.launched = self.engine.forward(step.plan)
             if not step.needs_masks:
-                step.pending = self.engine.sample(step.launched)
+                self._sample(step, None)
         except Exception as error:  # noqa: BLE001 (whatever it is, other steps may not have it)
             self._fail(step, error)
             return None
@@ -202,13 +209,19 @@ class Scheduler:
             return step
         try:
             masks, stuck = self.grammars.masks(step)
-            step.pending = self.engine.sample(step.launched, masks)
+            self._sample(step, masks)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return None
         for request, problem in stuck:
             self._end_without_masks(request, problem)
         return step
+
+    def _sample(self, step: Step, masks: TokenMasks | None) -> None:
+        step.pending = self.engine.sample(step.launched, masks)
+        step.launched = (
+            None  # its logits are large, and the next step is launched before this one ends
+        )
 
     # -- postprocess(N-1) -----------------------------------------------------------------------
 
