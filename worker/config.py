@@ -118,6 +118,14 @@ class WorkerConfig:
     cuda_graph_bs: str = _flag(
         "", "batch sizes to record, such as 1,2,4,8; empty: a choice up to --cuda-graph-max-bs"
     )
+    enable_torch_compile: bool = _flag(
+        False,
+        "run the projections and feed-forward layers of recorded decode steps through torch.compile; "
+        "makes the start minutes longer",
+    )
+    torch_compile_max_bs: int = _flag(
+        32, "largest batch of decode steps that --enable-torch-compile is for", low=1, high=4096
+    )
     # memory
     mem_fraction_static: float = _flag(
         0.85, "share of GPU memory for weights and KV cache together", low=0.05, high=0.98

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.engine.loader import choose_graph_sizes, load_engine
 from mla_router.worker.model.config.fields import ModelError
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -47,3 +50,19 @@ def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
     with pytest.raises(ConfigError, match=r"--disable-mla: LlamaForCausalLM has none"):
         load_engine(WorkerConfig(model_path=str(tmp_path), device="cpu", disable_mla=True))
+
+
+def test_torch_compile_is_for_cuda_graphs() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    recordable = TritonBackend.for_latents(16, 256, cpu)
+    compiling = WorkerConfig(enable_torch_compile=True, torch_compile_max_bs=8)
+    assert choose_graph_sizes(compiling, cuda, recordable).compiled == 8
+    assert choose_graph_sizes(WorkerConfig(), cuda, recordable).compiled == 0
+    unrecorded = WorkerConfig(enable_torch_compile=True, disable_cuda_graph=True)
+    for config, device, attention, obstacle in (
+        (unrecorded, cuda, recordable, "--disable-cuda-graph"),
+        (compiling, cpu, recordable, "device cpu"),
+        (compiling, cuda, TorchBackend(), "attention backend torch"),
+    ):
+        with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):
+            choose_graph_sizes(config, device, attention)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
+from mla_router.worker.engine.compiled_decode import CompiledDecode
 from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
 from mla_router.worker.engine.pieces import PieceGraphs, record_pieces
@@ -42,6 +43,7 @@ class GraphSizes:
 
     decode: Sequence[int]  # batch sizes of steps without prompts
     pieces: Sequence[int]  # rows of others
+    compiled: int = 0  # batch sizes of `decode` up to this one go through torch.compile
 
 
 class Engine:
@@ -90,13 +92,18 @@ class Engine:
     def _record(self, sizes: GraphSizes) -> None:
         idle = self.slots.idle_slot
         if sizes.decode:
+            compiled = None
+            if sizes.compiled:
+                compiled = CompiledDecode(self._decode, self.model, sizes.compiled)
             self._graphs = record_graphs(
-                self._decode,
+                compiled or self._decode,
                 self._prepare_decode,
                 sizes.decode,
                 idle_slot=idle,
                 device=self.device,
             )
+            if compiled:
+                compiled.report()
         if sizes.pieces:
             self._pieces = record_pieces(
                 lambda batch: self.model.model.run_layers(batch, self.cache),

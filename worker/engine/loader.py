@@ -10,6 +10,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
@@ -31,9 +32,17 @@ def load_engine(config: WorkerConfig) -> Engine:
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
     model_config = choose_config(config)
-    # Before the weights: a wrong one must not cost their loading
+    # Before the weights: a wrong setting must not cost their loading
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
+    attention = choose_attention(
+        config.attention_backend,
+        model_config,
+        device,
+        dtype,
+        flashinfer_mla=config.enable_flashinfer_mla,
+    )
+    sizes = choose_graph_sizes(config, device, attention)
     model = load_model(
         config.folder,
         device=device,
@@ -41,19 +50,11 @@ def load_engine(config: WorkerConfig) -> Engine:
         dummy=config.load_format == "dummy",
         config=model_config,
     )
-    attention = choose_attention(
-        config.attention_backend,
-        model.config,
-        device,
-        dtype,
-        flashinfer_mla=config.enable_flashinfer_mla,
-    )
     if device.type == "cpu":
         capacity = plan_capacity(config, model.config, dtype, device)
         return Engine(model, capacity, device=device, dtype=dtype, attention=attention)
 
     shape = Capacity(0, config.page_size, config.max_running_requests, context_length)
-    sizes = choose_graph_sizes(config) if attention.recordable else GraphSizes([], [])
     working = measure_working_memory(
         model,
         shape,
@@ -88,13 +89,29 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
     return replace(model, expanded_cache=True)
 
 
-def choose_graph_sizes(config: WorkerConfig) -> GraphSizes:
+def choose_graph_sizes(
+    config: WorkerConfig, device: torch.device, attention: AttentionBackend
+) -> GraphSizes:
+    """Raises ConfigError if steps are to be compiled for recordings that there are not."""
+    without = None
     if config.disable_cuda_graph:
+        without = "--disable-cuda-graph"
+    elif device.type != "cuda":
+        without = f"device {device.type}"
+    elif not attention.recordable:
+        without = f"attention backend {attention.name}"
+    if without is not None:
+        if config.enable_torch_compile:
+            raise ConfigError(
+                f"--enable-torch-compile: is for decode steps that are recorded as CUDA graphs, and with "
+                f"{without} there are none"
+            )
         return GraphSizes([], [])
     largest = min(config.cuda_graph_max_bs, config.max_running_requests)
     return GraphSizes(
         config.decode_graph_sizes or graph_sizes(largest),
         piece_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens)),
+        compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
     )
 
 

@@ -8,5 +8,9 @@ from torch import Tensor
 
 def on_gpu(x: Tensor) -> bool:
     """Whether `x` goes the fast way: 16-bit numbers on a GPU. All else takes the way of plain torch
-    operations, which the fast one is checked against."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    operations, which the fast one is checked against. So does what torch.compile is to look into."""
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and not torch.compiler.is_compiling()
+    )

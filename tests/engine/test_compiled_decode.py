@@ -1,0 +1,95 @@
+"""What torch.compile makes of decode steps gives what the model gives without it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from mla_router.worker.engine.compiled_decode import CompiledDecode
+from mla_router.worker.model.loader import load_model
+from support.forward_driver import ForwardDriver
+from support.tiny_model import CONFIGS, write_tiny_model
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+
+PROMPTS = [[3, 5, 7, 11], [2], [13, 17, 19, 23, 29, 31]]
+NEXT = [[37, 41], [43, 47], [53, 59]]  # two tokens for each
+
+
+class Prompts(ForwardDriver):
+    """In their slots, each with `PROMPTS`; `decode` is a `Decode` that is given tokens from NEXT."""
+
+    def begin(self) -> None:
+        self.step(chunks=list(enumerate(PROMPTS)))
+
+    @torch.inference_mode()
+    def decode(self, slots: Tensor, lengths: Tensor) -> Tensor:
+        tokens = {
+            slot: NEXT[slot][length - len(PROMPTS[slot]) - 1]
+            for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True)
+        }
+        return self.step(tokens)
+
+
+def rows(slots: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+    lengths = [len(PROMPTS[slot]) + step for slot in slots]
+    return torch.tensor(slots), torch.tensor(lengths)
+
+
+@pytest.fixture
+def quick_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It finds out which vector instructions a CPU has by compiling a program for each of them, which
+    imports torch: a minute. And it would keep processes for further compilations."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(compile_threads=1):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("quick_inductor")
+@torch.no_grad()
+def test_as_transformers(tmp_path: Path) -> None:
+    """Three rows, which are more than are compiled, then two, which are compiled."""
+    write_tiny_model(tmp_path, **CONFIGS["v2_lite"])
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    driver = Prompts(model, page_size=4)
+    driver.begin()
+    decode = CompiledDecode(driver.decode, model, max_rows=2)
+    graphs = torch._dynamo.utils.counters["stats"]
+    decode(*rows((0, 1, 2), 1))
+    assert graphs["unique_graphs"] == 0
+    got = decode(*rows((0, 2), 2))
+    # Two projections, the dense layer, the shared experts: each once for all three layers.
+    assert graphs["unique_graphs"] == 4
+
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for slot, logprobs in zip((0, 2), got, strict=True):
+        logits = reference(torch.tensor([PROMPTS[slot] + NEXT[slot]])).logits[0, -1]
+        torch.testing.assert_close(logprobs, logits.log_softmax(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
+    before = {module: set(vars(module)) for module in model.modules()}
+    inside: list[int] = []
+
+    def fail(slots: Tensor, lengths: Tensor) -> Tensor:
+        assert slots.shape == lengths.shape
+        inside.append(sum(set(vars(m)) != before[m] for m in model.modules()))
+        raise RuntimeError
+
+    decode = CompiledDecode(fail, model, max_rows=4)
+    for size in (5, 4):
+        with pytest.raises(RuntimeError):
+            decode(torch.zeros(size), torch.zeros(size))
+    assert inside == [0, 3 * len(model.model.layers)]  # two projections and the feed-forward layer
+    assert before == {module: set(vars(module)) for module in model.modules()}

@@ -1,0 +1,87 @@
+"""Decode steps whose matrix products, and what stands between them, are made by torch.compile.
+
+What is compiled are single projections and feed-forward layers, wherever a model has them: of each class and
+shape once for all layers, which keeps it to a few seconds a batch size. All that touches the KV
+cache is left out: a compiled function returns what it changes as a new tensor, and copies the cache to do so.
+The routed experts are left out, too, since their torch form waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+from mla_router.worker.engine.graphs import Decode
+from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.layers import MLP, Linear
+
+logger = logging.getLogger(__name__)
+
+# That of SGLang's flag: tilings are measured; the CUDA graphs are ours.
+MODE = "max-autotune-no-cudagraphs"
+# Versions of one function that torch.compile keeps, of all shapes and batch sizes. With more than that it
+# goes back to what is not compiled; its own limit is 8.
+MAX_VERSIONS = 4096
+
+
+class CompiledDecode:
+    """A `Decode`: `decode` of `model`, compiled for batches of at most `max_rows`. The first call of a
+    batch size compiles it."""
+
+    def __init__(self, decode: Decode, model: CausalLM, max_rows: int) -> None:
+        self._decode = decode
+        self._max_rows = max_rows
+        regions = list(_regions(model.model.layers))
+        compiled = {
+            kind: torch.compile(kind.forward, mode=MODE, dynamic=False)
+            for kind in {type(region) for region in regions}
+        }
+        self._forwards = {region: MethodType(compiled[type(region)], region) for region in regions}
+        self._sizes: set[int] = set()  # that have been compiled
+        self._seconds = 0.0  # that their calls took
+
+    def __call__(self, slots: Tensor, lengths: Tensor) -> Tensor:
+        if len(slots) > self._max_rows:
+            return self._decode(slots, lengths)
+        begin = time.perf_counter()
+        with self._in_place():
+            logits = self._decode(slots, lengths)
+        self._sizes.add(len(slots))
+        self._seconds += time.perf_counter() - begin
+        return logits
+
+    def report(self) -> None:
+        """Says what was compiled, and how long it took."""
+        logger.info(
+            "torch.compile: decode steps of %d batch sizes up to %d: %.1f s",
+            len(self._sizes),
+            max(self._sizes, default=0),
+            self._seconds,
+        )
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Other calls of the model, for prompts and larger batches, are not compiled."""
+        limits = {"recompile_limit": MAX_VERSIONS, "accumulated_recompile_limit": MAX_VERSIONS}
+        try:
+            for region, forward in self._forwards.items():
+                region.forward = forward
+            with torch._dynamo.config.patch(limits):
+                yield
+        finally:
+            for region in self._forwards:
+                del region.forward
+
+
+def _regions(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, (MLP, Linear)):
+            yield child
+        else:
+            yield from _regions(child)
