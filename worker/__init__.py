@@ -1,1 +1,1 @@
-"""One data-parallel worker: an HTTP server process and a scheduler process that owns the device."""
+"""One data-parallel worker: HTTP server processes and a scheduler process that owns the device."""

@@ -169,7 +169,9 @@ class WorkerConfig:
     # operation
     cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
     watchdog_timeout: float = _flag(
-        30.0, "seconds without a scheduler heartbeat until /health says 503", low=1.0
+        30.0,
+        "seconds without a scheduler heartbeat, in any server process, until /health says 503",
+        low=1.0,
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
     profile_dir: str = _flag("", "folder for the traces of /start_profile; empty: that is refused")

@@ -1,4 +1,4 @@
-"""What a request and each of its tokens cost the two processes of a worker, in CPU time.
+"""What a request and each of its tokens cost the processes of a worker, in CPU time.
 
     python bench/serving/server_overhead.py --out bench/results/server_overhead.jsonl
 
@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,13 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 TIMEOUT_S = 500.0
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of processes so far."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS_A_SECOND
 
 
 PATHS = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -102,16 +106,16 @@ async def drive(port: int, path: str, streams: int, prompt_chars: int, tokens: i
 @dataclass
 class Worker:
     port: int
-    pids: tuple[int, int]  # of its server and its scheduler
+    pids: tuple[list[int], list[int]]  # of its servers, and of its scheduler
 
     def spend(
         self, path: str, streams: int, prompt_chars: int, tokens: int
     ) -> tuple[list[float], Heard]:
-        """CPU seconds of the two processes for so many streams at once."""
-        before = [cpu_seconds(pid) for pid in self.pids]
+        """CPU seconds of servers and scheduler for so many streams at once."""
+        before = [cpu_seconds(pids) for pids in self.pids]
         heard = asyncio.run(drive(self.port, path, streams, prompt_chars, tokens))
         assert heard.done == streams, f"{heard.done} of {streams} streams have ended well"
-        after = [cpu_seconds(pid) for pid in self.pids]
+        after = [cpu_seconds(pids) for pids in self.pids]
         return [end - begin for end, begin in zip(after, before, strict=True)], heard
 
 
@@ -141,6 +145,7 @@ def main() -> None:
     parser.add_argument("--prompt-chars", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--step-ms", type=float, default=120.0)
+    parser.add_argument("--servers", type=int, default=1, help="server processes of the worker")
     parser.add_argument("--path", nargs="+", default=PATHS, choices=PATHS)
     parser.add_argument("--out", type=Path, help="append the line to this file")
     args = parser.parse_args()
@@ -150,7 +155,12 @@ def main() -> None:
         "tokens": args.tokens,
     }
     (port,) = processes.free_ports(1)
-    flags = {"port": port, "max_running_requests": args.streams, "served_model_name": "small"}
+    flags = {
+        "port": port,
+        "max_running_requests": args.streams,
+        "served_model_name": "small",
+        "tokenizer_worker_num": args.servers,
+    }
     argv = [
         str(ROOT / "bench/serving/null_worker.py"),
         str(args.step_ms),
@@ -158,15 +168,17 @@ def main() -> None:
     ]
     lines = []
     with processes.running(argv, f"http://127.0.0.1:{port}", "/health") as running:
-        (scheduler,) = [child.number for child in running.tree()]
-        worker = Worker(port, (running.pid, scheduler))
+        tree = running.tree()
+        siblings = [child.number for child in tree if "mla_router server" in child.command]
+        (scheduler,) = [child.number for child in tree if child.number not in siblings]
+        worker = Worker(port, ([running.pid, *siblings], [scheduler]))
         for path in args.path:
             lines.append(measure(worker, path, **sizes))
             print(lines[-1], flush=True)
     record(
         "server_overhead",
         {
-            "config": sizes | {"step_ms": args.step_ms},
+            "config": sizes | {"step_ms": args.step_ms, "servers": args.servers},
             # Who else works here: caches and cores are shared, and it shows in CPU time, too.
             "load_average": round(os.getloadavg()[0], 1),
             "paths": lines,

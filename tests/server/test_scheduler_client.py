@@ -26,7 +26,7 @@ from mla_router.worker.messages import (
 )
 from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InternalError, Unavailable
-from mla_router.worker.server.scheduler_client import Mailbox, SchedulerClient, connect
+from mla_router.worker.server.scheduler_client import Mailbox, SchedulerClient, Shared, connect
 
 READY = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "torch")
 
@@ -54,7 +54,7 @@ class Peer:
 async def pair(directory: Path) -> AsyncIterator[tuple[SchedulerClient, Peer]]:
     peer = Peer(directory)
     try:
-        async with connect(directory, 0, Board.create().count()) as client:
+        async with connect(directory, 0, Shared(Board.create())) as client:
             yield client, peer
     finally:
         peer.context.destroy(linger=0)

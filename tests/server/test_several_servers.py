@@ -75,6 +75,16 @@ async def open_streams(worker: FakeWorker) -> AsyncIterator[dict[str, AsyncItera
         yield streams
 
 
+def sibling(worker: FakeWorker, number: int) -> int:
+    """Process id of the server of this number."""
+    (found,) = [
+        child.number
+        for child in worker.running.tree()
+        if Path(f"/proc/{child.number}/cmdline").read_text().rstrip(" \0").endswith(f" {number}")
+    ]
+    return found
+
+
 async def last_of(events: AsyncIterator[str]) -> str:
     """The last event of a stream that has begun."""
     *_, last = [event async for event in events]
@@ -196,12 +206,7 @@ def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
 def test_the_death_of_one_is_the_end_of_all() -> None:
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams:
-            (sibling,) = [
-                child.number
-                for child in worker.running.tree()
-                if Path(f"/proc/{child.number}/cmdline").read_text().rstrip(" \0").endswith(" 2")
-            ]
-            os.kill(sibling, signal.SIGKILL)
+            os.kill(sibling(worker, 2), signal.SIGKILL)
             ends = await asyncio.gather(*map(last_of, streams.values()), return_exceptions=True)
             lost = [end for end in ends if isinstance(end, aiohttp.ClientError)]
             assert len(lost) == Counter(g.server for g in worker.generates())[2]
@@ -214,6 +219,21 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
         wait_until(lambda: not worker.running.survivors(), 10.0, "all are gone")
         assert "server process 2 has ended with status -9" in worker.running.output()
         assert "Traceback" not in worker.running.output()
+        port = int(worker.url.rpartition(":")[2])
+        # As a supervisor does it, while connections of the dead worker still fade away.
+        with fake_worker(tokenizer_worker_num=SERVERS, port=port) as again:
+            assert post_json(again.url + "/abort_request", {"rid": "s0"}) == {"aborted": 0}
+
+
+def test_a_frozen_one_is_not_healthy() -> None:
+    with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=1.0) as worker:
+        frozen = sibling(worker, 1)
+        os.kill(frozen, signal.SIGSTOP)
+        # Whoever is asked, but for the frozen one, which does not answer.
+        for _ in range(3):
+            wait_until(lambda: status_of(worker.url + "/health", 1.0) == 503, 60.0, "it says 503")
+        os.kill(frozen, signal.SIGCONT)
+        wait_until(lambda: status_of(worker.url + "/health") == 200, 60.0, "it says 200")
 
 
 def test_a_killed_first_server_leaves_nothing() -> None:

@@ -70,5 +70,5 @@ def fake_worker(ready_path: str | None = "/health", **flags: Flag) -> Iterator[F
         record = Path(folder) / "heard"
         values = {"port": port, "tokenizer_worker_num": 1} | flags
         argv = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), *processes.to_argv(values)]
-        with processes.running(argv, f"http://127.0.0.1:{port}", ready_path) as running:
+        with processes.running(argv, f"http://127.0.0.1:{values['port']}", ready_path) as running:
             yield FakeWorker(running, record)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -21,6 +22,9 @@ from mla_router.worker.server.setup import set_up
 
 def main() -> int:
     die_with_parent()
+    # They reach the whole group: the first process decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.server")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--number", type=int, required=True)

@@ -1,7 +1,7 @@
-"""What the server processes of a worker count together, in memory that they share.
+"""What the server processes of a worker know of each other, in memory that they share.
 
 Each has a row of its own, which it alone writes, and all read all rows. So whoever is asked knows the
-sums at once, however busy the others are, and a count costs no message and no lock.
+sums of what they count at once, however busy the others are, and a count costs no message and no lock.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ class Cells:
     def __init__(self, rows: list[memoryview[float]], own: int) -> None:
         self._rows = rows
         self.own = rows[own]
+
+    def lowest(self) -> float:
+        """Of all rows, the least value of the first cell."""
+        return min(row[0] for row in self._rows)
 
     def totals(self) -> list[float]:
         """The sum over all rows, of each cell."""

@@ -62,7 +62,8 @@ class Part:
             self._finish_reason = FinishReason.LENGTH.value
             return
         self._text.append(output.text)
-        self._tokens.add(output)
+        if self._wanted.logprobs is not None:
+            self._tokens.add(output)
         self._finish_reason = output.finish.reason if output.finish else None
         if output.scores is not None:
             self._sum_logprobs += sum(output.scores.logprobs)
@@ -81,10 +82,11 @@ class Part:
         scores = None
         if self._wanted.logprobs is not None:
             tokens, after = self._tokens, self._after
+            self._tokens, self._after = ScoredTokens(), None
             if len(tokens.token_ids) <= MAX_INLINE_TOKENS:
                 scores = self._scorer.score(tokens, after=after)
             else:
                 scores = await asyncio.to_thread(self._scorer.score, tokens, after=after)
         choice = Choice(index, "".join(self._text), scores, self._finish_reason)
-        self._text, self._tokens, self._after, self.begun = [], ScoredTokens(), None, True
+        self._text, self.begun = [], True
         return choice

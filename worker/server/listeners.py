@@ -23,32 +23,25 @@ def listen(config: WorkerConfig) -> tuple[list[socket.socket], WorkerConfig]:
     count = config.tokenizer_worker_num or default_server_processes(
         config.device, len(os.sched_getaffinity(0))
     )
+    family, _, _, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     with ExitStack() as opened:
-        first = opened.enter_context(_bound(config.host, config.port, shared=False))
-        port = first.getsockname()[1]
+        first = opened.enter_context(socket.socket(family))
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(address)
+        listeners = [first]
         if count > 1:
             # Only now: a socket that had this option before would share the port of any other program of
             # this user that has it.
             first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        others = [
-            opened.enter_context(_bound(config.host, port, shared=True)) for _ in range(count - 1)
-        ]
+        for _ in range(count - 1):
+            other = opened.enter_context(socket.socket(family))
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(first.getsockname())
+            listeners.append(other)
         first.listen(BACKLOG)
         opened.pop_all()
-    return [first, *others], dataclasses.replace(config, port=port, tokenizer_worker_num=count)
-
-
-def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    port = first.getsockname()[1]
+    return listeners, dataclasses.replace(config, port=port, tokenizer_worker_num=count)

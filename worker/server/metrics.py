@@ -1,8 +1,8 @@
 """What /metrics shows, under the names that SGLang's and vLLM's dashboards look for.
 
 Numbers that the scheduler counts are read from its last heartbeat when somebody scrapes; the rest
-is counted here, over all server processes of the worker together. All label values come from the configuration or from closed sets, so a client
-cannot make series.
+is counted here, over all server processes of the worker together. All label values come from the
+configuration or from closed sets, so a client cannot make series.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ async def run(
     with ipc_directory() as directory:
         # Left from right to left: first the answers go out, then the scheduler is ended.
         async with (
-            connect(directory, 0, state.open_requests) as client,
+            connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
             scheduler_process(scheduler, config, directory, client) as engine,
             sibling_processes(state, directory, listeners[1:]) as siblings,

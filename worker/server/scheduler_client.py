@@ -34,7 +34,7 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
-from mla_router.worker.server.board import Count
+from mla_router.worker.server.board import Board, Cells, Count
 from mla_router.worker.server.errors import ApiError, Unavailable
 from mla_router.worker.server.inbox import Inbox
 
@@ -78,16 +78,25 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
+class Shared:
+    """What the clients of all server processes of a worker know together."""
+
+    def __init__(self, board: Board) -> None:
+        self.open_requests: Count = board.count()
+        self.heard: Cells = board.cells(1)  # when the scheduler last told its state; monotonic
+
+
 class SchedulerClient:
     """Use inside the event loop's thread only, as all of the server."""
 
     def __init__(
-        self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, open_requests: Count
+        self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, shared: Shared
     ) -> None:
-        """`server` is the number of this process, `open_requests` what the worker knows of it."""
+        """`server` is the number of this process."""
         self._loop = asyncio.get_running_loop()
         self.server = server
-        self._open = open_requests
+        self._open = shared.open_requests
+        self._heard = shared.heard
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -98,7 +107,6 @@ class SchedulerClient:
         self._error: ApiError | None = None
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         self.last_stats: Stats | None = None
-        self._heard = 0.0
         self._throughput = _Throughput()
 
     # -- requests --------------------------------------------------------------------------------
@@ -170,8 +178,9 @@ class SchedulerClient:
         self._post(Shutdown())
 
     def heartbeat_age(self) -> float:
-        """Seconds since the scheduler last told its state."""
-        return time.monotonic() - self._heard
+        """Seconds since the scheduler last told its state, to the server that heard of it last: if one
+        is stuck, the worker is."""
+        return time.monotonic() - self._heard.lowest()
 
     @property
     def throughput(self) -> float:
@@ -235,9 +244,9 @@ class SchedulerClient:
         return target
 
     def _note(self, stats: Stats) -> None:
-        self._heard = time.monotonic()
+        self._heard.own[0] = now = time.monotonic()
         self.last_stats = stats
-        self._throughput.update(self._heard, stats.generated_tokens)
+        self._throughput.update(now, stats.generated_tokens)
         self._answer(stats)
 
     def _answer(self, message: Stats | Profiled) -> None:
@@ -247,9 +256,7 @@ class SchedulerClient:
 
 
 @asynccontextmanager
-async def connect(
-    directory: Path, server: int, open_requests: Count
-) -> AsyncIterator[SchedulerClient]:
+async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator[SchedulerClient]:
     """Listen in `directory` and talk to the scheduler that will listen there too."""
     context = zmq.Context()
     receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -257,7 +264,7 @@ async def connect(
     send.set_hwm(0)
     receive.bind(f"ipc://{directory}/to_server_{server}")
     send.connect(f"ipc://{directory}/to_scheduler")
-    client = SchedulerClient(receive, send, server, open_requests)
+    client = SchedulerClient(receive, send, server, shared)
     client.start()
     try:
         yield client

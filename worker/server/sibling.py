@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 from pathlib import Path
 
@@ -36,10 +35,8 @@ FIRST = 0  # the number of the process that started us
 async def run(state: ServerState, number: int, listener: socket.socket, directory: Path) -> int:
     """Serve on `listener` until told to end; returns the exit status. `state` is made of what the first
     process has passed on, `directory` has the sockets."""
-    for to_the_whole_group in (signal.SIGINT, signal.SIGTERM):  # the first process decides
-        signal.signal(to_the_whole_group, signal.SIG_IGN)
     async with (
-        connect(directory, number, state.open_requests) as client,
+        connect(directory, number, state.shared) as client,
         join(directory, number, state.config.tokenizer_worker_num) as peers,
     ):
         sibling = _Sibling(state, client, peers)

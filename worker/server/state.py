@@ -13,11 +13,11 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.answer import AnswerFormat
-from mla_router.worker.server.board import Board, Count
+from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.named_requests import NamedRequests
-from mla_router.worker.server.scheduler_client import SchedulerClient
+from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.tokenizer import Tokenizer
 
 
@@ -74,11 +74,11 @@ class ServerState:
     service: Service | None = None  # None while the weights are loading
     complete: bool = False  # all server processes of the worker serve
     draining: bool = False
-    open_requests: Count = field(init=False)
+    shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.open_requests = self.board.count()
+        self.shared = Shared(self.board)
         self.metrics = Metrics(self.config.model_name, self.reading, self.board)
 
     def ready(self) -> Service:

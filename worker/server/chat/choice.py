@@ -19,17 +19,20 @@ class ChatChoice:
     run: ChatRun
     index: int
     calls: int = 0  # begun so far
-    tokens: ScoredTokens = field(default_factory=ScoredTokens)  # not shown yet
+    tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
+    _is_scored: bool = field(init=False)
     _parser: AnswerParser = field(init=False)
     _ended: bool = False
 
     def __post_init__(self) -> None:
+        self._is_scored = self.run.generation.sampling.params.logprobs
         self._parser = self.run.parser()
 
     def take(self, output: Output) -> list[Part]:
         """What has become certain by `output`. Depends on the tokens so far and not on how they came,
         so that another worker can go on (replay.py)."""
-        self.tokens.add(output)
+        if self._is_scored:
+            self.tokens.add(output)
         parts = self._parser.push(output.text)
         if output.finish is not None and not self._ended:
             self._ended = True
@@ -43,11 +46,10 @@ class ChatChoice:
 
     def take_logprobs(self) -> ChatLogprobs | None:
         """Those of the tokens since the last time; None if nobody wants them."""
-        tokens, self.tokens = self.tokens, ScoredTokens()
-        generation = self.run.generation
-        if not generation.sampling.params.logprobs:
+        if not self._is_scored:
             return None
-        return chat_logprobs(generation.service.tokenizer, tokens)
+        tokens, self.tokens = self.tokens, ScoredTokens()
+        return chat_logprobs(self.run.generation.service.tokenizer, tokens)
 
     def next_call_id(self) -> str:
         """The same on every worker that goes on with this answer."""
