@@ -29,7 +29,7 @@ from mla_router.worker import config as worker_config
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.kernels import absorb, pdl, prefetch
+from mla_router.worker.kernels import pdl
 
 SEED = 0
 
@@ -44,13 +44,6 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
     parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
-    parser.add_argument(
-        "--absorb-rows", type=int, default=absorb.MAX_ROWS, help="most tokens for our own kernels"
-    )
-    parser.add_argument("--prefetch-own", action="store_true", help="weights while a kernel waits")
-    parser.add_argument(
-        "--prefetch-mb", type=int, default=0, help="shared experts' weights during attention"
-    )
     parser.add_argument("--out", type=Path)
     worker_config.add_flags(parser)
     args = parser.parse_args()
@@ -207,8 +200,6 @@ def main() -> None:
     args, config = parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
     pdl.ENABLED = not args.no_pdl
-    absorb.MAX_ROWS = args.absorb_rows
-    prefetch.OWN, prefetch.MAX_AHEAD_BYTES = args.prefetch_own, args.prefetch_mb << 20
     begin = time.perf_counter()
     engine = load_engine(config)
     ready = time.perf_counter() - begin

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels import prefetch
 from mla_router.worker.kernels.absorb import (
     absorb_queries,
     absorb_queries_triton,
     expand_values,
     expand_values_triton,
+    is_small,
+    tiling,
 )
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
-NOPE, ROPE, LATENT, VALUE = 64, 16, 128, 32
+NOPE, ROPE, LATENT, VALUE = 64, 16, 128, 32  # VALUE: two programs of 16 columns
 HEADS = 3
 
 
@@ -64,6 +65,22 @@ def test_formula(
     assert (wide[tokens] == 7).all() and (wide[..., VALUE:] == 7).all()
 
 
+def test_what_is_small() -> None:
+    """At most 32 tokens, of widths that whole tiles cover: those of the checkpoints."""
+    assert is_small(1, 128, 512) and is_small(32, 512, 128)
+    assert not is_small(0, 128, 512) and not is_small(33, 128, 512)
+    assert not is_small(1, 96, 512) and not is_small(1, 32, 512) and not is_small(1, 128, 192)
+
+
+@pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
+def test_tiles_cover_what_is_small(heads: int) -> None:
+    """More heads are more programs already: wider tiles read the queries less often."""
+    for tokens in range(1, 33):
+        latents, values = tiling(heads, tokens)
+        assert 128 % latents == 128 % values == 0
+        assert tiling(2 * heads, tokens) >= (latents, values)
+
+
 def test_wrong_shapes_are_named() -> None:
     with pytest.raises(AssertionError, match=r"weight \(3, 64, 128\)"):
         absorb_queries_triton(torch.ones(2, 3, 32), torch.ones(3, 64, 128))
@@ -71,15 +88,13 @@ def test_wrong_shapes_are_named() -> None:
 
 def launches() -> None:
     """V2-Lite's 16 heads and V3's 128."""
-    for own in (False, True):
-        prefetch.OWN = own
-        for heads in (16, 128):
-            both = torch.empty(heads, 256, 512, dtype=torch.bfloat16, device="meta")
-            for tokens in (1, 32, 64):
-                q = both.new_empty(tokens, heads, 192)[..., :128]
-                absorb_queries_triton(q, both[:, :128])
-                latent = both.new_empty(tokens, heads, 512)
-                expand_values_triton(latent, both[:, 128:], both.new_empty(tokens, heads, 128))
+    for heads in (16, 128):
+        both = torch.empty(heads, 256, 512, dtype=torch.bfloat16, device="meta")
+        for tokens in (1, 16, 32):
+            q = both.new_empty(tokens, heads, 192)[..., :128]
+            absorb_queries_triton(q, both[:, :128])
+            latent = both.new_empty(tokens, heads, 512)
+            expand_values_triton(latent, both[:, 128:], both.new_empty(tokens, heads, 128))
 
 
 def test_compiled_for_sm_90() -> None:

@@ -19,7 +19,7 @@ from support.sm90 import compile_sm90
 
 LATENT, ROPE, SCALE = 32, 16, 0.3
 TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
-PIECES = [1, 2]
+PIECES = [1, 2, 4]  # the last are made two, at least 16 wide each
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
 
@@ -161,8 +161,8 @@ def test_wrong_shapes_are_named() -> None:
 REAL = [
     (16, 64, 1, 64),
     (16, 64, 1, 16),
-    (16, 8, 1, 64),
-    (16, 8, 1, 16),
+    (16, 1, 1, 64),
+    (16, 1, 1, 16),
     (128, 64, 1, 64),
     (16, 64, 2, 64),
     (16, 64, 4, 64),
@@ -199,7 +199,7 @@ def test_compiled_for_sm_90() -> None:
         heads, queries = report.constants["HEADS"], report.constants["QUERIES"]
         (chosen,) = {
             tiles
-            for requests in (8, 64)
+            for requests in (1, 64)
             if (tiles := tiling(heads, requests, queries)).block_tokens
             == report.constants["BLOCK_TOKENS"]
         }
@@ -207,6 +207,6 @@ def test_compiled_for_sm_90() -> None:
         threads = 32 * report.num_warps * chosen.programs_per_sm
         assert threads * -(-report.registers // 8) * 8 <= 65_536, report
         assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
-        # Tiles of 64 rows keep a few addresses of the queries, read once a request, on the stack
-        assert report.spill_bytes <= (64 if chosen.block_rows == 64 else 0), report
+        # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request
+        assert report.spill_bytes <= (128 if chosen.block_rows == 64 else 0), report
         assert report.has_wgmma == (chosen.block_rows == 64), report

@@ -149,10 +149,10 @@ def _report(kernel: Any) -> Report:
 
 
 def _waits_first(ptx: str) -> bool:
-    """Whether every program waits before it can branch, leave or touch memory other than to prefetch it."""
+    """Whether every program waits before it touches memory, can branch or leave."""
     _, _, body = ptx.partition("// %bb.0:")
     before, wait, _ = re.sub("//.*", "", body).partition("griddepcontrol.wait")
-    acts = r"\b(ld|st|cp(?!\.async\.bulk\.prefetch)|atom|red|ldu|bra|ret|exit|call)\b(?!\.param)"
+    acts = r"\b(ld|st|cp|atom|red|ldu|bra|ret|exit|call)\b(?!\.param)"
     return bool(wait) and re.search(acts, before) is None
 
 

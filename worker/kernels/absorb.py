@@ -13,28 +13,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels import prefetch
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.prefetch import fetch
 
-MAX_ROWS = 0  # with more tokens the library; not yet measured on a GPU, hence never ours
+# With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`).
+MAX_TOKENS = 32
+FEW_HEADS = 32
 
 
 def absorb_queries(q: Tensor, w_uk: Tensor) -> Tensor:
     """[T, H, C]: of each head q [T, H, D] @ w_uk [H, D, C]. Both may be views, contiguous in the last
     axis, w_uk within a head."""
-    return (absorb_queries_triton if _ours(q) else absorb_queries_torch)(q, w_uk)
+    ours = on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:])
+    return (absorb_queries_triton if ours else absorb_queries_torch)(q, w_uk)
 
 
 def expand_values(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
     """out [T, H, V] = latent [T, H, C] @ w_uv [H, V, C] transposed, of each head. All may be views,
     contiguous in the last axis, w_uv within a head."""
-    (expand_values_triton if _ours(latent) else expand_values_torch)(latent, w_uv, out)
+    outputs, inputs = w_uv.shape[1:]
+    ours = on_gpu(latent) and is_small(latent.shape[0], inputs, outputs)
+    (expand_values_triton if ours else expand_values_torch)(latent, w_uv, out)
 
 
-def _ours(x: Tensor) -> bool:
-    return on_gpu(x) and 0 < x.shape[0] <= MAX_ROWS
+def is_small(tokens: int, inputs: int, outputs: int) -> bool:
+    """Whether our kernel is for it."""
+    return 0 < tokens <= MAX_TOKENS and _is_cut(inputs) and outputs % 128 == 0
+
+
+def tiling(heads: int, tokens: int) -> tuple[int, int]:
+    """Columns of one program, of absorbed queries and of values: the best for the pair that the bench's
+    sweep found on an H200, for 16 and 128 heads."""
+    few = heads <= FEW_HEADS
+    latents = (32 if few else 64) if tokens <= 16 else 128
+    return latents, 16 if few else 32
 
 
 def absorb_queries_torch(q: Tensor, w_uk: Tensor) -> Tensor:
@@ -45,17 +57,26 @@ def expand_values_torch(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
     torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2), out=out.transpose(0, 1))
 
 
-def absorb_queries_triton(q: Tensor, w_uk: Tensor, *, columns: int = 64) -> Tensor:
-    """C is a multiple of `columns`, of the result of one program; D a power of 2, at least 64."""
+def absorb_queries_triton(q: Tensor, w_uk: Tensor, *, columns: int | None = None) -> Tensor:
+    """C is a multiple of the columns of a program, D a power of 2, at least 64. `columns` is for measuring
+    others than `tiling`'s."""
     tokens, heads, _ = q.shape
     out = q.new_empty(tokens, heads, w_uk.shape[2])
-    _launch(q, w_uk, out, columns, transposed=False)
+    _launch(q, w_uk, out, columns or tiling(heads, tokens)[0], transposed=False)
     return out
 
 
-def expand_values_triton(latent: Tensor, w_uv: Tensor, out: Tensor, *, columns: int = 16) -> None:
-    """V is a multiple of `columns`, C a power of 2, at least 64."""
-    _launch(latent, w_uv, out, columns, transposed=True)
+def expand_values_triton(
+    latent: Tensor, w_uv: Tensor, out: Tensor, *, columns: int | None = None
+) -> None:
+    """V is a multiple of the columns of a program, C a power of 2, at least 64."""
+    tokens, heads, _ = latent.shape
+    _launch(latent, w_uv, out, columns or tiling(heads, tokens)[1], transposed=True)
+
+
+def _is_cut(inputs: int) -> bool:
+    """Into four blocks that products are made of."""
+    return inputs >= 64 and inputs & (inputs - 1) == 0
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool) -> None:
@@ -68,9 +89,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed:
     assert (
         x.stride(2) == out.stride(2) == weight.stride(2) == 1 and weight.stride(1) == matrix[1]
     ), f"strides of x {x.stride()}, weight {weight.stride()}, out {out.stride()}"
-    assert outputs % columns == 0 and inputs & (inputs - 1) == 0 and inputs >= 64, (
-        f"{inputs} to {outputs}"
-    )
+    assert outputs % columns == 0 and _is_cut(inputs), f"{inputs} to {outputs}"
     block_rows = min(max(triton.next_power_of_2(tokens), 16), 64)
     _absorb_kernel[(outputs // columns, heads, triton.cdiv(tokens, block_rows))](
         x,
@@ -88,7 +107,6 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed:
         BLOCK_OUTPUTS=columns,
         BLOCK_INPUTS=inputs // 4,
         TRANSPOSED=transposed,
-        PREFETCH=prefetch.OWN,
         num_warps=4,
         **launch_options(),
     )
@@ -111,17 +129,12 @@ def _absorb_kernel(
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """BLOCK_OUTPUTS columns of one head's product, for BLOCK_ROWS tokens. TRANSPOSED: the weight has a
     row for each output."""
+    wait_for_previous()
     block, head = tl.program_id(0), tl.program_id(1)
     weight += head.to(tl.int64) * weight_stride
-    if PREFETCH:
-        # An equal part of the head's matrix, which need not be that which this program reads
-        size: tl.constexpr = INPUTS * BLOCK_OUTPUTS
-        fetch(weight + block * size, size * weight.dtype.element_ty.primitive_bitwidth // 8)
-    wait_for_previous()
     row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inputs = tl.arange(0, BLOCK_INPUTS)
     column = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)

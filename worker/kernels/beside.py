@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -23,7 +22,9 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
     if not x.is_cuda or x.shape[0] > MAX_ROWS:
         done = work(x)
         return lambda: done
-    with aside(x) as stream:
+    stream = _second_stream(x.device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         result = work(x)
 
     def joined() -> Tensor:
@@ -31,15 +32,6 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
         return result
 
     return joined
-
-
-@contextmanager
-def aside(x: Tensor) -> Iterator[torch.cuda.Stream]:
-    """What is launched in here comes after all before, on the stream of its own."""
-    stream = _second_stream(x.device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        yield stream
 
 
 @cache

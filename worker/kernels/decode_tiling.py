@@ -18,25 +18,26 @@ class Tiling:
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
 
-# Fewer leave a program so little to read that how soon it has its first rows counts most.
-FEW_REQUESTS = 16
+# Fewer leave parts so few rows that their number, and the merge of them, counts most.
+FEW_REQUESTS = 4
 
 
 def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     """Of MLA, for `queries` new tokens at a time of each of so many requests.
 
-    Tiles of 16 and 64 rows are the fastest, or within 1 % of it, of bench_mla_decode.py --sweep on an
-    H200, at 64 requests of 4096 rows and more; that for few requests at 8 of 4096. That of 32 rows and
-    min_blocks are not yet measured.
+    From bench_mla_decode.py --sweep on an H200, with 16 heads. The narrow tile of 16 rows was the fastest
+    at 8 requests of 512 rows and more, and within 1 % of it at 64 of 4096 and more; at one request of
+    4096 it takes 12.6 us and the wide one 10.5. Those of 32 and 64 rows are the fastest at 64 requests
+    of 4096, each with 2 and 4 new tokens.
     """
     rows = num_heads * queries
     if rows <= 16 and requests < FEW_REQUESTS:
-        return Tiling(16, 64, 8, num_stages=3, programs_per_sm=1)
+        return Tiling(16, 64, 8, num_stages=3, programs_per_sm=1, pieces=4)
     if rows <= 16:
-        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, min_blocks=2)
+        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=4, min_blocks=2)
     if rows <= 32:
-        return Tiling(32, 32, 8, num_stages=3, programs_per_sm=1, min_blocks=2)
-    return Tiling(64, 64, 8, num_stages=2, programs_per_sm=1)
+        return Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
+    return Tiling(64, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
 
 
 def gqa_tiling(share: int, width: int) -> Tiling:

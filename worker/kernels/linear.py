@@ -12,10 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from mla_router.worker.kernels import prefetch
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.prefetch import fetch
 
 # Where the library is as fast on an H200 (`bench/kernels/bench_linear.py`).
 MAX_OUTPUTS = 32768
@@ -91,7 +89,6 @@ def linear_triton(
         BLOCK_ROWS=triton.next_power_of_2(rows),
         BLOCK_OUTPUTS=block_outputs,
         BLOCK_INPUTS=block_inputs,
-        PREFETCH=prefetch.OWN and inputs % 8 == 0,
         num_warps=num_warps,
         **launch_options(),
     )
@@ -110,12 +107,7 @@ def _linear_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
-    if PREFETCH:
-        own = tl.minimum(BLOCK_OUTPUTS, OUTPUTS - tl.program_id(0) * BLOCK_OUTPUTS) * INPUTS
-        start = weight + (tl.program_id(0) * BLOCK_OUTPUTS).to(tl.int64) * INPUTS
-        fetch(start, own * (weight.dtype.element_ty.primitive_bitwidth // 8))
     wait_for_previous()
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)

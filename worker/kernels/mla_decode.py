@@ -84,14 +84,13 @@ def mla_decode_triton(
     scale: float,
     queries: int = 1,
 ) -> Tensor:
-    """C and R: powers of 2, at least 16; C at least 16 for each of the tiling's pieces."""
+    """C and R: powers of 2, at least 16."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     rope, requests, rows = q_pe.shape[-1], len(lengths), heads * queries
-    assert (
-        min(latent // schedule.tiling.pieces, rope) >= 16
-        and latent & (latent - 1) == rope & (rope - 1) == 0
-    ), f"widths {latent} and {rope}"
+    assert min(latent, rope) >= 16 and latent & (latent - 1) == rope & (rope - 1) == 0, (
+        f"widths {latent} and {rope}"
+    )
     assert q_latent.stride(-1) == q_pe.stride(-1) == page_table.stride(-1) == 1 and (
         cache.is_contiguous()
     ), f"strides {q_latent.stride()}, {q_pe.stride()}, {page_table.stride()}, {cache.stride()}"
@@ -129,7 +128,7 @@ def mla_decode_triton(
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_TOKENS=tiling.block_tokens,
         STAGES=tiling.num_stages,
-        PIECES=tiling.pieces,
+        PIECES=min(tiling.pieces, latent // 16),
         num_warps=tiling.num_warps,
         **launch_options(),
     )

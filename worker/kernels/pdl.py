@@ -17,7 +17,7 @@ of the same chain. So is an event: it is recorded when the kernel before it has 
 a wait for it depends on whatever it stands for, so that work on another stream (`beside.py`) begins
 and ends as before. What breaks the chain is a kernel with the option that does not wait, or
 some of whose programs can leave before. Weights are not read ahead of the wait either: they may be the
-result of a kernel, as dequantized ones are. They may be brought into L2 (`prefetch.py`).
+result of a kernel, as dequantized ones are.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ Attribute names are those of the checkpoints, so that `weights.py` needs few rul
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from mla_router.worker.kernels.absorb import absorb_queries, expand_values
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe_routing import moe_routing
-from mla_router.worker.kernels.prefetch import prefetch
 from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.rope_kv_write import rope_kv_write
 from mla_router.worker.model.batch import ForwardBatch
@@ -45,10 +42,7 @@ class DeepseekForCausalLM(CausalLM):
 
 
 def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
-    attention, mlp = latent_attention(config), feed_forward(config, index)
-    if isinstance(mlp, MixtureOfExperts):
-        attention.next_weights = mlp.common_weights
-    return DecoderLayer(config, attention, mlp)
+    return DecoderLayer(config, latent_attention(config), feed_forward(config, index))
 
 
 def latent_attention(config: DeepseekConfig) -> LatentAttention:
@@ -75,8 +69,6 @@ class LatentAttention(nn.Module):
         self.kv_lora_rank = config.kv_lora_rank
         self.scale = softmax_scale(config.qk_head_dim, config.rope)
         self.interleaved = config.rope.interleaved
-        # What the rest of the layer reads whatever the tokens are
-        self.next_weights: Callable[[], list[Tensor]] = list
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
         # What projects the same input is one matrix.
@@ -143,7 +135,6 @@ class LatentAttention(nn.Module):
         """Absorbed: attends over the cached rows as they are."""
         w_uk, w_uv = self.up_projections()
         q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
-        prefetch(q, self.next_weights())
         q_latent = absorb_queries(q_nope, w_uk)
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
         expand_values(latent, w_uv, out)
@@ -190,7 +181,6 @@ class ExpandedAttention(LatentAttention):
         )
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        prefetch(q, self.next_weights())
         batch.attention.gqa_decode(q, cache, out, scale=self.scale)
 
     def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
@@ -209,12 +199,6 @@ class MixtureOfExperts(nn.Module):
             if config.num_shared_experts
             else None
         )
-
-    def common_weights(self) -> list[Tensor]:
-        """Of the shared experts."""
-        if self.shared_experts is None:
-            return []
-        return [self.shared_experts.gate_up_proj.weight, self.shared_experts.down_proj.weight]
 
     def forward(self, hidden: Tensor) -> Tensor:
         shared = beside(hidden, self.shared_experts) if self.shared_experts is not None else None
