@@ -69,6 +69,7 @@ def test_as_transformers(tmp_path: Path) -> None:
     got = decode(*rows((0, 2), 2))
     # Two projections, the dense layer, the shared experts: each once for all three layers.
     assert graphs["unique_graphs"] == 4
+    assert not torch._dynamo.utils.counters["graph_break"]
 
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for slot, logprobs in zip((0, 2), got, strict=True):

@@ -21,10 +21,15 @@ CUDA = torch.device("cuda")
 LENGTHS = [5, 16, 33]
 
 
-@pytest.mark.parametrize("name", ["v2_lite", "v3", "llama_gqa"])
-def test_the_same_logits(name: str, tmp_path: Path) -> None:
+# All experts take all tokens: roundings cannot choose others.
+MIXTURE = {"qk_rope_head_dim": 16, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [("v2_lite", MIXTURE), ("v3_flat", MIXTURE), ("llama_gqa", {})]
+)
+def test_the_same_logits(name: str, changes: dict[str, int], tmp_path: Path) -> None:
     """Batches of one and of two are compiled, one of three is not."""
-    changes = {"qk_rope_head_dim": 16} if name.startswith("v") else {}
     write_tiny_model(tmp_path, **CONFIGS[name] | changes)
     model = load_model(tmp_path, device=CUDA, dtype=torch.bfloat16)
     attention = choose_attention("auto", model.config, CUDA, torch.bfloat16)
@@ -51,4 +56,5 @@ def test_the_same_logits(name: str, tmp_path: Path) -> None:
     for plan, expected in zip(plans, want, strict=True):
         with forbid_waiting():
             got = engine.forward(plan).logits
-        torch.testing.assert_close(got, expected, rtol=3e-2, atol=3e-2)
+        error = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert error.max().item() < 2e-2, (len(plan.decode_slots), error)

@@ -45,9 +45,9 @@ def run(decode: PlannedDecode, q: Tensor, paged: PagedCache) -> Tensor:
     return decode.run(*q.split([LATENT, ROPE], dim=-1), paged.cache, SCALE)
 
 
-def assert_close(got: Tensor, expected: Tensor) -> None:
+def assert_close(got: Tensor, expected: Tensor, most: float = 1e-2) -> None:
     error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max().item() < 1e-2  # NaN fails, too
+    assert error.max().item() < most  # NaN fails, too
 
 
 @pytest.fixture(params=[16, 128], scope="module")
@@ -130,7 +130,9 @@ CAPACITY = Capacity(num_pages=200, page_size=16, num_slots=9, context_length=160
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder, **CONFIGS["v3"] | {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROPE})
+    # Dense: where experts are chosen, roundings may choose others
+    changes = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROPE, "first_k_dense_replace": 3}
+    write_tiny_model(folder, **CONFIGS["v3"] | changes)
     return folder
 
 
@@ -190,7 +192,5 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
     engine = engine_of(folder, prefill, True)
     for recorded in (False, True)[: 1 + engine.attention.recordable]:
         engine.record_graphs(GraphSizes([2, 4, 8], [16, 32]) if recorded else GraphSizes([], []))
-        for step, (out, expected) in enumerate(zip(logits(engine, want), want, strict=True)):
-            torch.testing.assert_close(
-                out, expected, rtol=3e-2, atol=3e-2, msg=lambda m, s=step: f"step {s}: {m}"
-            )
+        for out, expected in zip(logits(engine, want), want, strict=True):
+            assert_close(out, expected.double(), most=2e-2)
