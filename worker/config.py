@@ -90,6 +90,16 @@ class WorkerConfig:
         "what makes output follow a JSON schema, regex or EBNF; none: such requests are refused",
         choices=("xgrammar", "none"),
     )
+    constrained_json_disable_any_whitespace: bool = _flag(
+        False,
+        "JSON that follows a schema has one blank behind each comma and colon and no other space "
+        "between its values; more of it is certain then, and jumped over",
+    )
+    disable_jump_forward: bool = _flag(
+        False,
+        "ask the model also where a grammar allows one text alone; else the tokens of such text are "
+        "computed in one step",
+    )
     attention_backend: str = _flag(
         "auto",
         "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference; flashinfer: "

@@ -13,9 +13,6 @@ token's bytes are tried against the same matcher, in Python.
 
 The masks of a step are made under its forward pass: what they add to one that takes `--step-ms` is what
 they take longer than that. `added_share` is the mean of it, as a share of the step.
-
-`forced_share` says how often a mask allows one token alone, and `forced_share_in_runs` how often two
-or more such masks follow each other: what could be had by jumping forward without changing a token.
 """
 
 from __future__ import annotations
@@ -41,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from record import record
 
+from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
@@ -139,13 +137,6 @@ class Times:
     pool_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)  # wall
     alone_cpu_s: list[float] = field(default_factory=list)
-    forced: list[np.ndarray] = field(default_factory=list)  # [rows] bool: one token is allowed
-
-    @property
-    def forced_in_runs(self) -> float:
-        """Share of the masks that allow one token, as the mask before or after does."""
-        forced = np.pad(self.forced, ((1, 1), (0, 0)))
-        return float(np.mean(forced[1:-1] & (forced[:-2] | forced[2:])))
 
 
 def drive(
@@ -160,7 +151,7 @@ def drive(
     times = Times()
     for step in range(steps):
         begun = time.perf_counter()
-        failed = pool.fill(list(zip(keys, new, strict=True)))
+        failed = pool.fill(list(zip(keys, new, strict=True))).failed
         times.pool_s.append(time.perf_counter() - begun)
         assert not failed, failed
         begun, cpu = time.perf_counter(), time.process_time()
@@ -170,7 +161,6 @@ def drive(
         times.alone_cpu_s.append(time.process_time() - cpu)
         times.alone_s.append(time.perf_counter() - begun)
         assert (masks == pool.masks).all(), "masks differ"
-        times.forced.append(np.unpackbits(masks.view(np.uint8), axis=1).sum(axis=1) == 1)
         for row in range(len(keys)):
             if texts:
                 new[row] = [texts[row][step]]
@@ -237,8 +227,6 @@ def measure(
         "cpu_us_per_row": round(cpu * 1e6 / rows, 1),
         "one_by_one_cpu_us_per_row": round(statistics.mean(times.alone_cpu_s) * 1e6 / rows, 1),
         "times_faster_than_python": round(python_s * rows / fill),
-        "forced_share": round(float(np.mean(times.forced)), 4),
-        "forced_share_in_runs": round(times.forced_in_runs, 4),
     }
 
 
@@ -257,7 +245,9 @@ def main() -> None:
             write_tokenizer(folder)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         vocab_size = tokenizer.get_vocab_size()
-        pool = start(folder, vocab_size=vocab_size, max_rows=rows)
+        # Every mask in full: where a text is forced, there would be nothing to write.
+        options = GrammarOptions(jump_forward=False)
+        pool = start(folder, vocab_size=vocab_size, max_rows=rows, options=options)
         try:
             alone = Compiler(read_vocabulary(folder, vocab_size)).compile(grammar())
             python_s = python_mask(alone, 5000)

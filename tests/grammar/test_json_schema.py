@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,15 +13,21 @@ import pytest
 
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.json_schema import prepare
-from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.grammar.options import GrammarOptions
+from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import open_request, text, write
+from support.tiny_model import VOCAB_SIZE
 
 
 def obj(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> Any:
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names, **more}
 
+
+# What is not to be found between strings, numbers and names.
+MORE_SPACE = re.compile(r"[^,:] |\s\s|[\n\t]")
+LITERAL = re.compile(r'"(\\.|[^"\\])*"|-?[0-9][0-9.eE+-]*|true|false|null')
 
 INTEGER, STRING = {"type": "integer"}, {"type": "string"}
 SCHEMAS: dict[str, Any] = {
@@ -117,6 +126,34 @@ def test_what_is_written_is_valid(grammars: Grammars, name: str) -> None:
         written = text(write(grammars, key, seed))
         validator.validate(json.loads(written))
         grammars.close(key)
+
+
+@pytest.fixture(scope="module")
+def compact(tokenizer_folder: Path) -> Iterator[Grammars]:
+    options = GrammarOptions(any_whitespace=False)
+    pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=1, options=options)
+    yield pool
+    pool.shut_down()
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("in_tag", [False, True])
+def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
+    compact: Grammars, name: str, in_tag: bool
+) -> None:
+    schema = SCHEMAS[name]
+    grammar = Grammar("json_schema", json.dumps(schema))
+    if in_tag:
+        content = {"type": "json_schema", "json_schema": schema}
+        tag = {"type": "tag", "begin": "", "content": content, "end": "!"}
+        whole = {"type": "structural_tag", "format": tag}
+        grammar = Grammar("structural_tag", json.dumps(whole))
+    key = open_request(compact, grammar)
+    written = text(write(compact, key, 0)).removesuffix("!" if in_tag else "")
+    value = json.loads(written)
+    jsonschema.Draft202012Validator(schema).validate(value)
+    assert not MORE_SPACE.search(LITERAL.sub("0", written)), written
+    compact.close(key)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mla_router.worker.grammar.pool import MAX_COMPILING, Grammars
+from mla_router.worker.grammar import protocol
+from mla_router.worker.grammar.options import GrammarOptions
+from mla_router.worker.grammar.pool import MAX_COMPILING, Grammars, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import (
     EOS_ID,
@@ -20,6 +23,7 @@ from support.grammar_driver import (
     wait_for,
     write,
 )
+from support.tiny_model import VOCAB_SIZE
 
 
 @pytest.mark.parametrize(
@@ -66,13 +70,50 @@ def test_masks_that_are_written_side_by_side_are_those_written_alone(grammars: G
     assert len(keys) == len(grammars.masks), "the widest batch there is"
     alone = []
     for key in keys:
-        assert not grammars.fill([(key, [])])
+        assert not grammars.fill([(key, [])]).failed
         alone.append(grammars.masks[0].copy())
-    assert not grammars.fill([(key, []) for key in keys])
+    assert not grammars.fill([(key, []) for key in keys]).failed
     assert (grammars.masks == np.stack(alone)).all()
     assert len({mask.tobytes() for mask in alone}) == 7, "masks that do not differ show nothing"
     for key in keys:
         grammars.close(key)
+
+
+def test_rows_that_are_too_many_for_a_frame_come_in_several(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "FILL_ROWS", 3)
+    grammar = Grammar("regex", "[ab]{9} says the cat on the mat|c")
+    a, b, c = (int(token) for token in TOKENIZER.convert_tokens_to_ids(["a", "b", "c"]))
+    outputs = [[a], [c], [], [a] * 9, [b, a], [a] * 9, [b], [c]]
+    keys = [open_request(grammars, grammar) for _ in outputs]
+    stray = TOKENIZER.convert_tokens_to_ids("x")
+    outputs[4] = [stray]
+    answers = grammars.fill(list(zip(keys, outputs, strict=True)))
+    assert list(answers.failed) == [keys[4]]
+    assert set(answers.runs) == {keys[3], keys[5]}
+    assert answers.runs[keys[3]] == answers.runs[keys[5]]
+    bits = np.unpackbits(grammars.masks.view(np.uint8), axis=1, bitorder="little")
+    allowed_in = [set(map(int, np.flatnonzero(row))) for row in bits]
+    assert allowed_in[1] == allowed_in[7] == {EOS_ID}
+    assert allowed_in[3] == allowed_in[5] == {answers.runs[keys[3]][0]}
+    assert {a, b} <= allowed_in[0] == allowed_in[6]
+    assert {a, b, c} <= allowed_in[2]
+    for key in keys:
+        grammars.close(key)
+
+
+def test_without_jump_forward_nothing_is_forced(tokenizer_folder: Path) -> None:
+    options = GrammarOptions(jump_forward=False)
+    pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=1, options=options)
+    try:
+        key = open_request(pool, Grammar("regex", "the quick brown fox"))
+        answers = pool.fill([(key, [])])
+        assert not answers.runs
+        bits = np.unpackbits(pool.masks.view(np.uint8), bitorder="little")
+        assert bits.sum() > 1, "`t` and all that begins with it"
+    finally:
+        pool.shut_down()
 
 
 def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
@@ -110,7 +151,7 @@ def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
     good = open_request(grammars, grammar)
     bad = open_request(grammars, grammar)
     a, c = TOKENIZER.convert_tokens_to_ids(["a", "c"])
-    assert list(grammars.fill([(bad, [c]), (good, [a])])) == [bad]
+    assert list(grammars.fill([(bad, [c]), (good, [a])]).failed) == [bad]
     grammars.close(bad)
     assert a in allowed(grammars, good, [a])
     grammars.close(good)

@@ -21,6 +21,10 @@ LIST = Grammar(
     "json_schema",
     '{"type": "array", "items": {"enum": ["red", "green", 1, true]}, "minItems": 3, "maxItems": 6}',
 )
+# Much of it is forced, and jumped over.
+PERSON = Grammar(
+    "regex", r'\{"name": "[a-z]{2,4}", "colour": "(turquoise|blue)", "is_here": true\}'
+)
 BAD = Grammar("regex", "(a")
 PROMPT = [7, 8, 9, 10, 11]
 
@@ -61,8 +65,9 @@ def test_each_request_follows_its_own_grammar_or_none(grammars: Grammars, overla
     assert outcome.channel.tokens("free") == continuation([1, 2, 3], 60, seed=2)
 
 
+@pytest.mark.parametrize("grammar", [LIST, PERSON])
 def test_with_and_without_overlap_in_chunks_and_from_the_cache_it_is_the_same(
-    grammars: Grammars,
+    grammars: Grammars, grammar: Grammar
 ) -> None:
     ways: list[dict[str, Any]] = [
         {"overlap": False, "use_prefix_cache": False},
@@ -72,19 +77,29 @@ def test_with_and_without_overlap_in_chunks_and_from_the_cache_it_is_the_same(
     ]
     texts = set()
     for way in ways:
-        script = {0: [constrained("a", LIST, 5)], 40: [constrained("b", LIST, 5)]}
+        script = {0: [constrained("a", grammar, 5)], 40: [constrained("b", grammar, 5)]}
         outcome = run_all(script, grammars, **way)
         texts |= {answer(outcome, "a"), answer(outcome, "b")}
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("overlap", [True, False])
+def test_what_is_forced_takes_no_step_of_its_own(grammars: Grammars, overlap: bool) -> None:
+    outcome = run_all({0: [constrained("a", PERSON, 3)]}, grammars, overlap=overlap)
+    assert re.fullmatch(PERSON.source, answer(outcome, "a"))
+    assert outcome.scheduler.stats().steps < len(outcome.channel.tokens("a")) / 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("grammar", [LIST, PERSON])
 def test_an_answer_that_is_cut_anywhere_goes_on_as_if_it_was_not(
-    grammars: Grammars, overlap: bool
+    grammars: Grammars, overlap: bool, grammar: Grammar
 ) -> None:
-    outcome = run_all({0: [constrained("whole", LIST, 6)]}, grammars, overlap=overlap)
+    outcome = run_all({0: [constrained("whole", grammar, 6)]}, grammars, overlap=overlap)
     tokens = outcome.channel.tokens("whole")
-    parts = [constrained(f"from {cut}", LIST, 6, output=tokens[:cut]) for cut in range(len(tokens))]
+    parts = [
+        constrained(f"from {cut}", grammar, 6, output=tokens[:cut]) for cut in range(len(tokens))
+    ]
     outcome = run_all(dict(enumerate([p] for p in parts)), grammars, overlap=overlap)
     for cut in range(len(tokens)):
         assert outcome.channel.tokens(f"from {cut}") == tokens[cut:]

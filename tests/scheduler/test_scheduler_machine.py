@@ -15,6 +15,7 @@ from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
 from support.fake_engine import VOCAB, continuation, logprob
 from support.faulty_engine import FaultyEngine
+from support.forcing_grammars import FORCING, forced_continuation
 from support.scripted_scheduler import generate
 from support.stepped_scheduler import SteppedScheduler
 
@@ -82,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "x"]),
         priority=st.integers(-1, 1),
         scored_from=st.none() | st.integers(0, 40),
+        forced=st.booleans(),
     )
     def arrive(
         self,
@@ -95,9 +97,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         priority: int,
         scored_from: int | None,
+        forced: bool,
     ) -> None:
         prompt = [*PREFIXES[which][:share], *tail]
-        before = continuation(prompt, min(begun, max_tokens - 1), seed)
+        follow = forced_continuation if forced else continuation
+        before = follow(prompt, min(begun, max_tokens - 1), seed)
         message = generate(
             f"r{len(self.asked)}",
             prompt,
@@ -108,10 +112,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             priority=priority,
             prompt_logprobs_from=scored_from,
+            grammar=FORCING if forced else None,
         )
         self.asked[message.rid] = message
         left = max_tokens - len(message.output)
-        self.expected[message.rid] = continuation([*prompt, *message.output], left, seed, stops)
+        self.expected[message.rid] = follow(prompt, left, seed, stops, message.output)
         self.turn(message)
 
     @rule(count=st.integers(1, 6))

@@ -121,6 +121,23 @@ def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": " thr"}
 
 
+@pytest.mark.parametrize("stop", ["four", "two", "one", " three f"])
+def test_what_comes_in_one_step_behind_a_stop_string_does_not_count(
+    worker: FakeWorker, backend: tokenizers.Tokenizer, stop: str
+) -> None:
+    ids = backend.encode("one two three four five", add_special_tokens=False).ids
+    params = {"max_new_tokens": len(ids), "stop": [stop]}
+    answers = [
+        generate(worker, text="x", sampling_params=params, cache_salt=script(say=ids, burst=burst))
+        for burst in (1, len(ids))
+    ]
+    assert answers[0]["text"] == "one two three four five".split(stop)[0]
+    assert answers[1]["text"] == answers[0]["text"]
+    assert answers[1]["output_ids"] == answers[0]["output_ids"]
+    counts = [answer["meta_info"]["completion_tokens"] for answer in answers]
+    assert counts[1] == counts[0] < len(ids)
+
+
 def test_a_stream_repeats_the_text_so_far(worker: FakeWorker) -> None:
     params = {"max_new_tokens": 6}
     body: dict[str, Any] = {"text": "Hello, cats", "sampling_params": params, "rid": "of-mine"}

@@ -34,15 +34,21 @@ def next_token(history: list[int], seed: int, allowed: Sequence[int] = range(VOC
 
 
 def continuation(
-    prompt: list[int], count: int, seed: int = 0, stops: Collection[int] = ()
+    prompt: list[int],
+    count: int,
+    seed: int = 0,
+    stops: Collection[int] = (),
+    output: Sequence[int] = (),
 ) -> list[int]:
-    """What an endless cache and no scheduler would give: at most `count` tokens after `prompt`."""
-    history = list(prompt)
+    """What an endless cache and no scheduler would give: at most `count` tokens after `prompt` and
+    `output`."""
+    history = [*prompt, *output]
+    begin = len(history)
     for _ in range(count):
         history.append(next_token(history, seed))
         if history[-1] in stops:
             break
-    return history[len(prompt) :]
+    return history[begin:]
 
 
 def logprob(history: list[int], token: int) -> float:

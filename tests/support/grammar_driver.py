@@ -44,7 +44,7 @@ def wait_for(pool: Grammars, key: int) -> None:
 
 def allowed(pool: Grammars, key: int, tokens: list[int]) -> list[int]:
     """What may follow, after `tokens` more. Raises Refused."""
-    failed = pool.fill([(key, tokens)])
+    failed = pool.fill([(key, tokens)]).failed
     if failed:
         pool.close(key)
         raise Refused(failed[key])

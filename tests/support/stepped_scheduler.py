@@ -6,11 +6,13 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Delta, Deltas, Shutdown, ToScheduler, ToServer
 from mla_router.worker.scheduler.scheduler import Scheduler
 from support.fake_engine import VOCAB, FakeEngine
+from support.forcing_grammars import ForcingGrammars
 
 TURN_S = 60.0  # a turn takes microseconds: longer means that the loop has stopped turning
 
@@ -23,7 +25,8 @@ class SteppedScheduler:
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
         self._asks: queue.Queue[BaseException | None] = queue.Queue()
         self._answers: queue.Queue[Sequence[ToScheduler]] = queue.Queue()
-        self.scheduler = Scheduler(engine, self, config, vocab_size=VOCAB)
+        grammars: Any = ForcingGrammars()
+        self.scheduler = Scheduler(engine, self, config, vocab_size=VOCAB, grammars=grammars)
         loop = self.scheduler.overlap_loop if overlap else self.scheduler.normal_loop
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)
         self._thread.start()

@@ -55,7 +55,8 @@ class HostClient:
         self._feeds: dict[int, list[int]] = {}  # what requests that are not open yet have to hear
         self._opening: deque[int] = deque()  # keys whose `Open` is not answered yet
         self._closed: list[int] = []
-        self._strays: list[int] | None = None  # of the last `Fill`, once it is answered
+        self._unsaid: list[Row] = []  # of a step whose rows are too many for one `Fill`
+        self._filled: Filled | None = None  # what the last `Fill` has brought
         self._opened: list[tuple[int, Problem | None]] = []  # as `poll` returns them
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The kernel's time-outs, because Python's own also hold for reads that must not wait.
@@ -100,16 +101,21 @@ class HostClient:
         return opened
 
     def ask_masks(self, rows: list[Row]) -> None:
-        self._strays = None
-        closed, self._closed = self._closed, []
-        self._send(Fill(rows, closed))
+        self._unsaid = rows
+        self._fill_next()
 
-    def wait_masks(self) -> list[int]:
-        """Keys whose tokens are not in the grammar; the masks of the others are there. Raises
-        HostLost."""
-        while self._strays is None:
-            self._receive(wait=True)
-        return self._strays
+    def wait_masks(self) -> Filled:
+        """What the host says of the rows; but for strays, their masks are there. Raises HostLost."""
+        strays: list[int] = []
+        runs: dict[int, list[int]] = {}
+        while True:
+            while self._filled is None:
+                self._receive(wait=True)
+            strays += self._filled.strays
+            runs |= self._filled.runs
+            if not self._unsaid:
+                return Filled(strays, runs)
+            self._fill_next()  # only now: both ends could be waiting for the other one to read
 
     def end(self) -> None:
         """Let the process go: it ends when it has nobody to answer."""
@@ -144,7 +150,7 @@ class HostClient:
             for key in list(self._feeds):
                 self._open_next(key)
         elif isinstance(message, Filled):
-            self._strays = message.strays
+            self._filled = message
         else:
             key = self._opening.popleft()
             if isinstance(message, Refused):
@@ -153,6 +159,12 @@ class HostClient:
                 self._open_next(key)
             elif key in self.keys:
                 self._opened.append((key, None))
+
+    def _fill_next(self) -> None:
+        rows, self._unsaid = self._unsaid[: protocol.FILL_ROWS], self._unsaid[protocol.FILL_ROWS :]
+        closed, self._closed = self._closed, []
+        self._filled = None
+        self._send(Fill(rows, closed))
 
     def _open_next(self, key: int) -> None:
         feed = self._feeds[key]

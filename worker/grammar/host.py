@@ -15,6 +15,7 @@ import numpy as np
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
 from mla_router.worker.grammar.limits import Allowance, cpu_limit, limit_memory, own_bytes
 from mla_router.worker.grammar.protocol import Compiled, Fill, Filled, Frame, Open, Opened, Refused
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, Matcher, rehearse
@@ -38,7 +39,13 @@ _decoder = msgspec.msgpack.Decoder(protocol.ToHost)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.ndarray) -> None:
+def run(
+    connection: socket.socket,
+    source: int,
+    compiler: Compiler,
+    forced: ForcedTokens | None,
+    masks: np.ndarray,
+) -> None:
     """Serve until the other end closes. `source` is a file with the `Grammar`; `masks` [R, words]
     int32 is shared with the scheduler."""
     limit_memory(COMPILE_BYTES)
@@ -59,7 +66,7 @@ def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.nd
     limit_memory(MATCH_BYTES + threads * THREAD_BYTES)
     _send(connection, Compiled(compiler.eos_ids, own_bytes()))
     filler = BatchFiller(threads)
-    matchers: dict[int, Matcher] = {}
+    outputs: dict[int, Output] = {}
     allowance = Allowance(STEP_BURST_S)
     while frame := connection.recv(protocol.MAX_FRAME):
         message = _decoder.decode(frame)
@@ -70,37 +77,48 @@ def run(connection: socket.socket, source: int, compiler: Compiler, masks: np.nd
         begun = time.process_time()
         with cpu_limit(allowance.left):
             if isinstance(message, Open):
-                matcher = matchers.get(message.key) or Matcher(compiled)
-                matchers[message.key] = matcher
-                allowed = all(matcher.accept(token) for token in message.tokens)
+                output = outputs.get(message.key) or Output(Matcher(compiled), forced)
+                outputs[message.key] = output
+                allowed = all(output.accept(token) for token in message.tokens)
                 answer: Frame = (
                     Opened() if allowed else Refused("does not allow what was generated before")
                 )
             else:
-                answer = _fill(message, matchers, masks, filler)
+                answer = _fill(message, outputs, masks, filler)
         allowance.spend(time.process_time() - begun)
         _send(connection, answer)
 
 
 def _fill(
-    message: Fill, matchers: dict[int, Matcher], masks: np.ndarray, filler: BatchFiller
+    message: Fill, outputs: dict[int, Output], masks: np.ndarray, filler: BatchFiller
 ) -> Filled:
     for key in message.closed:
-        matchers.pop(key, None)
-    strays, rows, on_path = [], [], []
+        outputs.pop(key, None)
+    strays: list[int] = []
+    runs: dict[int, list[int]] = {}
+    rows, on_path = [], []
     for row in message.rows:
-        matcher = matchers[row.key]
-        if all(matcher.accept(token) for token in row.tokens):
-            rows.append(row.row)
-            on_path.append(matcher)
-        else:
+        output = outputs[row.key]
+        if not all(output.accept(token) for token in row.tokens):
             strays.append(row.key)
             masks[row.row] = 0
+        elif output.run:
+            runs[row.key] = list(output.run)
+            _allow_only(output.run[0], masks[row.row])
+        else:
+            rows.append(row.row)
+            on_path.append(output.matcher)
     if len(rows) == 1:
         on_path[0].fill(masks, rows[0])  # no thread has to wake up for it
     elif rows:
         filler.fill(on_path, masks, rows)
-    return Filled(strays)
+    return Filled(strays, runs)
+
+
+def _allow_only(token: int, mask: np.ndarray) -> None:
+    """Of all tokens, in `mask` [ceil(vocab / 32)] int32."""
+    mask[:] = 0
+    mask.view(np.uint8)[token // 8] = 1 << token % 8
 
 
 def _send(connection: socket.socket, answer: Frame) -> None:

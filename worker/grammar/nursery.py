@@ -23,6 +23,7 @@ import numpy as np
 from setproctitle import setproctitle
 
 from mla_router.worker.child import die_with_parent
+from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Refused
 from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabulary
 
@@ -62,7 +63,12 @@ class Nursery:
 
 
 def keep(
-    control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray, nursery: Nursery
+    control: socket.socket,
+    folder: Path,
+    vocab_size: int,
+    options: GrammarOptions,
+    masks: np.ndarray,
+    nursery: Nursery,
 ) -> None:
     """Have a nursery until the scheduler closes `control`. Returns then; and in all the processes
     that come of this one, at their end."""
@@ -73,7 +79,7 @@ def keep(
             die_with_parent(own)
             setproctitle("mla_router grammar nursery")
             nursery.begin()
-            run(control, folder, vocab_size, masks)
+            run(control, folder, vocab_size, options, masks)
             return
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:
@@ -83,7 +89,13 @@ def keep(
         logger.error("the grammar nursery has ended with status %d; another one begins", status)
 
 
-def run(control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray) -> None:
+def run(
+    control: socket.socket,
+    folder: Path,
+    vocab_size: int,
+    options: GrammarOptions,
+    masks: np.ndarray,
+) -> None:
     """Fork a host for every pair of descriptors that comes over `control`: its end of a socket, and
     a file with the grammar. Returns when the scheduler closes it, and in the hosts at their end.
 
@@ -98,9 +110,12 @@ def run(control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray
         # Here and not above: this takes seconds, and the scheduler that imports this module is not
         # to wait for it.
         from mla_router.worker.grammar import host
+        from mla_router.worker.grammar.jump_forward import ForcedTokens
         from mla_router.worker.grammar.xgrammar_backend import Compiler
 
-        compiler = Compiler(read_vocabulary(folder, vocab_size))
+        vocabulary = read_vocabulary(folder, vocab_size)
+        compiler = Compiler(vocabulary, any_whitespace=options.any_whitespace)
+        forced = ForcedTokens(vocabulary) if options.jump_forward else None
     except VocabularyError as error:
         logger.warning("no grammars: %s", error)
         for order in itertools.chain([first], orders):
@@ -114,7 +129,7 @@ def run(control: socket.socket, folder: Path, vocab_size: int, masks: np.ndarray
             die_with_parent(own)
             setproctitle("mla_router grammar")
             control.close()
-            host.run(socket.socket(fileno=order[0]), order[1], compiler, masks)
+            host.run(socket.socket(fileno=order[0]), order[1], compiler, forced, masks)
             return
         for fd in order:
             os.close(fd)

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from mla_router.worker.child import die_with_parent
 from mla_router.worker.grammar.client import HostClient, HostLost
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.nursery import Nursery, keep
+from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Row
 from mla_router.worker.messages import Grammar
 
@@ -28,6 +30,14 @@ MAX_COMPILING = 2  # at the same time; the others stand in line
 MAX_HOSTS = 128
 IDLE_BYTES = 512 << 20  # of hosts that no request uses now; the least recently used go first
 MAX_REMEMBERED = 1024  # grammars that were refused, with the reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What is to be known of a step's rows beside their masks, by key."""
+
+    failed: dict[int, Problem]  # for which there is no mask, and why
+    runs: dict[int, list[int]]  # tokens that must follow each other now; the mask allows the first
 
 
 class Grammars:
@@ -78,10 +88,11 @@ class Grammars:
         self._failed = []
         return opened
 
-    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> dict[int, Problem]:
+    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
         """Write to masks[i] what the i-th of `rows` (key, its tokens since the last call) may draw
-        next. Returns those for which there is none, and why."""
+        next."""
         failed: dict[int, Problem] = {}
+        runs: dict[int, list[int]] = {}
         by_host: dict[HostClient, list[Row]] = {}
         for index, (key, tokens) in enumerate(rows):
             by_host.setdefault(self._host_of[key], []).append(Row(key, index, tokens))
@@ -89,9 +100,11 @@ class Grammars:
             self._hosts.move_to_end(host.grammar)
             host.ask_masks(wanted)
         for host, wanted in by_host.items():  # they work side by side
-            failed.update(self._wait_masks(host, wanted))
+            answers = self._wait_masks(host, wanted)
+            failed |= answers.failed
+            runs |= answers.runs
         self._failed = [(key, problem) for key, problem in self._failed if key not in failed]
-        return failed
+        return Answers(failed, runs)
 
     def close(self, key: int) -> None:
         """Forget a request, in whatever state it is."""
@@ -123,13 +136,14 @@ class Grammars:
             self._drop(host, lost.problem)
             return []
 
-    def _wait_masks(self, host: HostClient, wanted: list[Row]) -> dict[int, Problem]:
+    def _wait_masks(self, host: HostClient, wanted: list[Row]) -> Answers:
         try:
-            stray = Problem("a token that the grammar does not allow")
-            return dict.fromkeys(host.wait_masks(), stray)
+            filled = host.wait_masks()
         except HostLost as lost:
             self._drop(host, lost.problem)
-            return {row.key: lost.problem for row in wanted}
+            return Answers({row.key: lost.problem for row in wanted}, {})
+        stray = Problem("a token that the grammar does not allow")
+        return Answers(dict.fromkeys(filled.strays, stray), filled.runs)
 
     # -- hosts -----------------------------------------------------------------------------------
 
@@ -181,7 +195,13 @@ class Grammars:
         return True
 
 
-def start(folder: Path, *, vocab_size: int, max_rows: int) -> Grammars:
+def start(
+    folder: Path,
+    *,
+    vocab_size: int,
+    max_rows: int,
+    options: GrammarOptions = GrammarOptions(),  # noqa: B008 (it is frozen)
+) -> Grammars:
     """Fork the nursery's keeper for the model in `folder`. To be called before this process has
     threads: what another thread holds locked while the process is copied stays locked in the copy."""
     shape = (max_rows, -(-vocab_size // 32))
@@ -198,7 +218,7 @@ def start(folder: Path, *, vocab_size: int, max_rows: int) -> Grammars:
             die_with_parent(parent)
             setproctitle("mla_router grammar keeper")
             ours.close()
-            keep(theirs, folder, vocab_size, masks, nursery)
+            keep(theirs, folder, vocab_size, options, masks, nursery)
             status = 0
         finally:
             os._exit(status)  # nothing of the scheduler's own clean-up

@@ -15,6 +15,8 @@ MAX_FRAME = 64 << 10
 # Tokens of an output that had begun before, in one `Open`. Matching costs up to 0.1 ms a token, and
 # the step loop may be waiting for masks of the same grammar.
 OPEN_TOKENS = 128
+RUN_TOKENS = 64  # that are forced, in one row of a `Filled`, and so in one of the next `Fill`
+FILL_ROWS = 128  # of one `Fill`; a step with more of one grammar takes several
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -67,9 +69,11 @@ class Opened(Frame, frozen=True):
 
 
 class Filled(Frame, frozen=True):
-    """Answers `Fill`. `strays` have been given tokens that the grammar does not allow."""
+    """Answers `Fill`. `strays` have been given tokens that the grammar does not allow. `runs`: where
+    the grammar allows one text alone for a while, its tokens by key; the mask allows the first."""
 
     strays: list[int] = []
+    runs: dict[int, list[int]] = {}
 
 
 ToHost = Union[Open, Fill]  # noqa: UP007 (msgspec)

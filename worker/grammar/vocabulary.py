@@ -21,6 +21,12 @@ class Vocabulary:
 
     pieces: list[bytes]
     eos_ids: list[int]  # tokens that end an answer
+    tokenizer: tokenizers.Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`, and none beside it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
@@ -32,6 +38,8 @@ def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises nothing more precise
         raise VocabularyError(f"{folder}: no usable tokenizer.json ({error})") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     added = tokenizer.get_added_tokens_decoder()
     decoders = _names(json.loads(tokenizer.to_str())["decoder"])
     if "ByteLevel" in decoders:
@@ -58,7 +66,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
         raise VocabularyError(f"{folder}: no token that ends an answer")
     for token in eos_ids:
         pieces[token] = b""
-    return Vocabulary(pieces, sorted(eos_ids))
+    return Vocabulary(pieces, sorted(eos_ids), tokenizer)
 
 
 def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:

@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xgrammar
@@ -29,7 +30,7 @@ _ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", r
 class Compiler:
     """Compiles grammars for one vocabulary. Loading it takes seconds, forking it does not."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, any_whitespace: bool = True) -> None:
         self.vocab_size = len(vocabulary.pieces)
         self.eos_ids = vocabulary.eos_ids
         self._info = xgrammar.TokenizerInfo(
@@ -40,6 +41,7 @@ class Compiler:
         )
         # No threads: this process is going to be forked. No cache: each fork compiles once.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        self._any_whitespace = any_whitespace
 
     def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         """Raises GrammarError."""
@@ -48,16 +50,47 @@ class Compiler:
             match grammar.kind:
                 case "json_schema":
                     return compiler.compile_json_schema(
-                        json_schema.prepare(source), max_whitespace_cnt=MAX_WHITESPACE
+                        json_schema.prepare(source),
+                        any_whitespace=self._any_whitespace,
+                        max_whitespace_cnt=MAX_WHITESPACE if self._any_whitespace else None,
                     )
                 case "regex":
                     return compiler.compile_regex(source)
                 case "ebnf":
                     return compiler.compile_grammar(source)
                 case "structural_tag":
-                    return compiler.compile_structural_tag(_structural_tag(source))
+                    return compiler.compile_structural_tag(self._structural_tag(source))
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_ORIGIN.sub("", str(error)).strip()) from None
+
+    def _structural_tag(self, source: str) -> str:
+        """Check the schemas inside, as those that come alone."""
+        try:
+            tag = json.loads(source)
+        except (ValueError, RecursionError):
+            raise GrammarError("not valid JSON") from None
+        self._prepare_inside(tag, json_schema.MAX_DEPTH)
+        return json.dumps(tag)
+
+    def _prepare_inside(self, node: object, depth: int) -> None:
+        if depth == 0:
+            raise GrammarError(f"nested deeper than {json_schema.MAX_DEPTH} levels")
+        if isinstance(node, list):
+            for item in node:
+                self._prepare_inside(item, depth - 1)
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                if key == "json_schema":
+                    node[key] = json.loads(json_schema.prepare(json.dumps(value)))
+                else:
+                    self._prepare_inside(value, depth - 1)
+            if not self._any_whitespace and _is_json(node):
+                # Tags have no way to say how JSON is spaced, but may hold any grammar.
+                compact = xgrammar.Grammar.from_json_schema(
+                    json.dumps(node["json_schema"]), any_whitespace=False
+                )
+                node.clear()
+                node |= {"type": "grammar", "grammar": str(compact)}
 
 
 class Matcher:
@@ -69,6 +102,15 @@ class Matcher:
     def accept(self, token: int) -> bool:
         """Go on by one token; False if the grammar does not allow it here."""
         return self._matcher.accept_token(token)
+
+    def forced_text(self) -> str:
+        """What every sentence goes on with from here, as far as it is certain."""
+        if self.is_terminated:
+            return ""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:  # what is certain ends within a character
+            return ""
 
     def fill(self, masks: np.ndarray, row: int) -> None:
         """Write to masks[row], of [R, ceil(vocab / 32)] int32, which tokens may come next."""
@@ -108,25 +150,6 @@ def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
                 break
 
 
-def _structural_tag(source: str) -> str:
-    """Check the schemas inside, as those that come alone."""
-    try:
-        tag = json.loads(source)
-    except (ValueError, RecursionError):
-        raise GrammarError("not valid JSON") from None
-    _prepare_inside(tag, json_schema.MAX_DEPTH)
-    return json.dumps(tag)
-
-
-def _prepare_inside(node: object, depth: int) -> None:
-    if depth == 0:
-        raise GrammarError(f"nested deeper than {json_schema.MAX_DEPTH} levels")
-    if isinstance(node, list):
-        for item in node:
-            _prepare_inside(item, depth - 1)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            if key == "json_schema":
-                node[key] = json.loads(json_schema.prepare(json.dumps(value)))
-            else:
-                _prepare_inside(value, depth - 1)
+def _is_json(node: dict[str, Any]) -> bool:
+    """Whether a part of a structural tag is JSON, and not one of the dialects of XML."""
+    return node.get("type") == "json_schema" and node.get("style", "json") == "json"

@@ -19,6 +19,7 @@ from setproctitle import setproctitle
 from mla_router.worker import config as worker_config
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.channel import ZmqChannel
@@ -98,7 +99,15 @@ def _start_grammars(config: WorkerConfig) -> Grammars | None:
         vocab_size = read_config(config.folder).vocab_size
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
-    return pool.start(config.folder, vocab_size=vocab_size, max_rows=config.max_running_requests)
+    return pool.start(
+        config.folder,
+        vocab_size=vocab_size,
+        max_rows=config.max_running_requests,
+        options=GrammarOptions(
+            any_whitespace=not config.constrained_json_disable_any_whitespace,
+            jump_forward=not config.disable_jump_forward,
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -104,6 +104,11 @@ class Admission:
         self.waiting.take(admitted)
         return admitted
 
+    def resume(self, request: Request) -> None:
+        """A running request has more that is known."""
+        if request not in self.prefilling:
+            self.prefilling.append(request)
+
     def fits(self, request: Request, running: Collection[Request]) -> bool:
         """Whether a waiting request would find a slot and the pages that it needs, were it next."""
         if not self.memory.free_slots:

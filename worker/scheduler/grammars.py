@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -21,6 +21,15 @@ class _Entry:
     key: int  # what the pool knows it by
     heard: int  # leading tokens of its output that its grammar has been told
     min_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """What grammars say of a step."""
+
+    masks: TokenMasks | None = None
+    stuck: list[tuple[Request, Problem]] = field(default_factory=list)  # they cannot go on
+    runs: list[tuple[Request, list[int]]] = field(default_factory=list)  # this, and nothing else
 
 
 class GrammarRequests:
@@ -63,9 +72,9 @@ class GrammarRequests:
             over.append((request, problem))
         return over
 
-    def masks(self, step: Step) -> tuple[TokenMasks | None, list[tuple[Request, Problem]]]:
-        """What the rows of a step may draw, after all that they have drawn; and the requests that
-        cannot go on. Waits for the grammars' processes, while the device computes."""
+    def masks(self, step: Step) -> Masked:
+        """What the rows of a step may draw, after all that they have drawn. Waits for the grammars'
+        processes, while the device computes."""
         assert self._pool is not None
         rows, entries = [], []
         for row, request in enumerate(step.sampled):
@@ -73,8 +82,8 @@ class GrammarRequests:
                 rows.append(row)
                 entries.append(self._entries[request.rid])
         if not rows:
-            return None, []
-        failed = self._pool.fill([(e.key, e.request.output[e.heard :]) for e in entries])
+            return Masked()
+        answers = self._pool.fill([(e.key, e.request.output[e.heard :]) for e in entries])
         for entry in entries:
             entry.heard = len(entry.request.output)
         # A copy: the next step's masks may be written before this step has been sampled.
@@ -82,9 +91,11 @@ class GrammarRequests:
         for entry, mask in zip(entries, bits, strict=True):
             if len(entry.request.output) < entry.min_tokens:
                 _forbid_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
-        return TokenMasks(tuple(rows), bits), [
-            (e.request, failed[e.key]) for e in entries if e.key in failed
-        ]
+        return Masked(
+            TokenMasks(tuple(rows), bits),
+            [(e.request, answers.failed[e.key]) for e in entries if e.key in answers.failed],
+            [(e.request, answers.runs[e.key]) for e in entries if e.key in answers.runs],
+        )
 
     def ends(self, request: Request, token: int) -> bool:
         """Whether this token ends the sentence. It ends the answer then, whatever the request says

@@ -59,6 +59,14 @@ class Planner:
         self.num_steps += 1
         return self._build(decodes, shares, admitted)
 
+    def jump(self, request: Request, run: list[int]) -> list[int]:
+        """The next step of `request` computes all of `run`, of which the step that has just been
+        sampled gives the first token. Returns the others."""
+        following = request.jump(run)
+        if request.state is State.PREFILL:
+            self.admission.resume(request)
+        return following
+
     def remove(self, request: Request) -> None:
         """Let go of a request that has ended, wherever it is."""
         if self.running.pop(request.rid, None) is None:

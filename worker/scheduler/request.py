@@ -1,16 +1,18 @@
 """One request inside the scheduler: its state, its tokens and what it holds.
 
     COMPILING --grammar--> WAITING --admit--> PREFILL --last chunk launched--> DECODE
-        |                   | ^                  |                              |
+        |                   | ^                  | ^                            |
+        |                   | |                  | `---------- jump ------------|
         |                   | `------------------+---------- retract -----------|
         `-------------------`--------------------+---------- finish ------------+--> FINISHED
 
 A request without a grammar begins as WAITING. One is retracted when others need its memory: it
-waits again, and later computes what is no longer in the prefix cache, its own output included. A
-finish (EOS, length, abort, error) is legal in every live state, and takes effect at once: the
-overlap loop has launched up to two steps that still name the request, and their tokens for it are
-dropped. Either way its slot and pages are free at once, because the device does one thing after the
-other: whoever gets them next is launched later (`worker/engine/slots.py`).
+waits again, and later computes what is no longer in the prefix cache, its own output included. One
+jumps when its grammar forces several tokens: they are computed as those of a prompt are. A finish
+(EOS, length, abort, error) is legal in every live state, and takes effect at once: the overlap loop
+has launched up to two steps that still name the request, and their tokens for it are dropped.
+Either way its slot and pages are free at once, because the device does one thing after the other:
+whoever gets them next is launched later (`worker/engine/slots.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _NEXT = {
     State.COMPILING: {State.WAITING, State.FINISHED},
     State.WAITING: {State.PREFILL, State.FINISHED},
     State.PREFILL: {State.DECODE, State.WAITING, State.FINISHED},
-    State.DECODE: {State.WAITING, State.FINISHED},
+    State.DECODE: {State.PREFILL, State.WAITING, State.FINISHED},
     State.FINISHED: set[State](),
 }
 
@@ -207,6 +209,24 @@ class Request:
             score_start=first - 1 - start if score_tokens else 0,
             score_tokens=score_tokens,
         )
+
+    @property
+    def may_jump(self) -> bool:
+        """Nothing is wanted of its tokens that only a step each brings: logprobs, counts of them."""
+        return not self.sampling.logprobs and not self.sampling.penalized
+
+    def jump(self, run: list[int]) -> list[int]:
+        """The step that has just been sampled gives run[0], and the others follow it: what is known
+        goes on to their end, unless the answer ends there. Returns them."""
+        assert self.launched_outputs == len(self.output) + 1, f"{self!r} has tokens under way"
+        run = run[: self.max_tokens - len(self.output)]
+        if len(self.output) + len(run) == self.max_tokens:
+            self.launched_outputs = self.max_tokens
+        elif len(run) > 1:
+            self.launched_prompt = len(self.prompt) + len(self.output)
+            self.context += self.output[len(self.context) - len(self.prompt) :] + run
+            self.move_to(State.PREFILL)
+        return run[1:]
 
     def take_decode(self) -> int:
         """Count one decode step as launched; returns the cache length it brings."""

@@ -208,13 +208,16 @@ class Scheduler:
         if step is None or step.pending is not None:
             return step
         try:
-            masks, stuck = self.grammars.masks(step)
-            self._sample(step, masks)
+            masked = self.grammars.masks(step)
+            self._sample(step, masked.masks)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)
             return None
-        for request, problem in stuck:
+        for request, problem in masked.stuck:
             self._end_without_masks(request, problem)
+        for request, run in masked.runs:
+            if request.may_jump:
+                step.following[request] = self.planner.jump(request, run)
         return step
 
     def _sample(self, step: Step, masks: TokenMasks | None) -> None:
@@ -238,23 +241,29 @@ class Scheduler:
         for i, request in enumerate(step.sampled):
             if request.finish_reason is not None:
                 continue  # it ended while this step was under way
-            token, sampling = result.tokens[i], request.sampling
+            token = result.tokens[i]
             if token == NO_TOKEN:
                 self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
                 continue
-            request.add_token(token)
-            self.num_generated_tokens += 1
-            scores = result.scores[i] if result.scores and sampling.logprobs else None
-            if token in sampling.stop_token_ids or self.grammars.ends(request, token):
-                self._end(request, FinishReason.STOP, tokens=[token], scores=scores)
-            elif len(request.output) == request.max_tokens:
-                self._end(request, FinishReason.LENGTH, tokens=[token], scores=scores)
-            else:
-                self.outbox.tell(request, [token], scores)
+            scores = result.scores[i] if result.scores and request.sampling.logprobs else None
+            self._take(request, [token, *step.following.get(request, ())], scores)
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
         self.planner.admission.settle()
+
+    def _take(self, request: Request, tokens: list[int], scores: Scores | None) -> None:
+        """Append what has come, up to the token that ends the answer, and tell the server."""
+        for count, token in enumerate(tokens, 1):
+            request.add_token(token)
+            self.num_generated_tokens += 1
+            if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
+                self._end(request, FinishReason.STOP, tokens=tokens[:count], scores=scores)
+                return
+        if len(request.output) == request.max_tokens:
+            self._end(request, FinishReason.LENGTH, tokens=tokens, scores=scores)
+        else:
+            self.outbox.tell(request, tokens, scores)
 
     def _settle(self, step: Step, result: StepResult) -> None:
         """Count what the step has computed, for those that have not ended meanwhile."""

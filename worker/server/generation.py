@@ -322,15 +322,19 @@ class Generation:
         if delta.finish_reason:
             self._check_end(choice, delta)
         tokens = delta.token_ids
-        choice.completion_tokens += len(tokens)
-
         reason = delta.finish_reason
         matched: str | int | None = None
         shown = tokens
         if reason and tokens and reason == FinishReason.STOP.value:
             matched = tokens[-1]
             shown = tokens if self.sampling.keep_stop else tokens[:-1]
-        text = choice.matcher.push(choice.detokenizer.push(shown))
+        text = ""
+        for count, token in enumerate(shown, 1):
+            text += choice.matcher.push(choice.detokenizer.push((token,)))
+            if choice.matcher.matched is not None:
+                tokens = shown = shown[:count]  # what came with it is no part of the answer
+                break
+        choice.completion_tokens += len(tokens)
         if reason:
             text += choice.matcher.push(choice.detokenizer.flush()) + choice.matcher.flush()
             choice.finish = Finish(reason, matched)

@@ -1,0 +1,89 @@
+"""Grammars without processes: now and then they force some tokens, and allow all others otherwise.
+
+What is forced is a hash of the output so far, so a run that is lost, told twice, or begun at another
+place changes every later token.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from mla_router.worker.grammar.errors import Problem
+from mla_router.worker.grammar.pool import Answers
+from mla_router.worker.messages import Grammar
+from support.fake_engine import VOCAB, next_token
+
+FORCING = Grammar("regex", "any")
+
+
+def forced_run(output: Sequence[int]) -> list[int]:
+    """What must come after `output`: nothing, or one to seven tokens of a run."""
+    run: list[int] = []
+    for length in range(len(output) + 1):
+        if length:
+            run = run[1:] if run and run[0] == output[length - 1] else []
+        if not run and (size := next_token([*output[:length], 1], 0, range(12))) < 6:
+            texts = itertools.accumulate(
+                range(size + 2), lambda state, i: state * 31 + i, initial=7
+            )
+            run = [next_token([*output[:length], state], 0) for state in texts]
+            run = run[: size + 2]
+    return run
+
+
+def forced_continuation(
+    prompt: list[int],
+    count: int,
+    seed: int = 0,
+    stops: Collection[int] = (),
+    output: Sequence[int] = (),
+) -> list[int]:
+    """As `continuation`, under the grammar: at most `count` tokens after `prompt` and `output`."""
+    tokens = list(output)
+    while len(tokens) < len(output) + count:
+        run = forced_run(tokens)
+        tokens.append(run[0] if run else next_token(prompt + tokens, seed))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(output) :]
+
+
+class ForcingGrammars:
+    """Takes the place of `Grammars`."""
+
+    def __init__(self, max_rows: int = 64) -> None:
+        self.masks = np.zeros((max_rows, -(-VOCAB // 32)), dtype=np.int32)
+        self.eos_ids: frozenset[int] = frozenset()
+        self.outputs: dict[int, list[int]] = {}  # of open requests
+        self._keys = itertools.count()
+        self._opened: list[int] = []
+
+    def open(self, grammar: Grammar, output: Sequence[int]) -> int:
+        assert grammar == FORCING
+        key = next(self._keys)
+        self.outputs[key] = list(output)
+        self._opened.append(key)
+        return key
+
+    def poll(self) -> list[tuple[int, Problem | None]]:
+        opened, self._opened = self._opened, []
+        return [(key, None) for key in opened if key in self.outputs]
+
+    def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
+        runs = {}
+        octets = self.masks.view(np.uint8)
+        for index, (key, tokens) in enumerate(rows):
+            self.outputs[key] += tokens
+            run = forced_run(self.outputs[key])
+            if run:
+                runs[key] = run
+            bits = np.zeros(self.masks.shape[1] * 32, dtype=np.uint8)
+            bits[run[:1] or range(VOCAB)] = 1
+            octets[index] = np.packbits(bits, bitorder="little")
+        return Answers({}, runs)
+
+    def close(self, key: int) -> None:
+        del self.outputs[key]
