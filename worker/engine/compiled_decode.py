@@ -1,9 +1,8 @@
 """Decode steps whose matrix products, and what stands between them, are made by torch.compile.
 
 What is compiled are single projections and feed-forward layers, wherever a model has them: of each class and
-shape once for all layers, which keeps it to a few seconds a batch size. All that touches the KV
-cache is left out: a compiled function returns what it changes as a new tensor, and copies the cache to do so.
-The routed experts are left out, too, since their torch form waits for the device.
+shape once for all layers and each batch size. All that touches the KV cache is left out: where ours is
+written in place, Inductor's code writes a copy of all of it. The routed experts keep our kernels.
 """
 
 from __future__ import annotations
