@@ -22,7 +22,7 @@ from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
-from mla_router.worker.server.sse import event, stream
+from mla_router.worker.server.sse import HOLE, TextEvent, event, stream
 from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.usage import Usage
 
@@ -145,6 +145,10 @@ async def _events(
     ) -> bytes:
         return event(Completion(**shared, choices=choices, usage=usage), marks)
 
+    plain = [
+        TextEvent(Completion(**shared, choices=[Choice(index, HOLE, None, None)], usage=no_usage))
+        for index in range(generation.size)
+    ]
     while outputs := await generation.next():
         events = []
         for output in outputs:
@@ -155,7 +159,10 @@ async def _events(
             if output.text or output.finish or not part.begun:
                 choice = await part.take(output.index)
                 mark = marks.take(output.index, choice.finish_reason)
-                events.append(chunk([choice], no_usage, mark))
+                if choice.logprobs is None and choice.finish_reason is None:
+                    events.append(plain[output.index].of(choice.text, mark))
+                else:
+                    events.append(chunk([choice], no_usage, mark))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
     if usage:

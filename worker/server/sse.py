@@ -25,11 +25,26 @@ STREAM_HEADERS = {
     "X-Accel-Buffering": "no",  # proxies such as nginx hold streams back otherwise
 }
 DONE = b"data: [DONE]\n\n"
+HOLE = "\0"
 
 
 def event(body: msgspec.Struct | dict[str, Any], before: bytes = b"") -> bytes:
     """`before` are lines that go before the data: marks for a router, or the event's name."""
     return b"%bdata: %b\n\n" % (before, encode(body))
+
+
+class TextEvent:
+    """Events that differ in one string alone, encoded but for that: most of a stream."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, body: msgspec.Struct) -> None:
+        """`body` has HOLE where the string goes, and nowhere else."""
+        self._before, self._after = event(body).split(encode(HOLE))
+
+    def of(self, text: str, before: bytes = b"") -> bytes:
+        """The same as `event`, for a body that has `text` there."""
+        return b"%b%b%b%b" % (before, self._before, encode(text), self._after)
 
 
 async def stream(

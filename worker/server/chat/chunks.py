@@ -16,7 +16,7 @@ from mla_router.worker.server.chat.shapes import (
     Piece,
 )
 from mla_router.worker.server.envelope import envelope
-from mla_router.worker.server.sse import event
+from mla_router.worker.server.sse import HOLE, TextEvent, event
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 from mla_router.worker.server.usage import Usage
 
@@ -49,6 +49,12 @@ async def chunks(run: ChatRun, model: str, *, usage: bool) -> AsyncIterator[byte
         mark = marks.take(index, listed)
         return chunk([ChunkChoice(index, piece, scores, reason)], no_usage, mark)
 
+    plain = [
+        TextEvent(
+            Chunk(**shared, choices=[ChunkChoice(index, Piece(content=HOLE))], usage=no_usage)
+        )
+        for index in range(generation.size)
+    ]
     outputs = await generation.next()
     # The first event is there before it is known what the first token shows; a client for whom we go
     # on has had it. The other choices begin with their first piece.
@@ -59,7 +65,10 @@ async def chunks(run: ChatRun, model: str, *, usage: bool) -> AsyncIterator[byte
             choice = choices[output.index]
             parts = choice.take(output)
             marks.add(output.index, output.token_ids)
-            if parts:  # in one event: it stands for all of the output's tokens
+            text = parts[0].text if len(parts) == 1 and isinstance(parts[0], Content) else ""
+            if text and choice.index in begun and not choice.tokens.token_ids:
+                events.append(plain[choice.index].of(text, marks.take(choice.index)))
+            elif parts:  # in one event: it stands for all of the output's tokens
                 events.append(send(choice, fill(choice, Piece(), parts)))
             if output.finish:
                 reason = choice.reason_of(output)
