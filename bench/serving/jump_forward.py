@@ -191,6 +191,7 @@ class Client:
     """The other end of a scheduler's channel: all `requests` at once; then it waits for their end."""
 
     requests: list[ToScheduler]
+    num_servers: int = 1
     open: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,7 +205,7 @@ class Client:
             time.sleep(timeout_s)
         return arrived
 
-    def send(self, message: ToServer) -> None:
+    def send(self, message: ToServer, server: int | None = None) -> None:  # noqa: ARG002 (one)
         for delta in message.items if isinstance(message, Deltas) else ():
             assert delta.finish_reason in ("", "stop", "length"), delta
             self.open -= bool(delta.finish_reason)

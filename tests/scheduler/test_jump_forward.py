@@ -76,11 +76,18 @@ def test_a_run_takes_one_step(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("fields", [{"logprobs": True}, {"presence_penalty": 0.5}])
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({"logprobs": True}, {}),
+        ({"presence_penalty": 0.5}, {}),
+        ({}, {"disable_mixed_chunk": True}),
+    ],
+)
 def test_one_that_needs_each_step_gets_the_same_tokens_one_by_one(
-    overlap: bool, fields: dict[str, Any]
+    overlap: bool, fields: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    outcome = run_all({0: [forced("a", **fields)]}, overlap=overlap)
+    outcome = run_all({0: [forced("a", **fields)]}, overlap=overlap, **settings)
     assert outcome.channel.tokens("a") == EXPECTED
     deltas = [delta for delta in outcome.channel.deltas()["a"] if delta.token_ids]
     assert all(len(delta.token_ids) == 1 for delta in deltas)

@@ -61,7 +61,9 @@ class Planner:
 
     def jump(self, request: Request, run: list[int]) -> list[int]:
         """The next step of `request` computes all of `run`, of which the step that has just been
-        sampled gives the first token. Returns the others."""
+        sampled gives the first token. Returns the others; none if it takes them one by one."""
+        if not self.mix or not request.may_jump:  # unmixed, all others would wait for it
+            return []
         following = request.jump(run)
         if request.state is State.PREFILL:
             self.admission.resume(request)

@@ -216,8 +216,7 @@ class Scheduler:
         for request, problem in masked.stuck:
             self._end_without_masks(request, problem)
         for request, run in masked.runs:
-            if request.may_jump:
-                step.following[request] = self.planner.jump(request, run)
+            step.following[request] = self.planner.jump(request, run)
         return step
 
     def _sample(self, step: Step, masks: TokenMasks | None) -> None:
