@@ -85,12 +85,13 @@ def test_the_next_step_is_planned_before_this_one_has_begun(
 ) -> None:
     steps = [LENGTHS, [300, 5]]
     drawn = [inputs(lengths, heads, 16) for lengths in steps]
+    slots = [paged.slots.tolist() for _, paged in drawn]
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)  # some 50 ms
     got = []
     with forbid_waiting():
-        for lengths, (q, paged) in zip(steps, drawn, strict=True):
-            decode.plan(paged.page_table, 16, paged.slots.tolist(), lengths)
+        for lengths, own, (q, paged) in zip(steps, slots, drawn, strict=True):
+            decode.plan(paged.page_table, 16, own, lengths)
             got.append(run(decode, q, paged))
     for out, (q, paged) in zip(got, drawn, strict=True):
         assert_close(out, expected_attention(q, paged, LATENT, SCALE, 1))
@@ -193,4 +194,5 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
     for recorded in (False, True)[: 1 + engine.attention.recordable]:
         engine.record_graphs(GraphSizes([2, 4, 8], [16, 32]) if recorded else GraphSizes([], []))
         for out, expected in zip(logits(engine, want), want, strict=True):
-            assert_close(out, expected.double(), most=2e-2)
+            # Every layer rounds what it adds to the stream to 8 bits
+            assert_close(out, expected.double(), most=6e-2)
