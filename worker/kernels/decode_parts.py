@@ -10,10 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.decode_tiling import MergeTiling, merge_tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-
-# Below so many rows the merge is cut along the columns, too, to occupy the GPU
-MERGE_ROWS = 256
 
 
 def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -29,14 +27,18 @@ def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[T
 
 
 def merge_parts(
-    partial_out: Tensor, partial_lse: Tensor, schedule: DecodeSchedule, out: Tensor
+    partial_out: Tensor,
+    partial_lse: Tensor,
+    schedule: DecodeSchedule,
+    out: Tensor,
+    *,
+    tiles: MergeTiling | None = None,
 ) -> None:
-    """Writes into `out`, contiguous, the rows of the requests that lie in several parts."""
+    """Writes into `out`, contiguous, the rows of the requests that lie in several parts. `tiles` is for
+    measuring others than `merge_tiling`'s."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
-    columns = triton.next_power_of_2(width)
-    if requests * rows < MERGE_ROWS:
-        columns = min(columns, 128)
-    merge_kernel[(requests * rows, triton.cdiv(width, columns))](
+    tiles = tiles or merge_tiling(requests * rows, width)
+    merge_kernel[(requests * rows, triton.cdiv(width, tiles.block_width))](
         partial_out,
         partial_lse,
         schedule.block_starts,
@@ -44,9 +46,10 @@ def merge_parts(
         out,
         ROWS=rows,
         WIDTH=width,
-        BLOCK_WIDTH=columns,
-        BLOCK_PARTS=max(4096 // columns, 1),
-        num_warps=4,
+        BLOCK_WIDTH=tiles.block_width,
+        BLOCK_PARTS=tiles.block_parts,
+        STAGES=tiles.num_stages,
+        num_warps=tiles.num_warps,
         **launch_options(),
     )
 
@@ -87,9 +90,14 @@ def merge_kernel(
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Weighs together what several parts computed of one row; a row that one part computed whole is
-    already in place."""
+    already in place.
+
+    With several STAGES blocks of parts are copied to shared memory, all under way at once. With one they
+    are loaded to registers, where the assembler puts most loads next to their uses: one after another.
+    """
     wait_for_previous()
     request = tl.program_id(0) // ROWS
     row = tl.program_id(0) % ROWS
@@ -99,21 +107,27 @@ def merge_kernel(
     first = tl.load(block_starts + request) // size
     last = (tl.load(block_starts + request + 1) - 1) // size
     if first < last:
+        place = (first + request).to(tl.int64) * ROWS + row
+        values_at = partial_out + place * WIDTH + columns[None, :]
+        lse_at = partial_lse + place
         maximum = -1e30
-        total_weight = 0.0
-        acc = tl.zeros([BLOCK_WIDTH], tl.float32)
-        for start in tl.range(first, last + 1, BLOCK_PARTS):
+        total_weight = tl.zeros([BLOCK_PARTS], tl.float32)
+        acc = tl.zeros([BLOCK_PARTS, BLOCK_WIDTH], tl.float32)
+        for start in tl.range(0, last - first + 1, BLOCK_PARTS, num_stages=STAGES):
             parts = start + tl.arange(0, BLOCK_PARTS)
-            places = (parts + request).to(tl.int64) * ROWS + row
-            exists = parts <= last
-            lse = tl.load(partial_lse + places, mask=exists, other=float("-inf"))
-            at = partial_out + places[:, None] * WIDTH + columns[None, :]
-            values = tl.load(at, mask=exists[:, None] & inside[None, :], other=0.0)
+            exists = parts <= last - first
+            lse = tl.load(lse_at + parts * ROWS, mask=exists, other=float("-inf"))
+            values = tl.load(
+                values_at + parts[:, None] * (ROWS * WIDTH),
+                mask=exists[:, None] & inside[None, :],
+                other=0.0,
+            )
             new = tl.maximum(maximum, tl.max(lse, 0))
             weights = tl.exp2(lse - new)
             shrink = tl.exp2(maximum - new)
-            total_weight = total_weight * shrink + tl.sum(weights, 0)
-            acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+            total_weight = total_weight * shrink + weights
+            acc = acc * shrink + values * weights[:, None]
             maximum = new
         at = (request.to(tl.int64) * ROWS + row) * WIDTH + columns
-        tl.store(out + at, (acc / total_weight).to(out.dtype.element_ty), mask=inside)
+        merged = tl.sum(acc, 0) / tl.sum(total_weight, 0)
+        tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)

@@ -51,6 +51,27 @@ def gqa_tiling(share: int, width: int) -> Tiling:
     return Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
 
 
+@dataclass(frozen=True, slots=True)
+class MergeTiling:
+    block_width: int  # columns of a row that a program merges
+    block_parts: int  # whose results are read at once
+    num_stages: int
+    num_warps: int = 4
+
+
+# Below so many rows the merge is cut along the columns, too, to occupy the GPU
+MERGE_ROWS = 256
+MERGE_STAGES = 1  # 3 are not yet measured: a bench sets it to compare
+
+
+def merge_tiling(rows: int, width: int) -> MergeTiling:
+    """For the results of parts of so many query rows of all requests, each `width` wide."""
+    columns = 1 << (width - 1).bit_length()
+    if rows < MERGE_ROWS:
+        columns = min(columns, 128)
+    return MergeTiling(columns, max(4096 // columns, 1), MERGE_STAGES)
+
+
 def num_parts(
     tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, key_heads: int = 1
 ) -> int:

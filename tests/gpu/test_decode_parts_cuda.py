@@ -1,0 +1,32 @@
+"""The merge of what parts of decode attention computed, at V2-Lite's shape, for as many parts as an H200
+has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mla_router.worker.kernels.decode_parts import merge_parts
+from mla_router.worker.kernels.decode_tiling import merge_tiling
+from support.cuda import forbid_waiting
+from support.decode_parts import random_results
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("blocks", [[264], [17], [1, 200, 2, 61], [5] * 64])
+def test_float64(blocks: list[int], stages: int) -> None:
+    results = random_results(blocks, 1, rows=16, width=512, device="cuda")
+    out = torch.full((len(blocks), 16, 512), 7.0, dtype=torch.bfloat16, device="cuda")
+    schedule = results.schedule
+    tiles = replace(merge_tiling(len(blocks) * 16, 512), num_stages=stages)
+    with forbid_waiting():
+        merge_parts(results.out, results.lse, schedule, out, tiles=tiles)
+    for got, expected in zip(out, results.merged(), strict=True):
+        if expected is None:
+            assert (got == 7).all()
+        else:
+            assert (got.double() - expected).norm() / expected.norm() < 3e-3
