@@ -18,7 +18,7 @@ from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
 from mla_router.worker.grammar.limits import Allowance, cpu_limit, limit_memory, own_bytes
 from mla_router.worker.grammar.protocol import Compiled, Fill, Filled, Frame, Open, Opened, Refused
-from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, Matcher, rehearse
+from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, rehearse
 from mla_router.worker.messages import Grammar
 
 COMPILE_CPU_S = 10.0
@@ -77,7 +77,9 @@ def run(
         begun = time.process_time()
         with cpu_limit(allowance.left):
             if isinstance(message, Open):
-                output = outputs.get(message.key) or Output(Matcher(compiled), forced)
+                output = outputs.get(message.key) or Output(
+                    compiler.begin(grammar, compiled), forced
+                )
                 outputs[message.key] = output
                 allowed = all(output.accept(token) for token in message.tokens)
                 answer: Frame = (

@@ -15,12 +15,11 @@ import numpy as np
 import xgrammar
 
 from mla_router.worker.grammar import json_schema
+from mla_router.worker.grammar.blanks import BlankRun, BlankTokens
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
 
-# Between two tokens of JSON. Without a bound a model can go on with blanks for ever.
-MAX_WHITESPACE = 32
 REHEARSED_TOKENS = 24
 
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
@@ -42,6 +41,12 @@ class Compiler:
         # No threads: this process is going to be forked. No cache: each fork compiles once.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._any_whitespace = any_whitespace
+        self._blanks = BlankTokens(vocabulary.pieces)
+
+    def begin(self, grammar: Grammar, compiled: xgrammar.CompiledGrammar) -> Matcher:
+        """For a new output."""
+        free = self._any_whitespace and grammar.kind in ("json_schema", "structural_tag")
+        return Matcher(compiled, BlankRun(self._blanks) if free else None)
 
     def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         """Raises GrammarError."""
@@ -50,9 +55,7 @@ class Compiler:
             match grammar.kind:
                 case "json_schema":
                     return compiler.compile_json_schema(
-                        json_schema.prepare(source),
-                        any_whitespace=self._any_whitespace,
-                        max_whitespace_cnt=MAX_WHITESPACE if self._any_whitespace else None,
+                        json_schema.prepare(source), any_whitespace=self._any_whitespace
                     )
                 case "regex":
                     return compiler.compile_regex(source)
@@ -96,11 +99,15 @@ class Compiler:
 class Matcher:
     """How far one output has come in its grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(self, compiled: xgrammar.CompiledGrammar, blanks: BlankRun | None = None) -> None:
+        """`blanks` bounds them, if the grammar does not."""
         self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._blanks = blanks
 
     def accept(self, token: int) -> bool:
         """Go on by one token; False if the grammar does not allow it here."""
+        if self._blanks is not None:
+            self._blanks.add(token)
         return self._matcher.accept_token(token)
 
     def forced_text(self) -> str:
@@ -115,6 +122,11 @@ class Matcher:
     def fill(self, masks: np.ndarray, row: int) -> None:
         """Write to masks[row], of [R, ceil(vocab / 32)] int32, which tokens may come next."""
         self._matcher.fill_next_token_bitmask(masks, row)
+        self._bound(masks[row])
+
+    def _bound(self, mask: np.ndarray) -> None:
+        if self._blanks is not None:
+            self._blanks.bound(mask)
 
     @property
     def is_terminated(self) -> bool:
@@ -131,6 +143,8 @@ class BatchFiller:
     def fill(self, matchers: Sequence[Matcher], masks: np.ndarray, rows: list[int]) -> None:
         """Write to masks[rows[i]], of [R, ceil(vocab / 32)] int32, what may follow in matchers[i]."""
         self._batch.batch_fill_next_token_bitmask([m._matcher for m in matchers], masks, rows)
+        for matcher, row in zip(matchers, rows, strict=True):
+            matcher._bound(masks[row])
 
 
 def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
