@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,11 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     parser.add_argument("--input-len", type=int, default=1024)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--no-prefill",
+        action="store_true",
+        help="decode only, over a cache that nobody has written",
+    )
     parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
     parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
     parser.add_argument("--merge-stages", type=int, default=decode_tiling.MERGE_STAGES)
@@ -91,12 +98,22 @@ class Batch:
                     admitted.append(Admitted(slot, self.sampling, self.prompts[slot]))
                 room -= end - start
                 slot, start = (slot + 1, 0) if end == self.length else (slot, end)
-            writes = tuple(
-                (request.slot, index, 1 + request.slot * self.pages_each + index)
-                for request in admitted
-                for index in range(self.pages_each)
-            )
+            writes = self.page_writes(request.slot for request in admitted)
             yield StepPlan((), (), tuple(chunks), writes, tuple(admitted))
+
+    def page_writes(self, slots: Iterable[int]) -> tuple[tuple[int, int, int], ...]:
+        return tuple(
+            (slot, index, 1 + slot * self.pages_each + index)
+            for slot in slots
+            for index in range(self.pages_each)
+        )
+
+    def begin_without_prefill(self) -> StepPlan:
+        """A decode step that takes the slots. Tokens are random, for experts to be chosen as ever."""
+        slots = range(self.size)
+        self.engine.slots.last_token.random_(self.engine.model.config.vocab_size)
+        admitted = tuple(Admitted(slot, self.sampling, self.prompts[slot][:1]) for slot in slots)
+        return replace(self.decode_plan(0), page_writes=self.page_writes(slots), admitted=admitted)
 
     def decode_plan(self, step: int) -> StepPlan:
         lengths = (self.length + 1 + step,) * self.size
@@ -154,11 +171,14 @@ def read_speed(device: torch.device) -> float:
 
 def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> dict[str, Any]:
     batch, budget = Batch(engine, size, args), args.max_prefill_tokens
-    step_times(engine, batch.prefill_plans(budget))  # kernels of these shapes are compiled
-    prefill = min(sum(step_times(engine, batch.prefill_plans(budget))[0]) for _ in range(3))
-    print(
-        f"Prefill. latency: {prefill:.5f} s, throughput: {size * args.input_len / prefill:9.2f} token/s"
-    )
+    prefill = math.nan
+    if args.no_prefill:
+        step_times(engine, iter([batch.begin_without_prefill()]))
+    else:
+        step_times(engine, batch.prefill_plans(budget))  # kernels of these shapes are compiled
+        prefill = min(sum(step_times(engine, batch.prefill_plans(budget))[0]) for _ in range(3))
+        speed_of_it = size * args.input_len / prefill
+        print(f"Prefill. latency: {prefill:.5f} s, throughput: {speed_of_it:9.2f} token/s")
     plans = [batch.decode_plan(step) for step in range(args.output_len - 1)]
     step_times(engine, iter(plans))
     times, results = step_times(engine, iter(plans))
@@ -166,17 +186,18 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
     print(
         f"Decode.  median latency: {median:.5f} s, median throughput: {size / median:9.2f} token/s"
     )
-    total = prefill + sum(times)
-    tokens = size * (args.input_len + args.output_len)
-    print(f"Total. latency: {total:6.3f} s, throughput: {tokens / total:9.2f} token/s")
+    if not args.no_prefill:
+        total = prefill + sum(times)
+        tokens = size * (args.input_len + args.output_len)
+        print(f"Total. latency: {total:6.3f} s, throughput: {tokens / total:9.2f} token/s")
     if args.profile:
         trace(engine, plans[:4], args.profile / f"decode_{size}.json")
     floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
     distinct = len({token for result in results for token in result.tokens})
     return {
         "batch_size": size,
-        "prefill_ms": round(1e3 * prefill, 2),
-        "prefill_tokens_per_s": round(size * args.input_len / prefill),
+        "prefill_ms": None if args.no_prefill else round(1e3 * prefill, 2),
+        "prefill_tokens_per_s": None if args.no_prefill else round(size * args.input_len / prefill),
         "tpot_ms": round(1e3 * median, 3),
         "decode_tokens_per_s": round(size / median),
         "floor_ms": round(floor, 3),
@@ -214,7 +235,7 @@ def main() -> None:
     print("batch  prefill tok/s    TTFT ms    TPOT ms  floor ms  of floor     tok/s")
     for row in rows:
         print(
-            f"{row['batch_size']:5d} {row['prefill_tokens_per_s']:14,d} {row['prefill_ms']:10.2f} "
+            f"{row['batch_size']:5d} {row['prefill_tokens_per_s'] or 0:14,d} {row['prefill_ms'] or 0:10.2f} "
             f"{row['tpot_ms']:10.3f} {row['floor_ms']:9.3f} {row['of_floor']:9.1%} "
             f"{row['decode_tokens_per_s']:9,d}"
         )

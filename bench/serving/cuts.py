@@ -81,7 +81,7 @@ def main() -> None:
     full = {}
     for length in args.contexts:
         for name in ABSORBED_OR_NAIVE:
-            (row,) = one_batch(CUTS[name], [0], length, rest)
+            (row,) = one_batch([*CUTS[name], "--no-prefill"], [0], length, rest)
             full[f"{name}, {length}"] = row
             print(
                 f"{name:20} after {length:6} tokens, {row['batch_size']:4} requests fit:"
