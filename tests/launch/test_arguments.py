@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mla_router.launch.arguments import Options, in_our_words, parse
+from mla_router.worker.config import default_server_processes
 from support.processes import ROOT
 
 
@@ -171,3 +172,26 @@ def test_importing_the_launcher_does_not_import_torch() -> None:
         capture_output=True,
     )
     assert json.loads(answer.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "processes"),
+    [
+        ("cpu", 64, 1),
+        ("cuda", 1, 1),
+        ("cuda", 7, 1),
+        ("cuda", 8, 2),
+        ("cuda", 15, 3),
+        ("cuda", 128, 4),
+    ],
+)
+def test_server_processes_by_cores(device: str, cores: int, processes: int) -> None:
+    assert default_server_processes(device, cores) == processes
+
+
+def test_workers_share_the_cores(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(24))
+    options = parsed(model, "--dp-size", "3", "--device", "cuda")
+    assert [options.worker(index, 31000).tokenizer_worker_num for index in range(3)] == [2, 2, 2]
+    told = parsed(model, "--dp-size", "3", "--device", "cuda", "--tokenizer-worker-num", "7")
+    assert told.worker(0, 31000).tokenizer_worker_num == 7

@@ -33,7 +33,7 @@ from mla_router.worker.server.serving import (
     prepare,
     serving,
 )
-from mla_router.worker.server.state import Birth, ServerState
+from mla_router.worker.server.state import ServerState
 from mla_router.worker.server.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def run(
     """Serve until told to end; returns the exit status. `listeners` and `config` are those of
     `listeners.listen`, `scheduler` is the command that starts a scheduler, without its flags."""
     servers = config.tokenizer_worker_num
-    state = ServerState(config, Birth.now(), Board.create(servers))
+    state = ServerState(config, board=Board.create(servers))
     signals = Signals()
     with ipc_directory() as directory:
         # Left from right to left: first the answers go out, then the scheduler is ended.

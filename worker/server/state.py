@@ -69,8 +69,8 @@ class Birth(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class ServerState:
     config: WorkerConfig
-    birth: Birth
-    board: Board
+    birth: Birth = field(default_factory=Birth.now)
+    board: Board = field(default_factory=Board.create)
     service: Service | None = None  # None while the weights are loading
     complete: bool = False  # all server processes of the worker serve
     draining: bool = False
