@@ -25,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,12 +141,16 @@ class Times:
 
 
 def drive(
-    pool: Grammars, keys: list[int], alone: CompiledGrammar, steps: int, texts: list[list[int]]
+    pool: Grammars,
+    keys: list[int],
+    begin: Callable[[], Matcher],
+    steps: int,
+    texts: list[list[int]],
 ) -> Times:
     """Fill the masks of all rows, there and here in turns, while each goes on by the next token of
     its text; by a random one if there are no texts."""
     choose = random.Random(0)
-    matchers = [Matcher(alone) for _ in keys]
+    matchers = [begin() for _ in keys]
     masks = np.empty_like(pool.masks)
     new: list[list[int]] = [[] for _ in keys]
     times = Times()
@@ -199,7 +204,7 @@ def python_mask(compiled: CompiledGrammar, samples: int) -> float:
 
 def measure(
     pool: Grammars,
-    alone: CompiledGrammar,
+    begin: Callable[[], Matcher],
     python_s: float,
     distinct: bool,
     steps: int,
@@ -210,7 +215,7 @@ def measure(
     rows = len(pool.masks)
     keys, open_s = open_all(pool, rows, distinct)
     before = cpu_seconds(pool)
-    times = drive(pool, keys, alone, steps, texts)
+    times = drive(pool, keys, begin, steps, texts)
     after = cpu_seconds(pool)
     cpu = sum(after[pid] - before[pid] for pid in after.keys() & before.keys()) / steps
     for key in keys:
@@ -249,13 +254,18 @@ def main() -> None:
         options = GrammarOptions(jump_forward=False)
         pool = start(folder, vocab_size=vocab_size, max_rows=rows, options=options)
         try:
-            alone = Compiler(read_vocabulary(folder, vocab_size)).compile(grammar())
+            compiler = Compiler(read_vocabulary(folder, vocab_size))
+            alone = compiler.compile(grammar())
             python_s = python_mask(alone, 5000)
             open_all(pool, 1, distinct=False)  # the nursery has loaded
             texts = [records(tokenizer, steps, random.Random(row)) for row in range(rows)]
+
+            def begin() -> Matcher:
+                return compiler.begin(grammar(), alone)
+
             results = {
                 f"{kind}, {'a schema each' if distinct else 'one schema'}": measure(
-                    pool, alone, python_s, distinct, steps, of_kind, arguments.step_ms / 1e3
+                    pool, begin, python_s, distinct, steps, of_kind, arguments.step_ms / 1e3
                 )
                 for kind, of_kind in (("records", texts), ("random", []))
                 for distinct in (False, True)

@@ -31,6 +31,9 @@ def load_engine(config: WorkerConfig) -> Engine:
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
+    if device.type == "cuda":
+        # Triton's and FlashInfer's kernels go to the current device, wherever their tensors are.
+        torch.cuda.set_device(device)
     model_config = choose_config(config)
     # Before the weights: a wrong setting must not cost their loading
     context_length = choose_context_length(config, model_config)
