@@ -31,7 +31,7 @@ from mla_router.worker import config as worker_config
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.kernels import decode_tiling, pdl
+from mla_router.worker.kernels import pdl
 
 SEED = 0
 
@@ -51,7 +51,6 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     )
     parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
     parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
-    parser.add_argument("--merge-stages", type=int, default=decode_tiling.MERGE_STAGES)
     parser.add_argument("--out", type=Path)
     worker_config.add_flags(parser)
     args = parser.parse_args()
@@ -222,7 +221,6 @@ def main() -> None:
     args, config = parse_args()
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
     pdl.ENABLED = not args.no_pdl
-    decode_tiling.MERGE_STAGES = args.merge_stages
     begin = time.perf_counter()
     engine = load_engine(config)
     ready = time.perf_counter() - begin

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -31,9 +29,10 @@ def test_softmax(tiles: MergeTiling | None, width: int) -> None:
 
 
 def test_few_rows_are_cut_along_the_columns() -> None:
-    assert merge_tiling(16, 512).block_width == 128
-    assert merge_tiling(1024, 512).block_width == 512
-    assert merge_tiling(16, 80).block_width == 128
+    assert merge_tiling(16, 512) == MergeTiling(64, 64, 1)
+    assert merge_tiling(128, 512) == MergeTiling(512, 8, 3)
+    assert merge_tiling(1024, 512) == MergeTiling(512, 8, 1)
+    assert merge_tiling(1024, 80).block_width == 128
 
 
 # Others that bench_merge_parts.py times
@@ -41,15 +40,15 @@ SWEPT = [MergeTiling(32, 64, 3), MergeTiling(64, 32, 3), MergeTiling(64, 64, 3, 
 
 
 def launches() -> None:
-    """MLA's with 16 heads, for 1 and for 64 requests."""
-    for requests in (1, 64):
+    """MLA's with 16 heads, for 1, 8 and 64 requests."""
+    for requests in (1, 8, 64):
         starts = torch.empty(requests + 1, dtype=torch.int32, device="meta")
         schedule = DecodeSchedule(
             starts, starts.new_empty(264), starts[:1], 1, tiling(16, requests)
         )
         out = torch.empty(requests, 16, 512, dtype=torch.bfloat16, device="meta")
         chosen = merge_tiling(requests * 16, 512)
-        for tiles in (chosen, replace(chosen, num_stages=3), *SWEPT):
+        for tiles in (chosen, *SWEPT):
             merge_parts(*partial_results(schedule, out, 16), schedule, out, tiles=tiles)
 
 

@@ -59,17 +59,18 @@ class MergeTiling:
     num_warps: int = 4
 
 
-# Below so many rows the merge is cut along the columns, too, to occupy the GPU
-MERGE_ROWS = 256
-MERGE_STAGES = 1  # 3 are not yet measured: a bench sets it to compare
+# Rows from which merging needs no more programs than one a row, and those from which all of it is one wave
+MERGE_ROWS, MERGE_WAVE = 64, 256
 
 
 def merge_tiling(rows: int, width: int) -> MergeTiling:
-    """For the results of parts of so many query rows of all requests, each `width` wide."""
+    """For the results of parts of so many query rows of all requests, each `width` wide: near the best of
+    `bench_merge_parts.py` on an H200, for 8 to 132 parts of a row where rows are few, else 5 to 33."""
     columns = 1 << (width - 1).bit_length()
     if rows < MERGE_ROWS:
-        columns = min(columns, 128)
-    return MergeTiling(columns, max(4096 // columns, 1), MERGE_STAGES)
+        return MergeTiling(min(columns, 64), 64, num_stages=1)
+    # Several blocks on their way at once, where nobody else hides the way
+    return MergeTiling(columns, max(4096 // columns, 1), num_stages=3 if rows < MERGE_WAVE else 1)
 
 
 def num_parts(
