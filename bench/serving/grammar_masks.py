@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from xgrammar import CompiledGrammar, GrammarMatcher
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from record import record
+from shapes.tokenizer import write_tokenizer
 
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
@@ -67,26 +67,6 @@ PERSON: dict[str, Any] = {
 }
 # A list, so that no text ends before the bench does; a random one has to begin its first object.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1}
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Train on the Python sources that are installed: text enough for so many merges."""
-    installed = sorted(Path(torch.__file__).parents[1].rglob("*.py"))
-    texts = (path.read_text(errors="replace") for path in installed)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<eos>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-        min_frequency=1,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE, tokenizer.get_vocab_size()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"eos_token_id": 0}')
 
 
 def records(tokenizer: Tokenizer, steps: int, choose: random.Random) -> list[int]:
@@ -247,7 +227,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.tokenizer or Path(name)
         if arguments.tokenizer is None:
-            write_tokenizer(folder)
+            write_tokenizer(folder, VOCAB_SIZE)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         vocab_size = tokenizer.get_vocab_size()
         # Every mask in full: where a text is forced, there would be nothing to write.
