@@ -151,7 +151,9 @@ def test_ctrl_c_under_load_leaves_nothing_within_5_seconds() -> None:
         assert "Traceback" not in server.output()
 
 
-def test_sigterm_lets_running_streams_finish() -> None:
+@pytest.mark.parametrize("to_all", [False, True])
+def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
+    """Also where every process gets it, as from systemd."""
     with processes.server(dp_size=2) as server:
 
         async def terminate() -> list[int]:
@@ -159,8 +161,10 @@ def test_sigterm_lets_running_streams_finish() -> None:
             async with client.session() as http:
                 tasks = [asyncio.create_task(streams.read(http, i)) for i in range(CLIENTS)]
                 await streams.all_began()
-                server.tree()
+                others = server.tree()
                 server.process.send_signal(signal.SIGTERM)
+                for pid in others if to_all else []:
+                    os.kill(pid.number, signal.SIGTERM)
 
                 def refuses() -> bool:
                     return processes.status_of(server.url + "/readiness") != 200

@@ -28,8 +28,10 @@ from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 def main(argv: list[str] | None = None) -> int:
     die_with_parent()
-    # A Ctrl-C reaches the whole foreground group: the server decides when this process ends.
+    # They may reach all processes, as a Ctrl-C does, and systemd's SIGTERM: the server decides when this one
+    # ends. The processes of grammars inherit it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     worker_config.add_flags(parser)
