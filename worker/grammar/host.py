@@ -27,7 +27,8 @@ COMPILE_BYTES = 512 << 20  # on top of what the nursery has
 MATCH_BYTES = 128 << 20  # on top of that
 # Masks of one grammar are written side by side: half a worker's share of a usual host's cores.
 MAX_THREADS = 8
-THREAD_BYTES = 80 << 20  # a stack, and the addresses that malloc reserves for each thread
+# Addresses of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
+THREAD_BYTES = 160 << 20
 # What a step may wait for one grammar: the burst once, the rate always. A mask of a usual schema
 # takes 0.02 to 0.4 ms.
 STEP_BURST_S = 0.25
