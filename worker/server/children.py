@@ -22,9 +22,8 @@ from mla_router.worker.server.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
 SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
-SIBLING_STOP_S = (
-    1.5  # for the other servers, whose last answers take as long as ours (`serving.py`)
-)
+# For the other servers, whose last answers take as long as ours (`serving.py`)
+SIBLING_STOP_S = 1.5
 SIBLING = (sys.executable, "-u", "-m", "mla_router.worker.server")
 
 

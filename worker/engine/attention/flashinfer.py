@@ -1,8 +1,7 @@
 """Prefill of latent attention by FlashInfer's kernel for Hopper (`fa3`); all else by our own kernels.
 
-FlashInfer's kernel reads keys that are
-concatenated, which ours does not, and is faster all the same where there is much to compute.
-`flashinfer_mla.py` has its decode kernel.
+FlashInfer's kernel reads keys that are concatenated, which ours does not, and is faster all the same where
+there is much to compute. `flashinfer_mla.py` has its decode kernel.
 """
 
 from __future__ import annotations
