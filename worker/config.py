@@ -102,8 +102,9 @@ class WorkerConfig:
     )
     attention_backend: str = _flag(
         "auto",
-        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference; flashinfer: "
-        "triton with FlashInfer's prefill, for DeepSeek's heads on Hopper GPUs",
+        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference, and FlashInfer's "
+        "where it is installed and heads are many (64 and more); flashinfer: triton with FlashInfer's "
+        "prefill, for DeepSeek's heads on Hopper GPUs",
         choices=("auto", "triton", "flashinfer", "torch"),
     )
     enable_flashinfer_mla: bool = _flag(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine.attention import choose, triton
 from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.registry import read_config
@@ -64,6 +69,40 @@ def test_flashinfer_decodes_latents_of_its_width(
     for config, obstacle in ((model, "pip install"), (replace(model, kv_lora_rank=256), "256, 64")):
         with pytest.raises(ConfigError, match=f"--enable-flashinfer-mla: .*{obstacle}"):
             choose_attention("torch", config, CUDA, torch.bfloat16, flashinfer_mla=True)
+
+
+def test_many_heads_go_to_flashinfer_where_it_is_installed(
+    latent: DeepseekConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Prefill(TorchBackend):
+        name = "flashinfer"
+
+        def __init__(self, ours: TritonBackend, *_: Any) -> None:
+            assert ours.name == "triton"
+
+    class Decode(TorchBackend):
+        def __init__(self, prefill: AttentionBackend, *_: Any) -> None:
+            self.name = f"{prefill.name}+flashinfer_mla"
+
+    class NotInstalled:
+        def __init__(self, *_: Any) -> None:
+            raise ConfigError("pip install")
+
+    def chosen(heads: int, wanted: str = "auto", **flags: bool) -> str:
+        model = replace(latent, num_heads=heads)
+        return choose_attention(wanted, model, CUDA, torch.bfloat16, **flags).name
+
+    monkeypatch.setattr(triton, "Upload", lambda _: None)  # pins memory, which needs a GPU
+    monkeypatch.setattr(choose, "FlashInferBackend", Prefill)
+    monkeypatch.setattr(choose, "FlashInferMlaBackend", Decode)
+    assert chosen(128) == "flashinfer+flashinfer_mla"
+    assert chosen(16) == chosen(128, "triton") == "triton"
+    assert chosen(16, flashinfer_mla=True) == "triton+flashinfer_mla"
+    assert chosen(128, "flashinfer") == "flashinfer"
+    monkeypatch.setattr(choose, "FlashInferMlaBackend", NotInstalled)
+    assert chosen(128) == "triton"
+    with pytest.raises(ConfigError, match="pip install"):
+        chosen(128, flashinfer_mla=True)
 
 
 def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:

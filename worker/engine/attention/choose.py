@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 # Of a key or value of one head: wider ones leave no room for several tiles on a multiprocessor
 _MAX_HEAD_WIDTH = 256
+# Of queries. FlashInfer's decode pads to so many; from there on it takes half of our kernel's time, and
+# what its prefill saves is more than its concatenated keys cost.
+_FLASHINFER_HEADS = 64
 
 
 def choose_attention(
@@ -49,24 +52,49 @@ def choose_attention(
     backend: AttentionBackend = TorchBackend()
     if not obstacle and isinstance(rows, LatentRows):
         assert isinstance(model, DeepseekConfig), model.architecture
-        backend = _for_latents(wanted, model, device, dtype)
-        if flashinfer_mla:
-            backend = FlashInferMlaBackend(
-                backend,
-                model.num_heads,
-                model.kv_lora_rank,
-                model.qk_rope_head_dim,
-                softmax_scale(model.qk_head_dim, model.rope),
-                dtype,
-                device,
-            )
+        if wanted == "auto" and model.num_heads >= _FLASHINFER_HEADS:
+            backend = _for_many_heads(model, device, dtype, flashinfer_mla)
+        else:
+            backend = _for_latents(wanted, model, device, dtype, flashinfer_mla)
     elif not obstacle and isinstance(rows, HeadRows) and wanted != "torch":
         backend = TritonBackend.for_key_heads(model.num_heads, rows, device)
     logger.info("Attention backend: %s%s", backend.name, f", for {obstacle}" if obstacle else "")
     return backend
 
 
+def _for_many_heads(
+    model: DeepseekConfig, device: torch.device, dtype: torch.dtype, flashinfer_mla: bool
+) -> AttentionBackend:
+    """FlashInfer's kernels for prefill and decode, if they can be had."""
+    try:
+        return _for_latents("flashinfer", model, device, dtype, flashinfer_mla=True)
+    except ConfigError as error:
+        logger.info("Without FlashInfer, which is faster for %d heads: %s", model.num_heads, error)
+        return _for_latents("triton", model, device, dtype, flashinfer_mla)
+
+
 def _for_latents(
+    wanted: str,
+    model: DeepseekConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    flashinfer_mla: bool,
+) -> AttentionBackend:
+    backend = _prefill_of_latents(wanted, model, device, dtype)
+    if not flashinfer_mla:
+        return backend
+    return FlashInferMlaBackend(
+        backend,
+        model.num_heads,
+        model.kv_lora_rank,
+        model.qk_rope_head_dim,
+        softmax_scale(model.qk_head_dim, model.rope),
+        dtype,
+        device,
+    )
+
+
+def _prefill_of_latents(
     wanted: str, model: DeepseekConfig, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
     if wanted == "torch":
