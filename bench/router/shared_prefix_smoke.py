@@ -15,16 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import contextlib
 import json
 import random
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +26,10 @@ from typing import Any
 import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from launched import launched
 from record import record
 
 POLICIES = ("cache_aware", "round_robin")
-START_TIMEOUT = 120.0
 VOCABULARY = 200  # every tokenizer has these ids
 
 
@@ -71,52 +65,15 @@ def make_prompts(args: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def launched(args: argparse.Namespace, policy: str) -> Iterator[str]:
-    """URL of a fresh `launch_server` that routes by `policy`."""
-    port, base_port = free_port(), free_port()
+def flags_of(args: argparse.Namespace, policy: str) -> list[str]:
     flags = {
-        "--dp-size": args.dp_size,
-        "--port": port,
-        "--router-dp-worker-base-port": base_port,
         "--router-policy": policy,
         "--max-total-tokens": args.max_total_tokens,
         "--cpu-threads": 1,
     }
     if args.model_path:
         flags["--model-path"] = args.model_path
-    words = [str(word) for pair in flags.items() for word in pair]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mla_router.launch_server", *words], stdout=log, stderr=log
-        )
-        try:
-            yield f"http://127.0.0.1:{port}"
-        except BaseException:
-            log.seek(0)
-            sys.stderr.write(log.read())
-            raise
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-
-
-async def all_ready(http: aiohttp.ClientSession, url: str, count: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
-    while time.monotonic() < deadline:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with http.get(url + "/workers") as response:
-                workers = (await response.json())["workers"]
-                if sum(worker["healthy"] for worker in workers) == count:
-                    return
-        await asyncio.sleep(0.1)
-    raise TimeoutError(f"{url}: no {count} workers within {START_TIMEOUT:g} s")
+    return [str(word) for pair in flags.items() for word in pair]
 
 
 @dataclass
@@ -146,7 +103,6 @@ async def measure(args: argparse.Namespace, url: str, prompts: list[list[int]]) 
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        await all_ready(http, url, args.dp_size)
         async with http.get(url + "/v1/models") as response:
             model = (await response.json())["data"][0]["id"]
         start = time.monotonic()
@@ -168,7 +124,7 @@ def main() -> None:
     print(f"{'policy':<14}{'cached share':>14}{'of ideal':>10}{'seconds':>9}   requests per worker")
     policies: dict[str, Any] = {}
     for policy in POLICIES:
-        with launched(args, policy) as url:
+        with launched(flags_of(args, policy), workers=args.dp_size) as url:
             tally = asyncio.run(measure(args, url, prompts))
         share = tally.cached_tokens / tally.prompt_tokens
         policies[policy] = {
