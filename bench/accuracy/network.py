@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.moe_routing import moe_routing
+from mla_router.worker.kernels.moe.routing import moe_routing
 
 Config = dict[str, Any]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mla_router.worker.kernels.absorb import (
+from mla_router.worker.kernels.attention.absorb import (
     absorb_queries_torch,
     absorb_queries_triton,
     expand_values_torch,

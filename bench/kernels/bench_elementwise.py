@@ -23,13 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.timing import floor_us, time_graph_us, time_us
 from record import record
 
+from mla_router.worker.kernels.kv_cache.rope_kv_write import (
+    rope_kv_write_torch,
+    rope_kv_write_triton,
+)
 from mla_router.worker.kernels.rms_norm import (
     add_rms_norm_torch,
     add_rms_norm_triton,
     rms_norm_torch,
     rms_norm_triton,
 )
-from mla_router.worker.kernels.rope_kv_write import rope_kv_write_torch, rope_kv_write_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_torch, silu_and_mul_triton
 
 EPS = 1e-6

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.timing import floor_us, time_graph_us, time_us
 from record import record
 
-from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
-from mla_router.worker.kernels.decode_tiling import Tiling, gqa_tiling, num_parts
-from mla_router.worker.kernels.gqa_decode import gqa_decode_torch, gqa_decode_triton
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch, gqa_decode_triton
 
 SCALE = 0.0884
 COLD_BYTES = 200 << 20  # of caches that take turns

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from triton.runtime.errors import OutOfResources
 
-from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
-from mla_router.worker.kernels.decode_tiling import Tiling, num_parts, tiling
-from mla_router.worker.kernels.mla_decode import mla_decode_torch, mla_decode_triton
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.attention.decode_tiling import Tiling, num_parts, tiling
+from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch, mla_decode_triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record

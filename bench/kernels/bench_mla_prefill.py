@@ -22,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.timing import floor_us, time_us
 from record import record
 
-from mla_router.worker.kernels.kv_gather import kv_gather
-from mla_router.worker.kernels.merge_states import merge_states
-from mla_router.worker.kernels.mla_prefill import mla_prefill
-from mla_router.worker.kernels.prefill_work import PrefillWork, prefill_tables
-from mla_router.worker.kernels.ragged_attention.kernel import Tiling, ragged_attention_triton
+from mla_router.worker.kernels.attention.merge_states import merge_states
+from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
+from mla_router.worker.kernels.attention.ragged_attention.kernel import (
+    Tiling,
+    ragged_attention_triton,
+)
+from mla_router.worker.kernels.kv_cache.gather import kv_gather
 
 NOPE, ROPE, VALUE = 128, 64, 128
 SCALE = (NOPE + ROPE) ** -0.5

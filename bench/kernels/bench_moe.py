@@ -33,11 +33,11 @@ from kernels.moe_cases import (
 from kernels.timing import time_graph_us, time_us
 from record import record
 
-from mla_router.worker.kernels.moe_align import blocks_for
-from mla_router.worker.kernels.moe_experts import moe_experts_torch, moe_experts_triton
-from mla_router.worker.kernels.moe_gemm import combine, down_blocks, gate_up_blocks
-from mla_router.worker.kernels.moe_gemv import down_pairs, gate_up_pairs
-from mla_router.worker.kernels.moe_tiling import MoeTiling, default_tiling, moe_tiling
+from mla_router.worker.kernels.moe.align import blocks_for
+from mla_router.worker.kernels.moe.experts import moe_experts_torch, moe_experts_triton
+from mla_router.worker.kernels.moe.gemm import combine, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe.tiling import MoeTiling, default_tiling, moe_tiling
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 

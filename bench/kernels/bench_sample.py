@@ -23,8 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from kernels.timing import floor_us, time_graph_us, time_us
 from record import record
 
-from mla_router.worker.kernels.sample import sample_torch, sample_triton
-from mla_router.worker.kernels.top_threshold import top_threshold_torch, top_threshold_triton
+from mla_router.worker.kernels.sampling.sample import sample_torch, sample_triton
+from mla_router.worker.kernels.sampling.top_threshold import (
+    top_threshold_torch,
+    top_threshold_triton,
+)
 
 WARPS, BLOCKS = (4, 8, 16, 32), (2048, 4096, 8192)
 

@@ -10,8 +10,8 @@ import torch
 from kernels.timing import floor_us, time_graph_us
 from torch import Tensor
 
-from mla_router.worker.kernels.moe_routing import moe_routing
-from mla_router.worker.kernels.moe_tiling import MoeShape
+from mla_router.worker.kernels.moe.routing import moe_routing
+from mla_router.worker.kernels.moe.tiling import MoeShape
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Literal
 
-from mla_router.worker.kernels.moe_tiling import MoeShape, Tile
+from mla_router.worker.kernels.moe.tiling import MoeShape, Tile
 
 Stage = Literal["gate_up", "down"]
 

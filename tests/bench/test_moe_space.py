@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from kernels.moe_space import SHARED_BYTES, Stage, candidates, rows_for
 
-from mla_router.worker.kernels.moe_tiling import MoeShape
+from mla_router.worker.kernels.moe.tiling import MoeShape
 
 SHAPES = [
     MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.absorb import absorb_queries, expand_values
+from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mla_router.worker.kernels.decode_parts import merge_parts
-from mla_router.worker.kernels.decode_tiling import merge_tiling
+from mla_router.worker.kernels.attention.decode_parts import merge_parts
+from mla_router.worker.kernels.attention.decode_tiling import merge_tiling
 from support.cuda import forbid_waiting
 from support.decode_parts import random_results
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
-from mla_router.worker.kernels.decode_tiling import gqa_tiling, num_parts
-from mla_router.worker.kernels.gqa_decode import gqa_decode
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
 from support.cuda import captured, forbid_waiting
 from support.mla_cache import PagedCache, expected_gqa, random_cache
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.decode_schedule import (
+from mla_router.worker.kernels.attention.decode_schedule import (
     DecodeSchedule,
     decode_schedule,
     decode_schedule_torch,
 )
-from mla_router.worker.kernels.decode_tiling import num_parts, tiling
-from mla_router.worker.kernels.mla_decode import mla_decode
+from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
+from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from support.cuda import forbid_waiting
 from support.mla_cache import PagedCache, expected_attention, random_cache
 

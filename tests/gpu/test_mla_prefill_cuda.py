@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.gqa_rows import keys_and_values
-from mla_router.worker.kernels.kv_gather import kv_gather, kv_gather_torch
-from mla_router.worker.kernels.merge_states import merge_states
-from mla_router.worker.kernels.mla_prefill import mla_prefill
-from mla_router.worker.kernels.prefill_work import PrefillWork
-from mla_router.worker.kernels.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.merge_states import merge_states
+from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.kv_cache.gather import kv_gather, kv_gather_torch
+from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

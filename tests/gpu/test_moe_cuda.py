@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.beside import beside
-from mla_router.worker.kernels.moe_align import moe_align
-from mla_router.worker.kernels.moe_experts import moe_experts, moe_experts_torch
-from mla_router.worker.kernels.moe_routing import moe_routing, moe_routing_torch
+from mla_router.worker.kernels.moe.align import moe_align
+from mla_router.worker.kernels.moe.experts import moe_experts, moe_experts_torch
+from mla_router.worker.kernels.moe.routing import moe_routing, moe_routing_torch
 from support.cuda import forbid_waiting
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.rope_kv_write import rope_kv_write
+from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

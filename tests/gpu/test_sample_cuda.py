@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mla_router.worker.core import NO_TOKEN
-from mla_router.worker.kernels.sample import sample, sample_torch
+from mla_router.worker.kernels.sampling.sample import sample, sample_torch
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.top_threshold import top_threshold, top_threshold_torch
+from mla_router.worker.kernels.sampling.top_threshold import top_threshold, top_threshold_torch
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu

@@ -8,19 +8,22 @@ import triton
 import triton.language as tl
 
 from mla_router.worker.kernels import pdl
-from mla_router.worker.kernels.decode_schedule import decode_schedule_torch, decode_schedule_triton
-from mla_router.worker.kernels.decode_tiling import gqa_tiling, tiling
-from mla_router.worker.kernels.gqa_decode import gqa_decode_triton
+from mla_router.worker.kernels.attention.decode_schedule import (
+    decode_schedule_torch,
+    decode_schedule_triton,
+)
+from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, tiling
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
+from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write_triton
+from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.linear import linear_triton
-from mla_router.worker.kernels.mla_decode import mla_decode_triton
-from mla_router.worker.kernels.moe_experts import moe_experts_triton
-from mla_router.worker.kernels.moe_routing import moe_routing_triton
-from mla_router.worker.kernels.moe_tiling import MoeShape, default_tiling
+from mla_router.worker.kernels.moe.experts import moe_experts_triton
+from mla_router.worker.kernels.moe.routing import moe_routing_triton
+from mla_router.worker.kernels.moe.tiling import MoeShape, default_tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
-from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write_triton
-from mla_router.worker.kernels.rope_kv_write import rope_kv_write_triton
-from mla_router.worker.kernels.sample import sample_triton
+from mla_router.worker.kernels.sampling.sample import sample_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
 from support.sm90 import compile_sm90
 

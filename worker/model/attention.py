@@ -37,7 +37,7 @@ class StepAttention(Protocol):
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         """q [D, H, W] over the keys and values in rows of cache [pages, page_size, G * (W + V)]
-        (`kernels/gqa_rows.py`). Writes `out` [D, H, V], contiguous."""
+        (`kernels/kv_cache/gqa_rows.py`). Writes `out` [D, H, V], contiguous."""
         ...
 
     def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:

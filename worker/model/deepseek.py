@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.absorb import absorb_queries, expand_values
+from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
 from mla_router.worker.kernels.beside import beside
+from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
+from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.moe_routing import moe_routing
-from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write
-from mla_router.worker.kernels.rope_kv_write import rope_kv_write
+from mla_router.worker.kernels.moe.routing import moe_routing
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig

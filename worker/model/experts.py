@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.moe_experts import moe_experts
+from mla_router.worker.kernels.moe.experts import moe_experts
 from mla_router.worker.model.layers import Linear
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.rope_gqa_write import rope_gqa_write
+from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig

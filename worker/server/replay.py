@@ -8,8 +8,8 @@ new tokens or has ended:
     :mla <choice> <id>,<id>,...[ <finish reason>]
 
 The text delivered so far is a function of the ids listed so far, and so is all other state: the
-noise of the sampler (kernels/noise.py), the detokenizer, the stop strings. So to go on, the router
-sends the same body to another worker, with what it was given added to it:
+noise of the sampler (kernels/sampling/noise.py), the detokenizer, the stop strings. So to go on, the
+router sends the same body to another worker, with what it was given added to it:
 
     "continuation": {"response": <the header>, "choices": [{"token_ids": [...],
                      "finish_reason": null or the one that was listed}, ...]}

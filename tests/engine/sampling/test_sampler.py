@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from mla_router.worker.core import NO_TOKEN, SamplingParams
-from mla_router.worker.kernels.noise import gumbel
+from mla_router.worker.kernels.sampling.noise import gumbel
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks

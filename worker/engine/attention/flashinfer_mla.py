@@ -137,7 +137,7 @@ class PlannedDecode:
         )
 
     def run(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, scale: float) -> Tensor:
-        """As `kernels/mla_decode.py`, for the requests that were planned last."""
+        """As `kernels/attention/mla_decode.py`, for the requests that were planned last."""
         assert scale == self._scale, f"planned with scale {self._scale}, not {scale}"
         latents, rotary_keys = cache.tensor_split([q_latent.shape[-1]], dim=-1)
         out: Tensor = self._wrapper.run(q_latent, q_pe, latents, rotary_keys)

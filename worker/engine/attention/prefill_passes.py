@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.upload import Upload
-from mla_router.worker.kernels.prefill_work import PrefillWork, prefill_tables
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
 
 
 @dataclass(frozen=True, slots=True, eq=False)

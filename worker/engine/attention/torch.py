@@ -7,11 +7,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
-from mla_router.worker.kernels.gqa_decode import gqa_decode_torch
-from mla_router.worker.kernels.gqa_rows import keys_and_values
-from mla_router.worker.kernels.kv_read import kv_read
-from mla_router.worker.kernels.mla_decode import mla_decode_torch
-from mla_router.worker.kernels.ragged_attention.torch import ragged_attention_torch
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
+from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
+from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
+from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
+from mla_router.worker.kernels.kv_cache.read import kv_read
 
 
 class TorchBackend(AttentionBackend):

@@ -10,15 +10,15 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass, plan_passes
 from mla_router.worker.engine.upload import Upload
-from mla_router.worker.kernels.decode_schedule import DecodeSchedule, decode_schedule
-from mla_router.worker.kernels.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
-from mla_router.worker.kernels.gqa_decode import gqa_decode
-from mla_router.worker.kernels.gqa_rows import keys_and_values
-from mla_router.worker.kernels.kv_gather import kv_gather
-from mla_router.worker.kernels.merge_states import merge_states
-from mla_router.worker.kernels.mla_decode import mla_decode
-from mla_router.worker.kernels.mla_prefill import mla_prefill
-from mla_router.worker.kernels.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
+from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
+from mla_router.worker.kernels.attention.merge_states import merge_states
+from mla_router.worker.kernels.attention.mla_decode import mla_decode
+from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
+from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.kv_cache.gather import kv_gather
+from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.model.config.cache_rows import HeadRows
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
@@ -112,7 +112,7 @@ class TritonAttention:
     def attend(
         self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """As `kernels/mla_prefill.py`."""
+        """As `kernels/attention/mla_prefill.py`."""
         return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal)
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:

@@ -23,8 +23,8 @@ from mla_router.worker.engine.sampling.penalties import TokenCounts
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score
 from mla_router.worker.engine.sampling.settings import SlotSettings
 from mla_router.worker.engine.upload import Upload
-from mla_router.worker.kernels.sample import sample
-from mla_router.worker.kernels.top_threshold import top_threshold
+from mla_router.worker.kernels.sampling.sample import sample
+from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
 # Rows whose logits are changed at a time: it bounds the temporaries.
 _SLICE_ROWS = 256

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.moe_experts import moe_experts, weighted_sum
+from mla_router.worker.kernels.moe.experts import moe_experts, weighted_sum
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 from mla_router.worker.model.quantization.fp8 import Fp8Linear
 

@@ -1,0 +1,239 @@
+"""gqa_decode against attention of each head over its request's tokens alone, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_router.worker.kernels.attention.decode_schedule import (
+    decode_schedule,
+    decode_schedule_torch,
+)
+from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
+from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
+from support.mla_cache import expected_gqa, random_cache
+from support.sm90 import compile_sm90
+
+SCALE = 0.3
+TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
+
+
+def check(
+    op: Callable[..., None],
+    lengths: list[int],
+    *,
+    groups: int,
+    share: int,
+    width: int = 16,
+    value_width: int = 16,
+    page_size: int = 16,
+    parts: int = 3,
+    spare: int = 0,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> None:
+    """Queries are views of a wider projection, rows that belong to nobody NaN, unused entries of page
+    tables 0."""
+    draw = torch.Generator().manual_seed(seed)
+    row = groups * (width + value_width)
+    paged = random_cache(lengths, page_size, row, dtype=dtype, generator=draw)
+    joined = torch.randn(len(lengths), groups * share + 2, width, generator=draw).to(dtype)
+    q = joined[:, : groups * share]
+    # The last page of the longest may be part empty
+    capacity = paged.page_table.shape[1] * page_size
+    schedule = decode_schedule(
+        paged.lengths,
+        max_length=min(max(lengths) + spare, capacity),
+        tiling=TILING,
+        num_parts=parts,
+    )
+    out = torch.full((len(lengths), groups * share, value_width), float("nan"), dtype=dtype)
+    op(q, paged.cache, paged.page_table, paged.slots, paged.lengths, schedule, out, scale=SCALE)
+    expected = expected_gqa(q, paged, groups, value_width, SCALE)
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
+
+
+@given(
+    lengths=LENGTHS,
+    groups=st.integers(1, 3),
+    share=st.integers(1, 3),
+    widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    page_size=st.sampled_from([1, 4, 16]),
+    spare=st.integers(0, 20),
+    seed=st.integers(0, 100),
+)
+def test_torch(
+    lengths: list[int],
+    groups: int,
+    share: int,
+    widths: tuple[int, int],
+    page_size: int,
+    spare: int,
+    seed: int,
+) -> None:
+    width, value_width = widths
+    check(
+        gqa_decode,
+        lengths,
+        groups=groups,
+        share=share,
+        width=width,
+        value_width=value_width,
+        page_size=page_size,
+        spare=spare,
+        seed=seed,
+    )
+
+
+@settings(max_examples=10)
+@given(
+    lengths=LENGTHS,
+    groups=st.integers(1, 3),
+    share=st.integers(1, 4),
+    page_size=st.sampled_from([1, 4, 16, 64]),
+    parts=st.integers(1, 12),
+    seed=st.integers(0, 100),
+)
+def test_triton(
+    lengths: list[int], groups: int, share: int, page_size: int, parts: int, seed: int
+) -> None:
+    """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
+    check(
+        gqa_decode_triton,
+        lengths,
+        groups=groups,
+        share=share,
+        page_size=page_size,
+        parts=parts,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "share", "width", "value_width"),
+    [
+        (2, 1, 48, 32),  # multi-head, keys of two powers of two
+        (1, 20, 16, 16),  # more query heads than a tile has rows
+        (2, 2, 8, 6),  # narrower than what Triton multiplies
+        (2, 3, 40, 24),  # neither is a power of two, nor what is left of the keys
+        (1, 2, 34, 33),
+    ],
+)
+def test_triton_widths(groups: int, share: int, width: int, value_width: int) -> None:
+    check(
+        gqa_decode_triton,
+        [31, 1, 33],
+        groups=groups,
+        share=share,
+        width=width,
+        value_width=value_width,
+        parts=5,
+    )
+
+
+def test_triton_float16() -> None:
+    check(
+        gqa_decode_triton,
+        [70, 3, 40],
+        groups=2,
+        share=4,
+        width=48,
+        value_width=32,
+        parts=5,
+        dtype=torch.float16,
+    )
+
+
+@pytest.mark.parametrize("op", [gqa_decode, gqa_decode_triton])
+def test_nan_of_one_request_does_not_reach_another(op: Callable[..., None]) -> None:
+    cache = torch.randn(3, 4, 32)
+    cache[2] = float("nan")
+    lengths = torch.tensor([4, 3], dtype=torch.int32)
+    out = torch.empty(2, 2, 16)
+    op(
+        torch.randn(2, 2, 16),
+        cache,
+        torch.tensor([[1, 2], [2, 0]], dtype=torch.int32),
+        torch.tensor([0, 1]),
+        lengths,
+        decode_schedule(lengths, max_length=4, tiling=TILING, num_parts=1),
+        out,
+        scale=1.0,
+    )
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
+
+
+@pytest.mark.parametrize(("heads", "width"), [(3, 24), (2, 25)], ids=["heads", "width"])
+def test_wrong_shapes_are_named(heads: int, width: int) -> None:
+    lengths = torch.tensor([4], dtype=torch.int32)
+    named = rf"q \(1, {heads}, 6\), cache \(2, 4, {width}\), out \(1, {heads}, 6\)"
+    with pytest.raises(AssertionError, match=named):
+        gqa_decode(
+            torch.ones(1, heads, 6),
+            torch.ones(2, 4, width),
+            torch.ones(1, 1, dtype=torch.int32),
+            torch.tensor([0]),
+            lengths,
+            decode_schedule(lengths, max_length=4, tiling=TILING, num_parts=1),
+            torch.empty(1, heads, 6),
+            scale=1.0,
+        )
+
+
+# Heads, key heads, key and value width, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2, and
+# V2-Lite and V3 with expanded keys
+REAL = [
+    (32, 8, 128, 128, 64),
+    (32, 8, 128, 128, 16),
+    (64, 8, 128, 128, 64),
+    (32, 8, 64, 64, 64),
+    (24, 8, 128, 128, 16),
+    (32, 32, 128, 128, 16),
+    (32, 1, 128, 128, 64),
+    (16, 16, 192, 128, 64),
+    (128, 128, 192, 128, 16),
+]
+
+
+def launches() -> None:
+    """Every tiling that `gqa_tiling` gives for them, on the 132 multiprocessors of an H200."""
+    for heads, groups, width, value_width, page_size in REAL:
+        chosen = gqa_tiling(heads // groups, width + value_width)
+        lengths = torch.empty(8, dtype=torch.int32, device="meta")
+        parts = max(132 * chosen.programs_per_sm // groups, 1)
+        schedule = decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=parts)
+        joined = torch.empty(8, (heads + 2 * groups) * width, dtype=torch.bfloat16, device="meta")
+        row = groups * (width + value_width)
+        gqa_decode_triton(
+            joined[:, : heads * width].view(8, heads, width),
+            torch.empty(100, page_size, row, dtype=torch.bfloat16, device="meta"),
+            torch.empty(64, 4096 // page_size, dtype=torch.int32, device="meta"),
+            lengths.long(),
+            lengths,
+            schedule,
+            torch.empty(8, heads, value_width, dtype=torch.bfloat16, device="meta"),
+            scale=0.1,
+        )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
+        if report.kernel != "attend_kernel":
+            continue
+        sizes = report.constants
+        share = sizes["HEADS"] // sizes["GROUPS"]
+        chosen = gqa_tiling(share, sizes["W"] + sizes["V"])
+        # As many programs as the schedule counts on must fit one multiprocessor
+        threads = 32 * report.num_warps * chosen.programs_per_sm
+        assert threads * -(-report.registers // 8) * 8 <= 65_536, report
+        assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report

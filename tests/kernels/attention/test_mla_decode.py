@@ -1,0 +1,215 @@
+"""mla_decode against attention over each request's rows alone, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.decode_schedule import (
+    decode_schedule,
+    decode_schedule_torch,
+)
+from mla_router.worker.kernels.attention.decode_tiling import Tiling, tiling
+from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
+from support.mla_cache import expected_attention, random_cache
+from support.sm90 import compile_sm90
+
+LATENT, ROPE, SCALE = 32, 16, 0.3
+TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
+PIECES = [1, 2, 4]  # the last are made two, at least 16 wide each
+
+LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
+
+
+def check(
+    op: Callable[..., Tensor],
+    lengths: list[int],
+    *,
+    heads: int,
+    page_size: int,
+    queries: int = 1,
+    tiling: Tiling = TILING,
+    parts: int = 3,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> None:
+    """Queries are views of a wider projection, rows that belong to nobody NaN."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = [length + queries - 1 for length in lengths]
+    paged = random_cache(lengths, page_size, LATENT + ROPE, dtype=dtype, generator=draw)
+    q = torch.randn(len(lengths) * queries, heads, LATENT + ROPE + 16, generator=draw).to(dtype)
+    q_latent, q_pe, _ = q.split([LATENT, ROPE, 16], dim=-1)
+    schedule = decode_schedule(
+        paged.lengths, max_length=max(lengths), tiling=tiling, num_parts=parts
+    )
+    got = op(
+        q_latent,
+        q_pe,
+        paged.cache,
+        paged.page_table,
+        paged.slots,
+        paged.lengths,
+        schedule,
+        scale=SCALE,
+        queries=queries,
+    )
+    expected = expected_attention(q[..., : LATENT + ROPE], paged, LATENT, SCALE, queries)
+    assert got.dtype == dtype
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@given(
+    lengths=LENGTHS,
+    heads=st.integers(1, 4),
+    page_size=st.sampled_from([1, 4, 16]),
+    queries=st.integers(1, 3),
+    seed=st.integers(0, 100),
+)
+def test_torch(lengths: list[int], heads: int, page_size: int, queries: int, seed: int) -> None:
+    check(mla_decode, lengths, heads=heads, page_size=page_size, queries=queries, seed=seed)
+
+
+@settings(max_examples=10)
+@given(
+    lengths=LENGTHS,
+    page_size=st.sampled_from([1, 4, 16, 64]),
+    parts=st.integers(1, 12),
+    pieces=st.sampled_from(PIECES),
+    seed=st.integers(0, 100),
+)
+def test_triton(lengths: list[int], page_size: int, parts: int, pieces: int, seed: int) -> None:
+    """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
+    check(
+        mla_decode_triton,
+        lengths,
+        heads=16,
+        page_size=page_size,
+        tiling=replace(TILING, pieces=pieces),
+        parts=parts,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize(("heads", "queries"), [(5, 1), (16, 3), (9, 4), (40, 1)])
+def test_triton_rows(heads: int, queries: int, pieces: int) -> None:
+    """Fewer and more heads than a tile has rows, new tokens that share a tile or straddle two, and
+    parts that lie beyond what the first of the new tokens see."""
+    check(
+        mla_decode_triton,
+        [31, 1, 33],
+        heads=heads,
+        queries=queries,
+        page_size=16,
+        tiling=replace(TILING, pieces=pieces),
+        parts=5,
+    )
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_triton_float16(pieces: int) -> None:
+    check(
+        mla_decode_triton,
+        [70, 3, 40],
+        heads=16,
+        page_size=16,
+        tiling=replace(TILING, pieces=pieces),
+        parts=5,
+        dtype=torch.float16,
+    )
+
+
+@pytest.mark.parametrize("op", [mla_decode, mla_decode_triton])
+def test_nan_of_one_request_does_not_reach_another(op: Callable[..., Tensor]) -> None:
+    cache = torch.randn(3, 4, LATENT + ROPE)
+    cache[2] = float("nan")
+    lengths = torch.tensor([4, 3], dtype=torch.int32)
+    got = op(
+        torch.randn(2, 1, LATENT),
+        torch.randn(2, 1, ROPE),
+        cache,
+        torch.tensor([[1, 2], [2, 0]], dtype=torch.int32),
+        torch.tensor([0, 1]),
+        lengths,
+        decode_schedule(lengths, max_length=4, tiling=TILING, num_parts=1),
+        scale=1.0,
+    )
+    assert got[0].isfinite().all()
+    assert got[1].isnan().all()
+
+
+def test_wrong_shapes_are_named() -> None:
+    lengths = torch.tensor([4], dtype=torch.int32)
+    with pytest.raises(AssertionError, match=r"q_pe \(1, 1, 4\), cache \(2, 4, 15\)"):
+        mla_decode(
+            torch.ones(1, 1, 12),
+            torch.ones(1, 1, 4),
+            torch.ones(2, 4, 15),
+            torch.ones(1, 1, dtype=torch.int32),
+            torch.tensor([0]),
+            lengths,
+            decode_schedule(lengths, max_length=4, tiling=TILING, num_parts=1),
+            scale=1.0,
+        )
+
+
+# Heads, requests, queries, page size: V2-Lite, V3, and V2-Lite with drafted tokens to verify
+REAL = [
+    (16, 64, 1, 64),
+    (16, 64, 1, 16),
+    (16, 1, 1, 64),
+    (16, 1, 1, 16),
+    (128, 64, 1, 64),
+    (16, 64, 2, 64),
+    (16, 64, 4, 64),
+]
+
+
+def launches() -> None:
+    """Every tiling that `tiling` gives, for the 132 multiprocessors of an H200."""
+    for heads, requests, queries, page_size in REAL:
+        chosen = tiling(heads, requests, queries)
+        q = torch.empty(requests * queries, heads, 576, dtype=torch.bfloat16, device="meta")
+        lengths = torch.empty(requests, dtype=torch.int32, device="meta")
+        schedule = decode_schedule_torch(
+            lengths, max_length=4096, tiling=chosen, num_parts=132 * chosen.programs_per_sm
+        )
+        mla_decode_triton(
+            *q.split([512, 64], dim=-1),
+            torch.empty(100, page_size, 576, dtype=torch.bfloat16, device="meta"),
+            torch.empty(64, 4096 // page_size, dtype=torch.int32, device="meta"),
+            lengths.long(),
+            lengths,
+            schedule,
+            scale=0.1,
+            queries=queries,
+        )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        if report.kernel != "attend_kernel":
+            report.check()
+            continue
+        report.check_order()
+        heads, queries = report.constants["HEADS"], report.constants["QUERIES"]
+        (chosen,) = {
+            tiles
+            for requests in (1, 64)
+            if (tiles := tiling(heads, requests, queries)).block_tokens
+            == report.constants["BLOCK_TOKENS"]
+        }
+        # As many programs as the schedule counts on must fit one multiprocessor
+        threads = 32 * report.num_warps * chosen.programs_per_sm
+        assert threads * -(-report.registers // 8) * 8 <= 65_536, report
+        assert (report.shared_bytes + 1024) * chosen.programs_per_sm <= 233_472, report
+        # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request
+        assert report.spill_bytes <= (128 if chosen.block_rows == 64 else 0), report
+        assert report.has_wgmma == (chosen.block_rows == 64), report

@@ -1,0 +1,271 @@
+"""ragged_attention against attention of each query alone, in float64; the Triton kernel also compiled
+at the shapes of the models that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
+from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.kernel import (
+    Tiling,
+    ragged_attention_triton,
+    tiling,
+)
+from mla_router.worker.kernels.attention.ragged_attention.torch import QUERY_BLOCK
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
+
+SCALE = 0.3
+Extents = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shared: Tensor | None
+
+
+def drawn(
+    extents: Extents,
+    *,
+    heads: int = 2,
+    groups: int = 2,
+    widths: tuple[int, int, int] = (6, 4, 5),
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Inputs:
+    """Strided as in the model: q in the middle of wider rows, keys and values halves of one tensor."""
+    draw = torch.Generator().manual_seed(sum(n * 31 + s for n, s in extents))
+    own, shared, value = widths
+    queries, keys = (sum(column) for column in zip(*extents, strict=True))
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw).to(dtype).to(device)
+
+    q = randn(queries, heads * (own + shared) + 8)[:, : heads * (own + shared)]
+    kv = randn(keys, groups, own + value)
+    return Inputs(
+        q.unflatten(1, (heads, own + shared)),
+        kv[..., :own],
+        kv[..., own:],
+        randn(keys, shared + 3)[:, 3:] if shared else None,
+    )
+
+
+def one_by_one(inputs: Inputs, extents: Extents, *, causal: bool) -> tuple[Tensor, Tensor]:
+    q, k, v = (tensor.double().cpu() for tensor in (inputs.q, inputs.k, inputs.v))
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
+    lse = torch.full(q.shape[:2], float("-inf"), dtype=torch.float64)
+    first_query = first_key = 0
+    for queries, keys in extents:
+        for i in range(queries):
+            seen = slice(first_key, first_key + (keys - queries + i + 1 if causal else keys))
+            for head in range(q.shape[1] if keys else 0):
+                group = head * k.shape[1] // q.shape[1]
+                key = k[seen, group]
+                if inputs.shared is not None:
+                    key = torch.cat((key, inputs.shared.double().cpu()[seen]), dim=-1)
+                scores = key @ q[first_query + i, head] * SCALE
+                out[first_query + i, head] = scores.softmax(dim=-1) @ v[seen, group]
+                lse[first_query + i, head] = scores.exp().sum().log2()
+        first_query += queries
+        first_key += keys
+    return out, lse
+
+
+def check(
+    attend: Callable[..., tuple[Tensor, Tensor]],
+    inputs: Inputs,
+    extents: Extents,
+    *,
+    causal: bool = True,
+    rtol: float = 1e-4,
+) -> None:
+    work = PrefillWork.on(inputs.q.device, extents, causal=causal)
+    got, got_lse = attend(
+        inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE, causal=causal
+    )
+    expected, expected_lse = one_by_one(inputs, extents, causal=causal)
+    assert got.dtype == inputs.q.dtype
+    torch.testing.assert_close(got.double().cpu(), expected, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(got_lse.double().cpu(), expected_lse, rtol=rtol, atol=rtol)
+
+
+@given(
+    chunks=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=3),
+    groups=st.integers(1, 3),
+    share=st.integers(1, 3),
+    shared_width=st.sampled_from([0, 4]),
+    causal=st.booleans(),
+)
+def test_formula(
+    chunks: list[tuple[int, int]], groups: int, share: int, shared_width: int, causal: bool
+) -> None:
+    extents = [(n, prefix + n if causal else prefix) for n, prefix in chunks]
+    widths = 6, shared_width, 5
+    inputs = drawn(extents, heads=share * groups, groups=groups, widths=widths)
+    check(ragged_attention, inputs, extents, causal=causal)
+
+
+def test_chunk_longer_than_a_query_block() -> None:
+    extents = [(2 * QUERY_BLOCK + 17, 2 * QUERY_BLOCK + 40), (3, 3)]
+    inputs = drawn(extents)
+    check(ragged_attention, inputs, extents)
+
+
+KERNEL_CASES = {
+    # tall blocks, a chunk of several, a prefix that ends within a block of keys, one of a single token
+    "causal": ([(5, 9), (150, 203), (64, 64), (1, 1), (1, 70)], True),
+    "short": ([(5, 9), (33, 97), (64, 64)], True),
+    "whole": ([(70, 33), (130, 64), (3, 0), (1, 1)], False),
+}
+
+
+def check_kernel(name: str, dtype: torch.dtype, widths: tuple[int, int, int]) -> None:
+    extents, causal = KERNEL_CASES[name]
+    inputs = drawn(extents, heads=4, widths=widths, dtype=dtype, device=DEVICE)
+    rtol = 4e-3 if dtype == torch.float16 else 1e-4
+    check(ragged_attention_triton, inputs, extents, causal=causal, rtol=rtol)
+
+
+@pytest.mark.parametrize("name", KERNEL_CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_kernel(name: str, dtype: torch.dtype) -> None:
+    check_kernel(name, dtype, (32, 16, 32))
+
+
+@pytest.mark.parametrize("widths", [(20, 6, 24), (16, 0, 16), (24, 0, 8), (48, 0, 32)], ids=str)
+def test_kernel_of_other_widths(widths: tuple[int, int, int]) -> None:
+    """That are no powers of two, with and without a part that all heads share."""
+    check_kernel("causal", torch.float32, widths)
+
+
+@pytest.mark.parametrize("attend", [ragged_attention, ragged_attention_triton])
+def test_later_keys_do_not_matter_even_if_they_are_nan(
+    attend: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    """Those of the same chunk, by their scores, and all of the next one."""
+    extents = [(5, 9), (3, 3)]
+    device = DEVICE if attend is ragged_attention_triton else "cpu"
+    inputs = drawn(extents, widths=(16, 16, 16), device=device)
+    work = PrefillWork.on(device, extents)
+
+    def attended() -> Tensor:
+        q, k, v, shared = inputs.q, inputs.k, inputs.v, inputs.shared
+        return attend(q, k, v, shared, work, scale=SCALE, causal=True)[0]
+
+    before = attended().clone()
+    inputs.k[8] = float("nan")
+    inputs.k[9:], inputs.v[9:] = float("nan"), float("nan")
+    after = attended()
+    assert torch.equal(after[:4], before[:4])
+    assert after[4:].isnan().all()
+
+
+def test_a_table_may_be_longer_than_its_work() -> None:
+    """So that one captured graph serves many steps."""
+    extents = [(70, 80)]
+    inputs = drawn(extents, widths=(16, 16, 16), device=DEVICE)
+    work = PrefillWork.on(DEVICE, extents)
+    longer = PrefillWork(
+        work.extents,
+        work.block_queries,
+        work.query_starts,
+        work.key_starts,
+        torch.cat((work.query_blocks, torch.tensor([[0, 70], [0, 128]], device=DEVICE).int())),
+    )
+    arguments = inputs.q, inputs.k, inputs.v, inputs.shared
+    expected = ragged_attention_triton(*arguments, work, scale=SCALE, causal=True)
+    got = ragged_attention_triton(*arguments, longer, scale=SCALE, causal=True)
+    assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+
+
+def test_mla_prefill_takes_keys_and_values_apart() -> None:
+    extents = [(5, 9), (2, 3)]
+    inputs = drawn(extents)
+    assert inputs.shared is not None
+    kv = torch.cat((inputs.k, inputs.v), dim=-1)
+    work = PrefillWork.on("cpu", extents)
+    got, _ = mla_prefill(inputs.q, kv, inputs.shared, work, scale=SCALE)
+    expected, _ = one_by_one(inputs, extents, causal=True)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_query_has_one_program_and_the_longest_come_first() -> None:
+    extents = [(300, 700), (5, 2000), (129, 129)]
+    tables = prefill_tables(extents)
+    rows = tables.block_queries
+    blocks = [tuple(block) for block in tables.query_blocks.tolist()]
+    expected = [(c, first) for c, (n, _) in enumerate(extents) for first in range(0, n, rows)]
+    assert sorted(blocks) == expected
+    seen = [extents[c][1] - extents[c][0] + min(extents[c][0], first + rows) for c, first in blocks]
+    assert seen == sorted(seen, reverse=True)
+    assert tables.query_starts.tolist() == [0, 300, 305, 434]
+    assert tables.key_starts.tolist() == [0, 700, 2700, 2829]
+
+
+def test_wrong_shapes_are_named() -> None:
+    inputs = drawn([(5, 9)])
+    with pytest.raises(AssertionError, match=r"q \(5, 2, 10\), k \(9, 2, 6\), extents \(\(4, 9\),"):
+        work = PrefillWork.on("cpu", [(4, 9)])
+        ragged_attention(inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=1.0)
+    with pytest.raises(AssertionError, match=r"k \(9, 2, 6\), shared keys \(0, 0\)"):
+        work = PrefillWork.on("cpu", [(5, 9)])
+        ragged_attention(inputs.q, inputs.k, inputs.v, None, work, scale=1.0)
+    with pytest.raises(AssertionError, match=r"extents \(queries, keys\) \[\(9, 5\)\]"):
+        prefill_tables([(9, 5)])
+
+
+def launches() -> None:
+    """DeepSeek's heads, causal and of whole prefixes, long chunks and short ones; then Llama's. And
+    the tilings that the benchmark sweeps over."""
+
+    def attend(n: int, heads: int, groups: int, shared: int, causal: bool, *tiles: Tiling) -> None:
+        work = PrefillWork.on("meta", [(n, 4096)], causal=causal)
+        q = torch.empty(n, heads, 128 + shared, dtype=torch.bfloat16, device="meta")
+        kv = torch.empty(4096, groups, 256, dtype=torch.bfloat16, device="meta")
+        k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
+        for chosen in tiles or (None,):
+            ragged_attention_triton(
+                q,
+                kv[..., :128],
+                kv[..., 128:],
+                k_pe if shared else None,
+                work,
+                scale=0.1,
+                causal=causal,
+                tiles=chosen,
+            )
+
+    attend(4096, 16, 16, 64, True, tiling(128, 2), *SWEPT)
+    attend(4096, 16, 16, 64, False)
+    attend(64, 16, 16, 64, True)
+    attend(64, 16, 16, 64, False)
+    attend(4096, 32, 8, 0, True)
+    attend(64, 32, 8, 0, True)
+    # Heads with a rotary key of each's own
+    k, v = torch.empty(4096, 16, 320, dtype=torch.bfloat16, device="meta").split([192, 128], dim=-1)
+    for n, causal in ((4096, True), (4096, False), (64, True)):
+        work = PrefillWork.on("meta", [(n, 4096)], causal=causal)
+        q = torch.empty(n, 16, 192, dtype=torch.bfloat16, device="meta")
+        ragged_attention_triton(q, k, v, None, work, scale=0.1, causal=causal)
+
+
+SWEPT = (Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
+        assert report.has_wgmma, report

@@ -1,0 +1,198 @@
+"""moe_experts against each token through each of its experts, in float64: with plain torch, and the
+Triton kernels interpreted and compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mla_router.worker.kernels.moe.experts import moe_experts, moe_experts_triton
+from mla_router.worker.kernels.moe.tiling import (
+    TABLES,
+    MoeShape,
+    MoeTiling,
+    Tile,
+    default_tiling,
+    read_table,
+)
+from support.sm90 import compile_sm90
+
+# Sizes that divide nothing evenly, and one that divides all
+TILINGS = [
+    MoeTiling(rows=1, gate_up=Tile(4, 32), down=Tile(8, 16)),
+    MoeTiling(rows=16, gate_up=Tile(16, 32, group_m=2), down=Tile(32, 16, group_m=3)),
+    MoeTiling(rows=32, gate_up=Tile(32, 16), down=Tile(16, 32, group_m=8)),
+]
+
+
+def drawn(
+    tokens: int, experts: int, top_k: int, seed: int, hidden: int = 16, width: int = 8
+) -> tuple[Tensor, ...]:
+    """x, gate_up, down, weights, ids."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)]
+    return (
+        torch.randn(tokens, hidden, generator=draw),
+        torch.randn(experts, 2 * width, hidden, generator=draw) * 0.3,
+        torch.randn(experts, hidden, width, generator=draw) * 0.3,
+        torch.rand(tokens, top_k, generator=draw),
+        torch.stack(ids).int(),
+    )
+
+
+def one_by_one(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token, row in enumerate(x.double()):
+        for weight, expert in zip(weights[token].tolist(), ids[token].tolist(), strict=True):
+            gate, up = (gate_up[expert].double() @ row).chunk(2)
+            out[token] += weight * (down[expert].double() @ (gate / (1 + (-gate).exp()) * up))
+    return out
+
+
+@settings(deadline=None)
+@given(
+    tokens=st.integers(1, 9),
+    experts=st.integers(1, 12),
+    top_k=st.integers(1, 4),
+    seed=st.integers(0, 100),
+)
+def test_formula(tokens: int, experts: int, top_k: int, seed: int) -> None:
+    inputs = drawn(tokens, experts, min(top_k, experts), seed)
+    torch.testing.assert_close(
+        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_all_tokens_at_one_expert() -> None:
+    x, gate_up, down, weights, ids = drawn(40, 6, 1, seed=1)
+    inputs = (x, gate_up, down, weights, torch.full_like(ids, 5))
+    torch.testing.assert_close(
+        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_dtypes(dtype: torch.dtype) -> None:
+    x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=2)
+    inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
+    got = moe_experts(*inputs)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), one_by_one(*inputs), rtol=0.02, atol=0.02)
+
+
+def test_order_of_a_tokens_experts_does_not_depend_on_the_batch() -> None:
+    x, gate_up, down, weights, ids = drawn(7, 5, 3, seed=3)
+    together = moe_experts(x, gate_up, down, weights, ids)
+    alone = moe_experts(x[4:5], gate_up, down, weights[4:5], ids[4:5])
+    torch.testing.assert_close(together[4:5], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_shapes_are_named() -> None:
+    x, gate_up, down, weights, ids = drawn(2, 3, 1, seed=0)
+    with pytest.raises(AssertionError, match=r"down \(3, 8, 16\)"):
+        moe_experts(x, gate_up, down.transpose(1, 2), weights, ids)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 5e-3)])
+def test_triton(tiling: MoeTiling, tokens: int, dtype: torch.dtype, tolerance: float) -> None:
+    if tiling.rows == 1 and tokens > 5:
+        pytest.skip("for few tokens, and slow here")
+    x, gate_up, down, weights, ids = drawn(tokens, 5, 3, seed=4, hidden=40, width=24)
+    inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
+    expected = one_by_one(*inputs)
+    got = moe_experts_triton(*inputs, tiling=tiling)
+    assert got.dtype == dtype
+    torch.testing.assert_close(
+        got.double(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(2, 6), (5, 40), (16, 40), (16, 48), (17, 40)])
+def test_triton_with_and_without_sorting(tokens: int, experts: int) -> None:
+    """Fewer pairs than experts, as many, and more; as many tokens as a block's rows, and one more."""
+    inputs = drawn(tokens, experts, 3, seed=8)
+    expected = one_by_one(*inputs)
+    got = moe_experts_triton(*inputs, tiling=TILINGS[1])
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda tiling: f"rows{tiling.rows}")
+@pytest.mark.parametrize("tokens", [9, 40])
+def test_triton_keeps_tokens_apart(tiling: MoeTiling, tokens: int) -> None:
+    x, gate_up, down, weights, ids = drawn(tokens, 4, 2, seed=5)
+    clean = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
+    x[3], weights[5] = float("nan"), float("nan")
+    got = moe_experts_triton(x, gate_up, down, weights, ids, tiling=tiling)
+    others = [token for token in range(tokens) if token not in (3, 5)]
+    assert got[[3, 5]].isnan().all()
+    assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("tiling", [None, *TILINGS[:2]], ids=["torch", "rows1", "rows16"])
+def test_plus_is_added(tiling: MoeTiling | None) -> None:
+    inputs = drawn(5, 4, 2, seed=6, hidden=40, width=24)
+    plus = torch.randn(5, 40, generator=torch.Generator().manual_seed(7))
+    if tiling is None:
+        got = moe_experts(*inputs, lambda: plus)
+    else:
+        got = moe_experts_triton(*inputs, lambda: plus, tiling=tiling)
+    expected = one_by_one(*inputs) + plus
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+V2_LITE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
+V3 = MoeShape(experts=256, hidden=7168, width=2048, dtype=torch.bfloat16)
+
+
+def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
+    def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    moe_experts_triton(
+        meta(tokens, shape.hidden),
+        meta(shape.experts, 2 * shape.width, shape.hidden),
+        meta(shape.experts, shape.hidden, shape.width),
+        meta(tokens, top_k, dtype=torch.float32),
+        meta(tokens, top_k, dtype=torch.int32),
+        lambda: meta(tokens, shape.hidden),
+        tiling=tiling,
+    )
+
+
+def launches() -> None:
+    for shape, top_k, counts in (
+        (V2_LITE, 6, (1, 2, 8, 32, 300, 512, 8192)),
+        (V3, 8, (1, 2, 8, 32, 8192)),
+    ):
+        for tokens in counts:
+            launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k))
+
+
+def launches_of_tables() -> None:
+    for path in sorted(TABLES.glob("*.json")):
+        *sizes, dtype = path.stem.split(".")[-4:]
+        shape = MoeShape(*(int(size[1:]) for size in sizes), dtype=getattr(torch, dtype))
+        for tokens, tiling in (read_table(path) or {}).items():
+            launch(shape, 8, tokens, tiling)
+
+
+def test_compiled_for_sm_90() -> None:
+    reports = compile_sm90(launches)
+    for report in reports:
+        report.check()
+    assert any(report.has_wgmma for report in reports)
+
+
+@pytest.mark.skipif(not any(TABLES.glob("*.json")), reason="no table is shipped")
+def test_tables_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches_of_tables):
+        report.check()

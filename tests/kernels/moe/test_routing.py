@@ -1,0 +1,141 @@
+"""moe_routing against a plain reading of the three published rules: with plain torch, and the Triton
+kernel interpreted and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_router.worker.kernels.moe.routing import (
+    moe_routing,
+    moe_routing_torch,
+    moe_routing_triton,
+)
+from support.sm90 import compile_sm90
+
+Route = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+both = pytest.mark.parametrize("route", [moe_routing_torch, moe_routing_triton])
+
+
+def chosen(
+    logits: np.ndarray, bias: np.ndarray | None, *, top_k: int, groups: int, top_groups: int
+) -> dict[int, float]:
+    """Expert -> score before normalisation, for one token, in float64."""
+    if bias is None:
+        scores = np.exp(logits - logits.max())
+        scores /= scores.sum()
+        choice, best_of_group = scores, 1
+    else:
+        scores = 1 / (1 + np.exp(-logits))
+        choice, best_of_group = scores + bias, 2
+    size = len(logits) // groups
+    members = [range(g * size, (g + 1) * size) for g in range(groups)]
+    merit = [sum(sorted(choice[list(m)])[-best_of_group:]) for m in members]
+    kept = sorted(range(groups), key=lambda g: -merit[g])[:top_groups]
+    reachable = [expert for g in kept for expert in members[g]]
+    best = sorted(reachable, key=lambda expert: -choice[expert])[:top_k]
+    return {expert: float(scores[expert]) for expert in best}
+
+
+@both
+@settings(max_examples=40)
+@given(
+    sigmoid=st.booleans(),
+    groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 3), (4, 4), (8, 3)]),
+    top_k=st.integers(1, 4),
+    normalize=st.booleans(),
+    scale=st.sampled_from([1.0, 2.5, 16.0]),
+    seed=st.integers(0, 1000),
+)
+def test_rules(
+    route: Route,
+    sigmoid: bool,
+    groups: tuple[int, int],
+    top_k: int,
+    normalize: bool,
+    scale: float,
+    seed: int,
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 24, generator=draw) * 2
+    bias = torch.randn(24, generator=draw) * 0.3 if sigmoid else None
+    how: dict[str, Any] = {"num_groups": groups[0], "top_groups": groups[1], "top_k": top_k}
+    weights, ids = route(
+        logits,
+        scoring="sigmoid" if sigmoid else "softmax",
+        bias=bias,
+        normalize=normalize,
+        scale=scale,
+        **how,
+    )
+    assert weights.dtype == torch.float32
+    assert ids.dtype == torch.int32
+    for token in range(len(logits)):
+        expected = chosen(
+            logits[token].double().numpy(),
+            None if bias is None else bias.double().numpy(),
+            top_k=top_k,
+            groups=groups[0],
+            top_groups=groups[1],
+        )
+        total = sum(expected.values()) if normalize else 1.0
+        got = dict(zip(ids[token].tolist(), weights[token].tolist(), strict=True))
+        assert got.keys() == expected.keys()
+        for expert, score in expected.items():
+            assert got[expert] == pytest.approx(score / total * scale, rel=1e-5)
+
+
+@both
+def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    bias = torch.tensor([10.0, 0.0, 0.0, 0.0])
+    weights, ids = route(logits, top_k=1, scoring="sigmoid", bias=bias)
+    assert ids.tolist() == [[0]]
+    assert weights.tolist() == [[0.5]]
+
+
+def test_impossible_choice_is_named() -> None:
+    with pytest.raises(AssertionError, match="5 of 8 experts in 1 of 2 groups"):
+        moe_routing(torch.ones(1, 8), top_k=5, scoring="softmax", num_groups=2, top_groups=1)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_a_token_that_is_lost_still_has_distinct_experts(scoring: Any) -> None:
+    logits = torch.randn(3, 32)
+    logits[1] = float("nan")
+    _, ids = moe_routing_triton(
+        logits, top_k=4, scoring=scoring, num_groups=4, top_groups=2, normalize=True
+    )
+    assert all(len(set(row)) == 4 and set(row) <= set(range(32)) for row in ids.tolist())
+
+
+def launches() -> None:
+    def logits(experts: int) -> torch.Tensor:
+        return torch.empty(7, experts, device="meta")
+
+    moe_routing_triton(logits(64), top_k=6, scoring="softmax")
+    moe_routing_triton(
+        logits(160), top_k=6, scoring="softmax", num_groups=8, top_groups=3, scale=16.0
+    )
+    moe_routing_triton(
+        logits(256),
+        top_k=8,
+        scoring="sigmoid",
+        bias=logits(256)[0],
+        num_groups=8,
+        top_groups=4,
+        normalize=True,
+        scale=2.5,
+    )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()

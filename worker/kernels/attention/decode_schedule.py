@@ -1,0 +1,131 @@
+"""How the KV rows of a decode step are shared out among the programs of a persistent kernel.
+
+The rows of every request are counted in blocks, and all requests' blocks, laid end to end, are cut
+into `num_parts` pieces of one size: whatever the lengths, every program has the same work, and none
+waits for the longest request. The idea is that of FlashMLA's tile scheduler metadata
+(github.com/deepseek-ai/FlashMLA); as there, it is computed on the device, so that a CUDA graph can
+hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.decode_tiling import Tiling
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
+REQUESTS_AT_ONCE = 128
+PARTS_PER_PROGRAM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSchedule:
+    """Part p has the blocks [p * part_size, (p + 1) * part_size) of all requests' blocks."""
+
+    block_starts: Tensor  # [R + 1] int32, blocks of all requests before the r-th
+    first_requests: Tensor  # [num_parts] int32, the request of a part's first block; R if none
+    part_size: Tensor  # [1] int32, blocks
+    max_length: int  # of all requests, known on the host; what makes no use of blocks needs it
+    tiling: Tiling
+
+    @property
+    def num_parts(self) -> int:
+        return self.first_requests.shape[0]
+
+
+def decode_schedule(
+    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+) -> DecodeSchedule:
+    """Shares out the rows of R requests, `lengths` [R] int32 long: at least 1, at most max_length.
+
+    Once a step, for all layers. Launches one kernel and does not wait for the device.
+    """
+    schedule = decode_schedule_triton if lengths.is_cuda else decode_schedule_torch
+    return schedule(lengths, max_length=max_length, tiling=tiling, num_parts=num_parts)
+
+
+def decode_schedule_triton(
+    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+) -> DecodeSchedule:
+    assert lengths.ndim == 1 and lengths.dtype == torch.int32 and num_parts > 0, (
+        f"lengths {tuple(lengths.shape)} {lengths.dtype}, num_parts {num_parts}"
+    )
+    block_starts = lengths.new_empty(len(lengths) + 1)
+    first_requests = lengths.new_empty(num_parts)
+    part_size = lengths.new_empty(1)
+    schedule_kernel[(triton.cdiv(num_parts, PARTS_PER_PROGRAM),)](
+        lengths,
+        block_starts,
+        first_requests,
+        part_size,
+        len(lengths),
+        num_parts,
+        BLOCK_TOKENS=tiling.block_tokens,
+        MIN_BLOCKS=tiling.min_blocks,
+        REQUESTS=REQUESTS_AT_ONCE,
+        PARTS=PARTS_PER_PROGRAM,
+        num_warps=4,
+        **launch_options(),
+    )
+    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
+
+
+def decode_schedule_torch(
+    lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
+) -> DecodeSchedule:
+    ends = ((lengths + tiling.block_tokens - 1) // tiling.block_tokens).cumsum(0).int()
+    block_starts = torch.cat((ends.new_zeros(1), ends))
+    part_size = ((ends[-1:] + num_parts - 1) // num_parts).clamp(min=tiling.min_blocks)
+    part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
+    first_requests = torch.searchsorted(ends, part_starts, right=True).int()
+    return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
+
+
+@triton.jit
+def schedule_kernel(
+    lengths,
+    block_starts,
+    first_requests,
+    part_size,
+    num_requests,
+    num_parts,
+    BLOCK_TOKENS: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Each program finds the first requests of PARTS parts; the first one writes all else, too."""
+    wait_for_previous()
+    program = tl.program_id(0)
+    total = 0
+    for start in range(0, num_requests, REQUESTS):
+        request = start + tl.arange(0, REQUESTS)
+        length = tl.load(lengths + request, mask=request < num_requests, other=0)
+        total += tl.sum((length + BLOCK_TOKENS - 1) // BLOCK_TOKENS, 0)
+    size = tl.maximum((total + num_parts - 1) // num_parts, MIN_BLOCKS)
+    if program == 0:
+        tl.store(part_size, size)
+        tl.store(block_starts, 0)
+
+    part = program * PARTS + tl.arange(0, PARTS)
+    part_start = part * size
+    first = tl.zeros([PARTS], tl.int32)
+    before = 0
+    for start in range(0, num_requests, REQUESTS):
+        request = start + tl.arange(0, REQUESTS)
+        exists = request < num_requests
+        length = tl.load(lengths + request, mask=exists, other=0)
+        blocks = (length + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        end = before + tl.cumsum(blocks, 0)
+        before += tl.sum(blocks, 0)
+        # A part begins in the first request that ends after the part's start
+        over = (end[None, :] <= part_start[:, None]) & exists[None, :]
+        first += tl.sum(over.to(tl.int32), 1)
+        if program == 0:
+            tl.store(block_starts + 1 + request, end, mask=exists)
+    tl.store(first_requests + part, first, mask=part < num_parts)

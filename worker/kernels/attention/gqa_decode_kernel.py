@@ -1,0 +1,172 @@
+"""The Triton kernel of `gqa_decode`: a program attends over the cached rows of one part for the query heads
+of one key head."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mla_router.worker.kernels.attention.decode_parts import pages_of, piece_at
+from mla_router.worker.kernels.pdl import wait_for_previous
+
+
+@triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
+def attend_kernel(
+    q,
+    cache,
+    page_table,
+    slots,
+    lengths,
+    block_starts,
+    first_requests,
+    part_size,
+    out,
+    partial_out,
+    partial_lse,
+    scale_log2,
+    num_requests,
+    q_stride_t,
+    q_stride_h,
+    page_table_stride,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    W: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    wait_for_previous()
+    SHARE: tl.constexpr = HEADS // GROUPS
+    ROW_BLOCKS: tl.constexpr = (SHARE + BLOCK_ROWS - 1) // BLOCK_ROWS
+    # Neighbours share a part: what they read of a token lies side by side
+    part = tl.program_id(0) // (GROUPS * ROW_BLOCKS)
+    group = tl.program_id(0) // ROW_BLOCKS % GROUPS
+    row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    is_row = (row < SHARE)[:, None]
+    heads = (group * SHARE + row)[:, None]
+    columns = tl.arange(0, BLOCK_V)[None, :]
+    keys = cache + group * W
+    values = cache + GROUPS * W + group * V
+
+    size = tl.load(part_size)
+    request = tl.load(first_requests + part)
+    total = tl.load(block_starts + num_requests)
+    position = part * size
+    end = tl.minimum(position + size, total)
+    while position < end:
+        request_end, length, pages, first, last, is_whole = piece_at(
+            position, end, request, block_starts, lengths, slots, page_table, page_table_stride
+        )
+        page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+        queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
+        # A width that is no power of two is multiplied in two parts
+        q_own = _load(queries, is_row, W, BLOCK_W)
+        q_rest = q_own
+        if BLOCK_REST:
+            q_rest = _load(queries + BLOCK_W, is_row, W - BLOCK_W, BLOCK_REST)
+        acc, maximum, total_weight = _attend(
+            q_own,
+            q_rest,
+            keys,
+            values,
+            pages,
+            page,
+            first,
+            last,
+            length,
+            scale_log2,
+            GROUPS * (W + V),
+            W,
+            V,
+            BLOCK_W,
+            BLOCK_REST,
+            BLOCK_V,
+            PAGE_SIZE,
+            BLOCK_ROWS,
+            BLOCK_TOKENS,
+            STAGES,
+        )
+        result = acc / total_weight[:, None]
+        in_place = is_row & (columns < V)
+        if is_whole:
+            at = (request.to(tl.int64) * HEADS + heads) * V + columns
+            tl.store(out + at, result.to(out.dtype.element_ty), mask=in_place)
+        else:
+            places = (part + request).to(tl.int64) * HEADS + heads
+            tl.store(partial_out + places * V + columns, result, mask=in_place)
+            lse = (maximum + tl.log2(total_weight))[:, None]
+            tl.store(partial_lse + places, lse, mask=is_row)
+        position = request_end
+        request += 1
+
+
+@triton.jit
+def _attend(
+    q_own,
+    q_rest,
+    keys,
+    values,
+    pages,
+    page,
+    first,
+    last,
+    length,
+    scale_log2,
+    ROW: tl.constexpr,
+    W: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Sum of weighted values [rows, BLOCK_V], maximal score and sum of weights of blocks [first, last) of
+    one request, whose rows of the cache are ROW numbers; `page` is that of the first. Scores are to
+    base 2."""
+    tokens = tl.arange(0, BLOCK_TOKENS)
+    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_V], tl.float32)
+    for block in tl.range(first, last, num_stages=STAGES):
+        start = block * BLOCK_TOKENS
+        at = start + tokens
+        if PAGE_SIZE % BLOCK_TOKENS == 0:
+            # Of one number, so that the rows' offsets from it are constants of the loop
+            offset = (page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE) * ROW
+            rows = offset + tokens[:, None] * ROW
+        else:
+            rows = ((page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE) * ROW)[:, None]
+        # Read one block ahead, off the path of the loads that depend on it
+        page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
+        # Beyond the end lie rows of others or of nobody, perhaps NaN
+        exists = (at < length)[:, None]
+        k = _load(keys + rows, exists, W, BLOCK_W)
+        scores = tl.dot(q_own, tl.trans(k), input_precision="ieee")
+        if BLOCK_REST:
+            rest = _load(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST)
+            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
+        scores = tl.where((at < length)[None, :], scores * scale_log2, float("-inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(maximum - new)
+        total_weight = total_weight * shrink + tl.sum(weights, 1)
+        v = _load(values + rows, exists, V, BLOCK_V)
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        maximum = new
+    return acc, maximum, total_weight
+
+
+@triton.jit
+def _load(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The first BLOCK columns of rows [N, 1], 0 from WIDTH on and where no row exists."""
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = exist & (columns < WIDTH) if WIDTH < BLOCK else exist
+    return tl.load(rows + columns, mask=mask, other=0.0)

@@ -1,0 +1,184 @@
+"""Attention of the newest tokens of each request over the paged latent cache, in MLA's absorbed form.
+
+DeepSeek-V2 (arXiv:2405.04434, section 2.1): with the key up-projection absorbed into the query and
+the value up-projection into the output, multi-head latent attention is multi-query attention whose
+single key is the whole cached row (latent and rotary part) and whose value is the latent alone.
+
+On a GPU: split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the equal parts of
+a `DecodeSchedule`, then a merge of the requests that lie in several parts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.decode_parts import merge_parts, partial_results
+from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
+from mla_router.worker.kernels.pdl import launch_options
+
+
+def mla_decode(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    schedule: DecodeSchedule,
+    *,
+    scale: float,
+    queries: int = 1,
+) -> Tensor:
+    """softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows.
+
+    q_latent [B, H, C] and q_pe [B, H, R], strided views allowed if their last dimension is
+    contiguous; cache [pages, page_size, C + R]; page_table [all slots, P] int32; for each of
+    B / queries requests, slots [] int64: its line in page_table, and lengths [] int32: its rows, at
+    least `queries` and at most schedule.max_length; schedule: made of these lengths.
+
+    Query b * queries + i is that of the i-th of the last `queries` tokens of request b, and sees the
+    rows up to its own. The result is [B, H, C] in q_latent's dtype; scores, weights and sums are
+    float32, on a GPU the weights are rounded to the dtype before they meet the latents.
+    """
+    if not on_gpu(q_latent):
+        return mla_decode_torch(
+            q_latent,
+            q_pe,
+            cache,
+            page_table,
+            slots,
+            lengths,
+            max_length=schedule.max_length,
+            scale=scale,
+            queries=queries,
+        )
+    return mla_decode_triton(
+        q_latent,
+        q_pe,
+        cache,
+        page_table,
+        slots,
+        lengths,
+        schedule,
+        scale=scale,
+        queries=queries,
+    )
+
+
+def mla_decode_triton(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    schedule: DecodeSchedule,
+    *,
+    scale: float,
+    queries: int = 1,
+) -> Tensor:
+    """C and R: powers of 2, at least 16."""
+    _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
+    batch, heads, latent = q_latent.shape
+    rope, requests, rows = q_pe.shape[-1], len(lengths), heads * queries
+    assert min(latent, rope) >= 16 and latent & (latent - 1) == rope & (rope - 1) == 0, (
+        f"widths {latent} and {rope}"
+    )
+    assert q_latent.stride(-1) == q_pe.stride(-1) == page_table.stride(-1) == 1 and (
+        cache.is_contiguous()
+    ), f"strides {q_latent.stride()}, {q_pe.stride()}, {page_table.stride()}, {cache.stride()}"
+    assert schedule.block_starts.shape == (requests + 1,), (
+        f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
+    )
+    tiling, num_parts = schedule.tiling, schedule.num_parts
+    out = torch.empty((batch, heads, latent), dtype=q_latent.dtype, device=q_latent.device)
+    partial_out, partial_lse = partial_results(schedule, out, rows)
+    attend_kernel[(num_parts * triton.cdiv(rows, tiling.block_rows),)](
+        q_latent,
+        q_pe,
+        cache,
+        page_table,
+        slots,
+        lengths,
+        schedule.block_starts,
+        schedule.first_requests,
+        schedule.part_size,
+        out,
+        partial_out,
+        partial_lse,
+        scale * math.log2(math.e),
+        requests,
+        q_latent.stride(0),
+        q_latent.stride(1),
+        q_pe.stride(0),
+        q_pe.stride(1),
+        page_table.stride(0),
+        HEADS=heads,
+        QUERIES=queries,
+        LATENT=latent,
+        ROPE=rope,
+        PAGE_SIZE=cache.shape[1],
+        BLOCK_ROWS=tiling.block_rows,
+        BLOCK_TOKENS=tiling.block_tokens,
+        STAGES=tiling.num_stages,
+        PIECES=min(tiling.pieces, latent // 16),
+        num_warps=tiling.num_warps,
+        **launch_options(),
+    )
+    merge_parts(partial_out, partial_lse, schedule, out)
+    return out
+
+
+def mla_decode_torch(
+    q_latent: Tensor,
+    q_pe: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    *,
+    max_length: int,
+    scale: float,
+    queries: int = 1,
+) -> Tensor:
+    """max_length: at least the longest length."""
+    _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
+    batch, heads, latent = q_latent.shape
+    requests, width = len(lengths), cache.shape[-1]
+    locations, beyond = paged_rows(
+        page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
+    )
+    rows = cache.view(-1, width).index_select(0, locations.flatten())
+    rows = rows.view(requests, max_length, width).float()
+
+    q = torch.cat((q_latent, q_pe), dim=-1).float().view(requests, queries, heads, width)
+    scores = torch.einsum("bqhw,bnw->bqhn", q, rows) * scale
+    # Of the new tokens, all but the last see fewer rows
+    later = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=lengths.device)
+    at = torch.arange(max_length, dtype=torch.int32, device=lengths.device)
+    hidden = beyond[:, None] | (at >= (lengths[:, None] - later)[:, :, None])
+    weights = scores.masked_fill_(hidden[:, :, None], float("-inf")).softmax(dim=-1)
+    out = torch.einsum("bqhn,bnc->bqhc", weights, rows[:, :, :latent])
+    return out.reshape(batch, heads, latent).to(q_latent.dtype)
+
+
+def _check_shapes(
+    q_latent: Tensor, q_pe: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, queries: int
+) -> None:
+    batch, heads, latent = q_latent.shape
+    assert (
+        q_pe.shape[:2] == (batch, heads)
+        and cache.shape[-1] == latent + q_pe.shape[-1]
+        and slots.shape == lengths.shape == (batch // queries,)
+        and batch % queries == 0
+    ), (
+        f"q_latent {tuple(q_latent.shape)}, q_pe {tuple(q_pe.shape)}, cache {tuple(cache.shape)}, "
+        f"slots {tuple(slots.shape)}, lengths {tuple(lengths.shape)}, queries {queries}"
+    )

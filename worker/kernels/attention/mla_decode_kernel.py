@@ -1,0 +1,203 @@
+"""The Triton kernel of `mla_decode`: attention over parts of the cached rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mla_router.worker.kernels.attention.decode_parts import pages_of, piece_at
+from mla_router.worker.kernels.pdl import wait_for_previous
+
+
+@triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
+def attend_kernel(
+    q_latent,
+    q_pe,
+    cache,
+    page_table,
+    slots,
+    lengths,
+    block_starts,
+    first_requests,
+    part_size,
+    out,
+    partial_out,
+    partial_lse,
+    scale_log2,
+    num_requests,
+    q_latent_stride_t,
+    q_latent_stride_h,
+    q_pe_stride_t,
+    q_pe_stride_h,
+    page_table_stride,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    wait_for_previous()
+    ROWS: tl.constexpr = HEADS * QUERIES
+    ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
+    # Neighbours share a part, and its KV rows in L2
+    part = tl.program_id(0) // ROW_BLOCKS
+    rows = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    # A constant if no tile has rows to spare: that saves registers
+    row_mask = rows < ROWS if ROWS % BLOCK_ROWS else tl.full([BLOCK_ROWS], True, tl.int1)
+    query = rows // HEADS if QUERIES > 1 else 0
+    head = rows % HEADS if QUERIES > 1 else rows
+    q_latent_at = query * q_latent_stride_t + head * q_latent_stride_h
+    q_pe_at = query * q_pe_stride_t + head * q_pe_stride_h
+    WIDTH: tl.constexpr = LATENT // PIECES
+    latent = tl.arange(0, WIDTH)
+    rope = tl.arange(0, ROPE)
+
+    size = tl.load(part_size)
+    request = tl.load(first_requests + part)
+    total = tl.load(block_starts + num_requests)
+    position = part * size
+    end = tl.minimum(position + size, total)
+    while position < end:
+        request_end, length, pages, first, last, is_whole = piece_at(
+            position, end, request, block_starts, lengths, slots, page_table, page_table_stride
+        )
+        # Before the queries: where a block lies is on the path of all that follows
+        page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+        token = (request * QUERIES).to(tl.int64)
+        q_c = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            at = (
+                token * q_latent_stride_t + q_latent_at[:, None] + (piece * WIDTH + latent)[None, :]
+            )
+            q_c += (tl.load(q_latent + at, mask=row_mask[:, None], other=0.0),)
+        q_r = tl.load(
+            q_pe + token * q_pe_stride_t + q_pe_at[:, None] + rope[None, :],
+            mask=row_mask[:, None],
+            other=0.0,
+        )
+        # Of the new tokens of a request, each sees itself and what came before
+        visible = length - QUERIES + 1 + query
+
+        acc, maximum, total_weight = _attend(
+            q_c,
+            q_r,
+            cache,
+            pages,
+            page,
+            first,
+            last,
+            length,
+            visible,
+            scale_log2,
+            QUERIES,
+            LATENT,
+            ROPE,
+            PAGE_SIZE,
+            BLOCK_ROWS,
+            BLOCK_TOKENS,
+            STAGES,
+            PIECES,
+        )
+        # A row that saw nothing of this part weighs nothing
+        safe = tl.where(total_weight == 0.0, 1.0, total_weight)
+        if is_whole:
+            place = request.to(tl.int64) * ROWS
+            _store(out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
+        else:
+            # Parts and requests only grow from piece to piece: their sum is each piece's own
+            place = (part + request).to(tl.int64) * ROWS
+            _store(partial_out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
+            tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
+        position = request_end
+        request += 1
+
+
+@triton.jit
+def _attend(
+    q_c,
+    q_r,
+    cache,
+    pages,
+    page,
+    first,
+    last,
+    length,
+    visible,
+    scale_log2,
+    QUERIES: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Sum of weighted latents, in PIECES of [rows, LATENT / PIECES], maximal score and sum of weights of
+    blocks [first, last) of one request; `page` is that of the first. Scores are to base 2.
+
+    Each piece has a sum of scores of its own. Products of a warp that add to one sum wait for each
+    other, some 30 cycles each, and few rows leave a warp little else to do.
+    """
+    WIDTH: tl.constexpr = LATENT // PIECES
+    latent = tl.arange(0, WIDTH)
+    rope = tl.arange(0, ROPE)
+    tokens = tl.arange(0, BLOCK_TOKENS)
+    # Finite, so that a row which sees nothing gets weights 0 and not NaN
+    maximum = tl.full([BLOCK_ROWS], -1e30, tl.float32)
+    total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.tuple(())
+    for _ in tl.static_range(PIECES):
+        acc += (tl.zeros([BLOCK_ROWS, WIDTH], tl.float32),)
+
+    for block in tl.range(first, last, num_stages=STAGES):
+        start = block * BLOCK_TOKENS
+        at = start + tokens
+        if PAGE_SIZE % BLOCK_TOKENS == 0:
+            # Of one number, so that the rows' offsets from it are constants of the loop
+            row = page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE
+            base = cache + row * (LATENT + ROPE) + tokens[:, None] * (LATENT + ROPE)
+        else:
+            row = page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
+            base = cache + row[:, None] * (LATENT + ROPE)
+        # Read one block ahead, off the path of the loads that depend on it
+        page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
+        # Beyond the end lie rows of others or of nobody, perhaps NaN
+        exists = (at < length)[:, None]
+        k_c = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            k_c += (tl.load(base + piece * WIDTH + latent[None, :], mask=exists, other=0.0),)
+        k_r = tl.load(base + LATENT + rope[None, :], mask=exists, other=0.0)
+        scores = tl.dot(q_c[0], tl.trans(k_c[0]), input_precision="ieee")
+        scores = tl.dot(q_r, tl.trans(k_r), scores, input_precision="ieee") * scale_log2
+        for piece in tl.static_range(1, PIECES):
+            # Scaled before it is added: a plain sum would become a product with an accumulator
+            scores += tl.dot(q_c[piece], tl.trans(k_c[piece]), input_precision="ieee") * scale_log2
+        seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp2(scores - new[:, None])
+        shrink = tl.exp2(maximum - new)
+        total_weight = total_weight * shrink + tl.sum(weights, 1)
+        weights = weights.to(k_r.dtype)
+        summed = tl.tuple(())
+        for piece in tl.static_range(PIECES):
+            shrunk = acc[piece] * shrink[:, None]
+            summed += (tl.dot(weights, k_c[piece], shrunk, input_precision="ieee"),)
+        acc = summed
+        maximum = new
+    return acc, maximum, total_weight
+
+
+@triton.jit
+def _store(out, rows, acc, total_weight, row_mask, LATENT: tl.constexpr, PIECES: tl.constexpr):
+    """Write rows of LATENT numbers each."""
+    WIDTH: tl.constexpr = LATENT // PIECES
+    for piece in tl.static_range(PIECES):
+        latent = piece * WIDTH + tl.arange(0, WIDTH)
+        values = (acc[piece] / total_weight[:, None]).to(out.dtype.element_ty)
+        tl.store(out + rows[:, None] * LATENT + latent[None, :], values, mask=row_mask[:, None])

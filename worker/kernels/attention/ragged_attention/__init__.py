@@ -1,0 +1,54 @@
+"""Attention of prefill chunks of different lengths, in one launch.
+
+Several query heads may share a key head: grouped-query attention (Ainslie et al., 2023,
+arXiv:2305.13245). And keys may have a second part that all heads share, as MLA's rotary key is
+(DeepSeek-V2, arXiv:2405.04434, section 2.1); it is read where it lies, so that no concatenated key is
+ever made.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
+from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
+from mla_router.worker.kernels.dispatch import on_gpu
+
+
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shared_keys: Tensor | None,
+    work: PrefillWork,
+    *,
+    scale: float,
+    causal: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q . keys * scale) . v within each chunk of `work`, for each head.
+
+    q [N, H, D + R], k [S, G, D], v [S, G, V], shared_keys [S, R] or None (R = 0), all of one dtype,
+    strided but for the last dimension; H a multiple of G: query heads i * H / G and those after it
+    share key head i. The key of a head is its own D numbers, then the R of all heads. If `causal`, the
+    queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
+    all see all keys of their chunk. `work` must have been made with the same `causal`.
+
+    Returns [N, H, V] in q's dtype, and the log-sum-exp of each row of scores in base 2, [N, H]
+    float32: what `merge_states` needs. A row that sees no key is 0, its log-sum-exp -inf.
+    """
+    (num_queries, heads, width), (num_keys, groups, d) = q.shape, k.shape
+    assert v.shape[:2] == k.shape[:2] and heads % groups == 0 and width >= d, (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    )
+    shared_shape = (0, 0) if shared_keys is None else tuple(shared_keys.shape)
+    assert shared_shape == ((num_keys, width - d) if width > d else (0, 0)), (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, shared keys {shared_shape}"
+    )
+    assert num_queries == work.num_queries and num_keys == work.num_keys, (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, extents {work.extents}"
+    )
+    if on_gpu(q):
+        return ragged_attention_triton(q, k, v, shared_keys, work, scale=scale, causal=causal)
+    extents = work.extents
+    return ragged_attention_torch(q, k, v, shared_keys, extents, scale=scale, causal=causal)

@@ -1,0 +1,292 @@
+"""Flash attention of ragged chunks, forward only, in Triton.
+
+FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a program keeps a block of one head's queries, walks
+over the keys once, and rescales what it has whenever it meets a larger score. Scores are in units of
+log2. The keys that all queries of the block see are walked over without masks, the few others after
+them.
+
+A key is multiplied in two parts: its head's own, and what all heads share; or, without that, the largest
+power of two of its width and the rest, so that 192 is not padded to 256.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    block_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def tiling(block_queries: int, itemsize: int) -> Tiling:
+    """How a program of `block_queries` rows walks over keys of `itemsize` bytes a number."""
+    if itemsize > 2:  # float32, for checking: the tiles are twice as large
+        return Tiling(32, 4, 1)
+    if block_queries > 64:
+        return Tiling(64, 8, 3)
+    return Tiling(64, 4, 2)
+
+
+@triton.jit
+def _load(pointers, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
+    if MASK_ROWS and MASK_COLUMNS:
+        tile = tl.load(pointers, mask=in_rows[:, None] & in_columns[None, :], other=0.0)
+    elif MASK_ROWS:
+        tile = tl.load(pointers, mask=in_rows[:, None], other=0.0)
+    elif MASK_COLUMNS:
+        tile = tl.load(pointers, mask=in_columns[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def _walk(
+    acc,
+    row_max,
+    row_sum,
+    q,
+    q_shared,
+    first,
+    last,
+    key_start,
+    num_keys,
+    seen,  # [BLOCK_M], keys that each query sees
+    k_ptr,
+    v_ptr,
+    shared_ptr,
+    k_stride,
+    v_stride,
+    shared_stride,
+    scale_log2,
+    MASKED: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend to keys [first, last) of the chunk whose key 0 lies in row key_start."""
+    columns = tl.arange(0, BLOCK_N)
+    d, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
+    k_tile = columns[:, None] * k_stride + d[None, :]
+    v_tile = columns[:, None] * v_stride + v_columns[None, :]
+    for start in tl.range(first, last, BLOCK_N):
+        inside = start + columns < num_keys
+        row = key_start + start  # int64
+        k = _load(k_ptr + row * k_stride + k_tile, inside, d < D, MASKED, D != BLOCK_D)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if R > 0:
+            r = tl.arange(0, BLOCK_R)
+            shared_tile = columns[:, None] * shared_stride + r[None, :]
+            k_shared = _load(
+                shared_ptr + row * shared_stride + shared_tile, inside, r < R, MASKED, R != BLOCK_R
+            )
+            scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
+        if MASKED:
+            visible = (start + columns)[None, :] < seen[:, None]
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        v = _load(v_ptr + row * v_stride + v_tile, inside, v_columns < V, MASKED, V != BLOCK_V)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def _ragged_attention(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    shared_ptr,
+    out_ptr,
+    lse_ptr,
+    query_starts_ptr,
+    key_starts_ptr,
+    query_blocks_ptr,
+    q_stride,
+    q_head_stride,
+    k_stride,
+    k_head_stride,
+    v_stride,
+    v_head_stride,
+    shared_stride,
+    shared_head_stride,
+    out_stride,
+    num_heads,
+    scale_log2,
+    SHARE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    # Neighbours are the heads of one block of queries: they walk over the same keys side by side.
+    block = tl.program_id(0) // num_heads
+    head = tl.program_id(0) % num_heads
+    chunk = tl.load(query_blocks_ptr + 2 * block)
+    first_query = tl.load(query_blocks_ptr + 2 * block + 1)
+    query_start = tl.load(query_starts_ptr + chunk)
+    num_queries = tl.load(query_starts_ptr + chunk + 1) - query_start
+    if first_query >= num_queries:
+        return
+    key_start = tl.load(key_starts_ptr + chunk).to(tl.int64)
+    num_keys = (tl.load(key_starts_ptr + chunk + 1) - key_start).to(tl.int32)
+
+    m = tl.arange(0, BLOCK_M)
+    d, r, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
+    is_query = first_query + m < num_queries
+    query_row = (query_start + first_query).to(tl.int64)
+    q_rows = q_ptr + query_row * q_stride + head * q_head_stride + m[:, None] * q_stride
+    q = _load(q_rows + d[None, :], is_query, d < D, True, D != BLOCK_D)
+    q_shared = q
+    if R > 0:
+        q_shared = _load(q_rows + (D + r)[None, :], is_query, r < R, True, R != BLOCK_R)
+
+    if CAUSAL:
+        first_sees = num_keys - num_queries + first_query + 1
+        seen = tl.minimum(first_sees + m, num_keys)
+        last = tl.minimum(first_sees + BLOCK_M - 1, num_keys)
+    else:
+        first_sees = num_keys
+        seen = tl.full([BLOCK_M], 0, tl.int32) + num_keys
+        last = num_keys
+    unmasked = first_sees // BLOCK_N * BLOCK_N  # keys that all queries of the block see
+
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    for MASKED in tl.static_range(2):
+        acc, row_max, row_sum = _walk(
+            acc,
+            row_max,
+            row_sum,
+            q,
+            q_shared,
+            unmasked if MASKED else 0,
+            last if MASKED else unmasked,
+            key_start,
+            num_keys,
+            seen,
+            k_ptr + head // SHARE * k_head_stride,
+            v_ptr + head // SHARE * v_head_stride,
+            shared_ptr + head // SHARE * shared_head_stride,
+            k_stride,
+            v_stride,
+            shared_stride,
+            scale_log2,
+            MASKED=MASKED,
+            D=D,
+            R=R,
+            V=V,
+            BLOCK_N=BLOCK_N,
+            BLOCK_D=BLOCK_D,
+            BLOCK_R=BLOCK_R,
+            BLOCK_V=BLOCK_V,
+            PRECISION=PRECISION,
+        )
+    # Without a single key: nothing, with the weight 0
+    out = acc / tl.where(row_sum == 0, 1.0, row_sum)[:, None]
+    out_rows = out_ptr + query_row * out_stride + head * V + m[:, None] * out_stride
+    tl.store(
+        out_rows + v_columns[None, :],
+        out.to(out_ptr.dtype.element_ty),
+        mask=is_query[:, None] & (v_columns < V)[None, :],
+    )
+    lse = row_max + tl.log2(row_sum)  # -inf without a key
+    tl.store(lse_ptr + (query_row + m) * num_heads + head, lse, mask=is_query)
+
+
+def ragged_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shared_keys: Tensor | None,
+    work: PrefillWork,
+    *,
+    scale: float,
+    causal: bool,
+    tiles: Tiling | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `ragged_attention`; products are of the tensors' dtype, sums are float32. `tiles` other than
+    `tiling` chooses are for benchmarks."""
+    (num_queries, heads, width), (_, groups, d), v_width = q.shape, k.shape, v.shape[-1]
+    if shared_keys is None:
+        d = d if d <= 16 else 1 << (d.bit_length() - 1)
+        k, shared, shared_head_stride = k[..., :d], k[..., d:], k.stride(1)
+    else:
+        shared, shared_head_stride = shared_keys, 0
+    r = width - d
+    for tensor in (q, k, v, shared):
+        assert tensor.stride(-1) == 1 and tensor.dtype == q.dtype, (
+            f"strides {tensor.stride()}, {tensor.dtype} beside {q.dtype}"
+        )
+    out = q.new_empty(num_queries, heads, v_width)
+    lse = q.new_empty(num_queries, heads, dtype=torch.float32)
+    tiles = tiles or tiling(work.block_queries, q.element_size())
+    _ragged_attention[(work.query_blocks.shape[0] * heads,)](
+        q,
+        k,
+        v,
+        shared,
+        out,
+        lse,
+        work.query_starts,
+        work.key_starts,
+        work.query_blocks,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        shared.stride(0),
+        shared_head_stride,
+        out.stride(0),
+        heads,
+        scale * math.log2(math.e),
+        SHARE=heads // groups,
+        CAUSAL=causal,
+        D=d,
+        R=r,
+        V=v_width,
+        BLOCK_M=work.block_queries,
+        BLOCK_N=tiles.block_keys,
+        BLOCK_D=_padded(d),
+        BLOCK_R=_padded(r),
+        BLOCK_V=_padded(v_width),
+        PRECISION="ieee",
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return out, lse
+
+
+def _padded(width: int) -> int:
+    """What Triton can multiply: a power of two, 16 or more."""
+    power: int = triton.next_power_of_2(width)
+    return max(16, power)

@@ -1,0 +1,193 @@
+"""What stands between the projections of grouped-query attention and the attention itself: rotary embedding
+of queries and keys, and the write of keys and values into the paged cache.
+
+Its parts are `rotary` and `kv_write`, of which the torch function is made.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.write import kv_write
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.rotary import rotary
+from mla_router.worker.kernels.rotate_rows import rotate_rows
+
+# Heads of a token that one program takes.
+_BLOCK_HEADS = 16
+
+
+def rope_gqa_write(
+    q: Tensor,
+    k: Tensor,
+    k_pe: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    *,
+    interleaved: bool,
+) -> None:
+    """In place, for T tokens:
+
+    q [T, H, D + R]: the last R of every head are rotated, as `rotary` says.
+    cache [pages, page_size, G * (D + R + V)]: row `locations[t]`, as `gqa_rows.py` says, gets for each
+    head the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g]. It is contiguous; what
+    is written is converted to its dtype.
+
+    k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] are of q's dtype, and all may be views,
+    contiguous in the last axis, k_pe also one that repeats a head. rotations [T, R/2] complex64,
+    locations [T] int64, distinct but for page 0, whose content nobody reads.
+    """
+    write = rope_gqa_write_triton if on_gpu(q) else rope_gqa_write_torch
+    write(q, k, k_pe, v, rotations, cache, locations, interleaved=interleaved)
+
+
+def rope_gqa_write_torch(
+    q: Tensor,
+    k: Tensor,
+    k_pe: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    *,
+    interleaved: bool,
+) -> None:
+    q_pe = q[..., k.shape[-1] :]
+    turned, k_pe = rotary(q_pe, k_pe, rotations, interleaved=interleaved)
+    q_pe.copy_(turned)
+    keys = torch.cat((k, k_pe), dim=-1)
+    kv_write(cache, locations, torch.cat((keys.flatten(1), v.flatten(1)), dim=-1))
+
+
+def rope_gqa_write_triton(
+    q: Tensor,
+    k: Tensor,
+    k_pe: Tensor,
+    v: Tensor,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    *,
+    interleaved: bool,
+    num_warps: int = 4,
+) -> None:
+    """For every token one program for each 16 query heads, and one for each 16 key heads."""
+    (tokens, heads, width), (groups, d), rope = q.shape, k.shape[1:], k_pe.shape[-1]
+    value_width = v.shape[-1]
+    assert (
+        k.shape[:2] == k_pe.shape[:2] == v.shape[:2] == (tokens, groups)
+        and width == d + rope
+        and rotations.shape == (tokens, rope // 2)
+        and locations.shape == (tokens,)
+        and cache.shape[-1] == groups * (width + value_width)
+        and all(x.dtype == q.dtype and x.stride(-1) == 1 for x in (q, k, k_pe, v))
+        and locations.stride(0) == 1
+        and cache.is_contiguous()
+        and rotations.is_contiguous()
+    ), (
+        f"q {tuple(q.shape)} {q.stride()} {q.dtype}, k {tuple(k.shape)} {k.stride()} {k.dtype}, "
+        f"k_pe {tuple(k_pe.shape)} {k_pe.stride()} {k_pe.dtype}, "
+        f"v {tuple(v.shape)} {v.stride()} {v.dtype}, rotations {tuple(rotations.shape)}, "
+        f"cache {tuple(cache.shape)} contiguous {cache.is_contiguous()}, "
+        f"locations {tuple(locations.shape)}"
+    )
+    block_h, block_g = (min(triton.next_power_of_2(n), _BLOCK_HEADS) for n in (heads, groups))
+    _rope_gqa_write_kernel[(tokens, triton.cdiv(heads, block_h) + triton.cdiv(groups, block_g))](
+        q[..., d:],
+        k,
+        k_pe,
+        v,
+        torch.view_as_real(rotations),
+        cache,
+        locations,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        k_pe.stride(0),
+        k_pe.stride(1),
+        v.stride(0),
+        v.stride(1),
+        H=heads,
+        G=groups,
+        D=d,
+        R=rope,
+        V=value_width,
+        BLOCK_H=block_h,
+        BLOCK_G=block_g,
+        BLOCK_D=triton.next_power_of_2(d) if d else 0,
+        BLOCK_R=triton.next_power_of_2(rope),
+        BLOCK_V=triton.next_power_of_2(value_width),
+        INTERLEAVED=interleaved,
+        num_warps=num_warps,
+        **launch_options(),
+    )
+
+
+@triton.jit
+def _rope_gqa_write_kernel(
+    q_pe,
+    k,
+    k_pe,
+    v,
+    rotations,
+    cache,
+    locations,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    k_pe_token_stride,
+    k_pe_head_stride,
+    v_token_stride,
+    v_head_stride,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    wait_for_previous()
+    QUERY_BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    pair = tl.arange(0, BLOCK_R // 2)
+    inside = pair < R // 2
+    rotation = rotations + token * R + 2 * pair
+    cos = tl.load(rotation, inside, other=0.0)[None, :]
+    sin = tl.load(rotation + 1, inside, other=0.0)[None, :]
+    if block < QUERY_BLOCKS:
+        head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+        rows = q_pe + token * q_token_stride + head * q_head_stride
+        rotate_rows(rows, rows, head < H, cos, sin, R, BLOCK_H, BLOCK_R, INTERLEAVED)
+    else:
+        group = (block - QUERY_BLOCKS) * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
+        exists = group < G
+        row = cache + tl.load(locations + token) * (G * (D + R + V))
+        key = row + group * (D + R)
+        if D > 0:
+            _copy(k + token * k_token_stride + group * k_head_stride, key, exists, D, BLOCK_D)
+        source = k_pe + token * k_pe_token_stride + group * k_pe_head_stride
+        rotate_rows(source, key + D, exists, cos, sin, R, BLOCK_G, BLOCK_R, INTERLEAVED)
+        value = row + G * (D + R) + group * V
+        _copy(v + token * v_token_stride + group * v_head_stride, value, exists, V, BLOCK_V)
+
+
+@triton.jit
+def _copy(source, target, row_mask, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = row_mask & (column < WIDTH)
+    values = tl.load(source + column, mask, other=0.0)
+    tl.store(target + column, values.to(target.dtype.element_ty), mask)

@@ -1,0 +1,123 @@
+"""The feed-forward experts of a mixture, each token through the ones it was routed to.
+
+On a GPU one or a few tokens stream the weights of each pair's expert (`gemv.py`); more are sorted
+by expert (`align.py`) for grouped matrix products (`gemm.py`). With plain torch, tokens are
+sorted as well and each projection is one grouped product over the stacked weights (Gale et al., 2022,
+arXiv:2211.15841).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.moe.align import blocks_for
+from mla_router.worker.kernels.moe.gemm import combine, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
+from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
+from mla_router.worker.kernels.silu_and_mul import silu_and_mul
+
+
+def moe_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """plus() + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
+
+    x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
+    int32, distinct within a token. The result is [T, N] in x's dtype, summed in float32 and in the
+    order of k, so that it does not depend on what else is in the batch (only on how many tokens, by
+    which the tiling is chosen). `plus`, whose result is [T, N] in x's dtype, is called as late as
+    can be: it may wait for work that runs beside.
+
+    On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
+    reads the group sizes back.
+    """
+    tokens, hidden = x.shape
+    experts, double, _ = gate_up.shape
+    assert gate_up.shape == (experts, double, hidden) and down.shape == (
+        experts,
+        hidden,
+        double // 2,
+    ), f"x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}"
+    assert weights.shape == ids.shape and ids.shape[0] == tokens, (
+        f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
+    )
+    if on_gpu(x) and tokens:
+        return moe_experts_triton(x, gate_up, down, weights, ids, plus)
+    return moe_experts_torch(x, gate_up, down, weights, ids, plus)
+
+
+def moe_experts_triton(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+    *,
+    tiling: MoeTiling | None = None,
+) -> Tensor:
+    """At least one token. `tiling` is by default the table's for this device and shape."""
+    tokens, hidden = x.shape
+    experts, double, _ = gate_up.shape
+    assert gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
+    x, ids = x.contiguous(), ids.contiguous()
+    if tiling is None:
+        shape = MoeShape(experts, hidden, double // 2, x.dtype)
+        tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1])
+    if tiling.rows == 1:
+        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up)
+        return down_pairs(gated, down, weights, ids, tiling.down, plus and plus())
+    blocks = blocks_for(ids, experts, tiling.rows)
+    gated = gate_up_blocks(x, gate_up, blocks, tiling.gate_up)
+    rows = down_blocks(gated, down, blocks, tiling.down)
+    return combine(rows, weights, plus and plus())
+
+
+@cache
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def moe_experts_torch(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    tokens, hidden = x.shape
+    experts, top_k = len(gate_up), ids.shape[1]
+    sorted_ids, order = ids.flatten().sort(stable=True)
+    ends = torch.searchsorted(
+        sorted_ids,
+        torch.arange(experts, dtype=ids.dtype, device=x.device),
+        right=True,
+        out_int32=True,
+    )
+    rows = x.index_select(0, order // top_k)
+    rows = silu_and_mul(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
+    rows = functional.grouped_mm(rows, down.transpose(1, 2), offs=ends)
+
+    unsorted = torch.empty_like(rows).index_copy_(0, order, rows)
+    return weighted_sum(unsorted.view(tokens, top_k, hidden), weights, plus)
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
+    """[T, N]: plus() and the sum over k of weights[t, k] * rows[t, k], in float32, then rounded to the
+    dtype of rows [T, K, N]."""
+    total = torch.einsum("tkn,tk->tn", rows.float(), weights)
+    if plus is not None:
+        total += plus()
+    return total.to(rows.dtype)

@@ -1,0 +1,96 @@
+"""Sizes of the tiles of the experts' kernels, by device, shape and number of tokens.
+
+They are read from `tables/`, which `bench/kernels/tune_moe.py` writes on the device itself. A device
+or shape without a table has the defaults below.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import torch
+
+TABLES = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of one kernel: outputs and inputs of a weight that a step reads, blocks of rows that share the
+    weights in L2, warps of a program, and steps whose loads are under way at once."""
+
+    block_n: int
+    block_k: int
+    group_m: int = 1
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class MoeTiling:
+    """`rows` of one expert in a block; 1 means that the pairs are not sorted, each streams the weights
+    of its expert for itself (`gemv.py`), and group_m and num_stages are not used."""
+
+    rows: int
+    gate_up: Tile
+    down: Tile
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """E experts, hidden size N, width I."""
+
+    experts: int
+    hidden: int
+    width: int
+    dtype: torch.dtype
+
+
+def moe_tiling(device: str, shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+    """The tiling of the next tuned number of tokens, of the last one beyond them."""
+    table = read_table(table_path(device, shape))
+    if table is None:
+        return default_tiling(shape, tokens, top_k)
+    tuned = sorted(table)
+    return table[tuned[min(bisect_left(tuned, tokens), len(tuned) - 1)]]
+
+
+def table_path(device: str, shape: MoeShape) -> Path:
+    name = (
+        f"moe.{device.replace(' ', '_')}.E{shape.experts}.N{shape.hidden}.I{shape.width}."
+        f"{str(shape.dtype).removeprefix('torch.')}.json"
+    )
+    return TABLES / name
+
+
+@cache
+def read_table(path: Path) -> dict[int, MoeTiling] | None:
+    """Number of tokens -> tiling; None if there is no such file."""
+    if not path.is_file():
+        return None
+    return msgspec.json.decode(path.read_bytes(), type=dict[int, MoeTiling], strict=False)
+
+
+def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+    """What was fastest on an H200 for 66 experts of V2-Lite's size, 8 of them for a token.
+
+    Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
+    that keep the tensor cores busy.
+    """
+    if tokens == 1:
+        return MoeTiling(rows=1, gate_up=Tile(2, 1024, num_warps=8), down=Tile(4, 2048))
+    if tokens == 2:
+        return MoeTiling(rows=1, gate_up=Tile(2, 2048, num_warps=8), down=Tile(4, 1024))
+    rows_each = tokens * top_k / shape.experts
+    if rows_each <= 2:
+        return MoeTiling(rows=16, gate_up=Tile(32, 128, 4, 4, 5), down=Tile(64, 128, 1, 4, 5))
+    if rows_each <= 8:
+        return MoeTiling(rows=16, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
+    if rows_each <= 32:
+        return MoeTiling(rows=64, gate_up=Tile(64, 64, 4, 4, 3), down=Tile(128, 64, 2, 4, 3))
+    if rows_each <= 96:
+        return MoeTiling(rows=64, gate_up=Tile(128, 64, 8, 8, 4), down=Tile(128, 64, 2, 4, 3))
+    return MoeTiling(rows=128, gate_up=Tile(128, 64, 2, 8, 4), down=Tile(256, 64, 2, 8, 4))

@@ -1,0 +1,188 @@
+"""One token for each row of logits: the likeliest, or one drawn from softmax(logits / temperature).
+
+Drawing is the Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014, arXiv:1411.0030): the argmax of
+logits / T + g, where g = -log(-log u) is `noise.py`'s, which depends on (seed, position, token) alone.
+It needs no sum over the row, so that the kernel reads the logits once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.core import NO_TOKEN
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.sampling.noise import GOLDEN, MIX_1, MIX_2, gumbel
+
+# The slices into which rows are cut: so many programs keep a GPU busy, and so many results of one row
+# are looked through at once.
+_PROGRAMS = 1024
+_MAX_SLICES = 128
+_BLOCK = 1024
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, threshold: Tensor | None
+) -> Tensor:
+    """[R] int64: of each row of `logits` [R, V] float32 or bfloat16 the token with the largest score,
+    the first of several; NO_TOKEN if that score is not finite, or if the row has a NaN.
+
+    `temperature` [R] float32 is 0 for rows whose scores are the logits. `seed` and `position` [R]
+    int64, the latter where the new tokens will stand, choose the noise of the others, from whose draws
+    `threshold` [R] float32, if given, excludes the logits below it. The arithmetic is float32.
+    """
+    op = sample_triton if logits.is_cuda else sample_torch
+    return op(logits, temperature, seed, position, threshold)
+
+
+def sample_torch(
+    logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, threshold: Tensor | None
+) -> Tensor:
+    best, token = logits.float().max(dim=-1)
+    rows = (temperature > 0).nonzero()[:, 0]
+    if len(rows):
+        scores = logits[rows].float()
+        if threshold is not None:
+            scores.masked_fill_(scores < threshold[rows, None], float("-inf"))
+        scores /= temperature[rows, None]
+        scores += gumbel(seed[rows], position[rows], logits.shape[1])
+        best[rows], token[rows] = scores.max(dim=-1)
+    return torch.where(best.isfinite(), token, NO_TOKEN)
+
+
+def sample_triton(
+    logits: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    threshold: Tensor | None,
+    *,
+    num_warps: int = 4,
+) -> Tensor:
+    """The best of slices of each row, then the best of those."""
+    rows, vocab_size = logits.shape
+    per_row = (temperature, seed, position, temperature if threshold is None else threshold)
+    assert logits.stride(1) == 1 and all(
+        x.shape == (rows,) and x.stride() == (1,) for x in per_row
+    ), (
+        f"logits {tuple(logits.shape)} {logits.stride()}, temperature, seed, position, threshold "
+        f"{[(tuple(x.shape), x.stride()) for x in per_row]}"
+    )
+    slices, width = tiling(rows, vocab_size)
+    best = torch.empty(rows, slices, dtype=torch.float32, device=logits.device)
+    token = torch.empty(rows, slices, dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _best_of_slice_kernel[(rows, slices)](
+        logits,
+        *per_row,
+        best,
+        token,
+        logits.stride(0),
+        vocab_size,
+        width,
+        BLOCK=_BLOCK,
+        FILTERED=threshold is not None,
+        num_warps=num_warps,
+        **launch_options(),
+    )
+    _best_of_row_kernel[(rows,)](
+        best,
+        token,
+        out,
+        slices,
+        MAX_SLICES=_MAX_SLICES,
+        NONE=NO_TOKEN,
+        num_warps=1,
+        **launch_options(),
+    )
+    return out
+
+
+def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
+    """Slices of a row and their width, a multiple of the block."""
+    blocks = triton.cdiv(vocab_size, _BLOCK)
+    wanted = min(blocks, _MAX_SLICES, triton.cdiv(_PROGRAMS, max(rows, 1)))
+    width = triton.cdiv(blocks, wanted) * _BLOCK
+    return triton.cdiv(vocab_size, width), width
+
+
+@triton.jit
+def _best_of_slice_kernel(
+    logits,
+    temperatures,
+    seeds,
+    positions,
+    thresholds,
+    best,
+    token,
+    stride,
+    vocab_size,
+    width,
+    BLOCK: tl.constexpr,
+    FILTERED: tl.constexpr,
+):
+    wait_for_previous()
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    noise_row = _noise_row(tl.load(seeds + row), tl.load(positions + row))
+    best_score = tl.full((), float("-inf"), tl.float32)
+    best_token = part * width  # if all of it is -inf
+    for start in range(part * width, min((part + 1) * width, vocab_size), BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < vocab_size
+        score = tl.load(logits + row * stride + column, inside, other=float("-inf"))
+        score = score.to(tl.float32)
+        if temperature > 0:
+            if FILTERED:
+                score = tl.where(score < tl.load(thresholds + row), float("-inf"), score)
+            score = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
+            score += _gumbel(noise_row, column)
+        # A maximum passes over NaN: infinity is as good a sign that there is no token
+        score = tl.where(score < float("inf"), score, float("inf"))
+        block_score, place = tl.max(
+            score, 0, return_indices=True, return_indices_tie_break_left=True
+        )
+        if block_score > best_score:
+            best_score = block_score
+            best_token = start + place
+    at = row * tl.num_programs(1) + part
+    tl.store(best + at, best_score)
+    tl.store(token + at, best_token)
+
+
+@triton.jit
+def _best_of_row_kernel(best, token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr):
+    wait_for_previous()
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, MAX_SLICES)
+    score = tl.load(best + row * slices + part, part < slices, other=float("-inf"))
+    best_score, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
+    found = tl.load(token + row * slices + place).to(tl.int64)
+    finite = (best_score > float("-inf")) & (best_score < float("inf"))
+    tl.store(out + row, tl.where(finite, found, NONE))
+
+
+# `noise.py`, in unsigned numbers, whose shifts to the right are logical.
+_GOLDEN, _MIX_1, _MIX_2 = (tl.constexpr(constant) for constant in (GOLDEN, MIX_1, MIX_2))
+
+
+@triton.jit
+def _noise_row(seed, position):
+    golden = tl.full((), _GOLDEN, tl.uint64)
+    return _mix(_mix(seed.to(tl.uint64)) + position.to(tl.uint64) * golden)
+
+
+@triton.jit
+def _gumbel(noise_row, token):
+    bits = _mix(noise_row + token.to(tl.uint64) * tl.full((), _GOLDEN, tl.uint64))
+    uniform = ((bits >> 41).to(tl.uint32).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * tl.full((), _MIX_1, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full((), _MIX_2, tl.uint64)
+    return x ^ (x >> 31)
