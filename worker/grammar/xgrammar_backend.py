@@ -17,6 +17,7 @@ import xgrammar
 from mla_router.worker.grammar import json_schema
 from mla_router.worker.grammar.blanks import BlankRun, BlankTokens
 from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.specialize import specialize
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
 
@@ -38,8 +39,9 @@ class Compiler:
             vocab_size=self.vocab_size,
             stop_token_ids=vocabulary.eos_ids,
         )
-        # No threads: this process is going to be forked. No cache: each fork compiles once.
-        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        # No threads: this process is going to be forked. The cache is for rules that look alike, as a
+        # schema's strings do: each is looked at once.
+        self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=True)
         self._any_whitespace = any_whitespace
         self._blanks = BlankTokens(vocabulary.pieces)
 
@@ -54,9 +56,7 @@ class Compiler:
         try:
             match grammar.kind:
                 case "json_schema":
-                    return compiler.compile_json_schema(
-                        json_schema.prepare(source), any_whitespace=self._any_whitespace
-                    )
+                    return compiler.compile_grammar(self._of_schema(source))
                 case "regex":
                     return compiler.compile_regex(source)
                 case "ebnf":
@@ -65,6 +65,12 @@ class Compiler:
                     return compiler.compile_structural_tag(self._structural_tag(source))
         except (RuntimeError, ValueError, TypeError) as error:
             raise GrammarError(_ORIGIN.sub("", str(error)).strip()) from None
+
+    def _of_schema(self, schema: str) -> str:
+        grammar = xgrammar.Grammar.from_json_schema(
+            json_schema.prepare(schema), any_whitespace=self._any_whitespace
+        )
+        return specialize(str(grammar))
 
     def _structural_tag(self, source: str) -> str:
         """Check the schemas inside, as those that come alone."""
@@ -82,18 +88,16 @@ class Compiler:
             for item in node:
                 self._prepare_inside(item, depth - 1)
         elif isinstance(node, dict):
+            if _is_json(node):
+                # Tags have no way to say how JSON is spaced, but may hold any grammar.
+                grammar = self._of_schema(json.dumps(node["json_schema"]))
+                node.clear()
+                node |= {"type": "grammar", "grammar": grammar}
             for key, value in node.items():
                 if key == "json_schema":
                     node[key] = json.loads(json_schema.prepare(json.dumps(value)))
                 else:
                     self._prepare_inside(value, depth - 1)
-            if not self._any_whitespace and _is_json(node):
-                # Tags have no way to say how JSON is spaced, but may hold any grammar.
-                compact = xgrammar.Grammar.from_json_schema(
-                    json.dumps(node["json_schema"]), any_whitespace=False
-                )
-                node.clear()
-                node |= {"type": "grammar", "grammar": str(compact)}
 
 
 class Matcher:
@@ -166,4 +170,8 @@ def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
 
 def _is_json(node: dict[str, Any]) -> bool:
     """Whether a part of a structural tag is JSON, and not one of the dialects of XML."""
-    return node.get("type") == "json_schema" and node.get("style", "json") == "json"
+    return (
+        node.get("type") == "json_schema"
+        and node.get("style", "json") == "json"
+        and "json_schema" in node
+    )
