@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from mla_router.worker.kernels.attention.decode_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling, tiling
+from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record

@@ -6,7 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mla_router.worker.kernels.attention.decode_parts import pages_of, piece_at
+from mla_router.worker.kernels.attention.decode_parts import (
+    online_softmax,
+    pages_of,
+    part_of,
+    piece_at,
+)
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 
@@ -53,11 +58,7 @@ def attend_kernel(
     keys = cache + group * W
     values = cache + GROUPS * W + group * V
 
-    size = tl.load(part_size)
-    request = tl.load(first_requests + part)
-    total = tl.load(block_starts + num_requests)
-    position = part * size
-    end = tl.minimum(position + size, total)
+    request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
         request_end, length, pages, first, last, is_whole = piece_at(
             position, end, request, block_starts, lengths, slots, page_table, page_table_stride
@@ -154,13 +155,9 @@ def _attend(
             rest = _load(keys + BLOCK_W + rows, exists, W - BLOCK_W, BLOCK_REST)
             scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
         scores = tl.where((at < length)[None, :], scores * scale_log2, float("-inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        shrink = tl.exp2(maximum - new)
-        total_weight = total_weight * shrink + tl.sum(weights, 1)
+        weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
         v = _load(values + rows, exists, V, BLOCK_V)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        maximum = new
     return acc, maximum, total_weight
 
 

@@ -16,8 +16,8 @@ import torch
 import triton
 from torch import Tensor
 
-from mla_router.worker.kernels.attention.decode_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
+from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows

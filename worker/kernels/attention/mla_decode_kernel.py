@@ -5,7 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mla_router.worker.kernels.attention.decode_parts import pages_of, piece_at
+from mla_router.worker.kernels.attention.decode_parts import (
+    online_softmax,
+    pages_of,
+    part_of,
+    piece_at,
+)
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 
@@ -56,11 +61,7 @@ def attend_kernel(
     latent = tl.arange(0, WIDTH)
     rope = tl.arange(0, ROPE)
 
-    size = tl.load(part_size)
-    request = tl.load(first_requests + part)
-    total = tl.load(block_starts + num_requests)
-    position = part * size
-    end = tl.minimum(position + size, total)
+    request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
         request_end, length, pages, first, last, is_whole = piece_at(
             position, end, request, block_starts, lengths, slots, page_table, page_table_stride
@@ -179,17 +180,13 @@ def _attend(
             scores += tl.dot(q_c[piece], tl.trans(k_c[piece]), input_precision="ieee") * scale_log2
         seen = at[None, :] < (visible if QUERIES == 1 else visible[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-        new = tl.maximum(maximum, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        shrink = tl.exp2(maximum - new)
-        total_weight = total_weight * shrink + tl.sum(weights, 1)
+        weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
         weights = weights.to(k_r.dtype)
         summed = tl.tuple(())
         for piece in tl.static_range(PIECES):
             shrunk = acc[piece] * shrink[:, None]
             summed += (tl.dot(weights, k_c[piece], shrunk, input_precision="ieee"),)
         acc = summed
-        maximum = new
     return acc, maximum, total_weight
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.attention.decode_parts import merge_parts, partial_results
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling, tiling
-from support.decode_parts import random_results
+from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
+from support.partial_results import random_results
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 

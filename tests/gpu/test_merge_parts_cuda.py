@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mla_router.worker.kernels.attention.decode_parts import merge_parts
 from mla_router.worker.kernels.attention.decode_tiling import merge_tiling
+from mla_router.worker.kernels.attention.merge_parts import merge_parts
 from support.cuda import forbid_waiting
-from support.decode_parts import random_results
+from support.partial_results import random_results
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.attention.decode_parts import partial_results
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling
+from mla_router.worker.kernels.attention.merge_parts import partial_results
 
 TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 
