@@ -4,11 +4,15 @@ DeepSeek rotates neighbouring pairs (x0, x1), (x2, x3), ...; Llama's checkpoints
 them, and a few conversions of DeepSeek's rotate (x0, x_{R/2}), (x1, x_{R/2+1}), ... instead. Either
 way the result keeps the input's layout, and queries and keys share it, so that their dot products do
 not depend on the choice.
+
+`rotary` is the definition; the kernels that rotate on their way do so with `rotation_of` and `rotate_rows`.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 
@@ -36,3 +40,53 @@ def _turn_neighbours(x: Tensor, rotations: Tensor) -> Tensor:
 def _turn_halves(x: Tensor, rotations: Tensor) -> Tensor:
     pairs = torch.complex(*x.float().chunk(2, dim=-1)) * rotations
     return torch.cat((pairs.real, pairs.imag), dim=-1).to(x.dtype)
+
+
+@triton.jit
+def rotation_of(rotations, token, R: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Cosine and sine [1, BLOCK_R / 2] of a token's angles; rotations [T, R/2, 2]."""
+    pair = tl.arange(0, BLOCK_R // 2)
+    inside = pair < R // 2
+    rotation = rotations + token * R + 2 * pair
+    cos = tl.load(rotation, inside, other=0.0)[None, :]
+    sin = tl.load(rotation + 1, inside, other=0.0)[None, :]
+    return cos, sin
+
+
+@triton.jit
+def rotate_rows(
+    source,
+    target,
+    row_mask,
+    cos,
+    sin,
+    R: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """From rows of R numbers at the pointers `source` [ROWS, 1] to those at `target`, turned by `rotation_of`
+    their token."""
+    pair = tl.arange(0, BLOCK_R // 2)[None, :]
+    column = tl.arange(0, BLOCK_R)[None, :]
+    pair_mask = row_mask & (pair < R // 2)
+    if INTERLEAVED:  # neighbours come and go together
+        both = tl.load(source + column, row_mask & (column < R), other=0.0)
+        dtype = both.dtype
+        first, second = tl.split(tl.reshape(both, (ROWS, BLOCK_R // 2, 2)))
+    else:
+        first = tl.load(source + pair, pair_mask, other=0.0)
+        second = tl.load(source + pair + R // 2, pair_mask, other=0.0)
+        dtype = first.dtype
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    real = (a * cos - b * sin).to(dtype).to(target.dtype.element_ty)
+    imaginary = (a * sin + b * cos).to(dtype).to(target.dtype.element_ty)
+    # Source and target may be the same memory, and threads without work of their own load what others
+    # store: they do so before.
+    tl.debug_barrier()
+    if INTERLEAVED:
+        turned = tl.reshape(tl.join(real, imaginary), (ROWS, BLOCK_R))
+        tl.store(target + column, turned, row_mask & (column < R))
+    else:
+        tl.store(target + pair, real, pair_mask)
+        tl.store(target + pair + R // 2, imaginary, pair_mask)

@@ -14,8 +14,7 @@ from torch import Tensor
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.rotary import rotary
-from mla_router.worker.kernels.rotate_rows import rotate_rows
+from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
 
 # Heads of a token that one program takes.
 _BLOCK_HEADS = 16
@@ -163,11 +162,7 @@ def _rope_gqa_write_kernel(
     QUERY_BLOCKS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    pair = tl.arange(0, BLOCK_R // 2)
-    inside = pair < R // 2
-    rotation = rotations + token * R + 2 * pair
-    cos = tl.load(rotation, inside, other=0.0)[None, :]
-    sin = tl.load(rotation + 1, inside, other=0.0)[None, :]
+    cos, sin = rotation_of(rotations, token, R, BLOCK_R)
     if block < QUERY_BLOCKS:
         head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         rows = q_pe + token * q_token_stride + head * q_head_stride
