@@ -28,6 +28,25 @@ def _block_and_column(program, max_blocks, COLUMNS: tl.constexpr, group_m):
     return first + program % in_group % size, program % in_group // size
 
 
+@triton.jit
+def _product(rows_at, is_row, weight_at, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows times a weight, over SIZE inputs, of which the pointers `rows_at` [rows, BLOCK_K] and `weight_at`
+    [BLOCK_K, columns] have the first; [rows, columns] float32. Where `is_row` [rows, 1] is not: 0."""
+    k = tl.arange(0, BLOCK_K)
+    sums = tl.zeros((rows_at.shape[0], weight_at.shape[1]), tl.float32)
+    for start in range(0, SIZE, BLOCK_K):
+        if SIZE % BLOCK_K == 0:
+            a = tl.load(rows_at, is_row, other=0.0)
+            b = tl.load(weight_at)
+        else:
+            a = tl.load(rows_at, is_row & (start + k < SIZE)[None, :], other=0.0)
+            b = tl.load(weight_at, (start + k < SIZE)[:, None], other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="ieee")
+        rows_at += BLOCK_K
+        weight_at += BLOCK_K
+    return sums
+
+
 @triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
 def _gate_up_gemm(
     x,
@@ -51,19 +70,9 @@ def _gate_up_gemm(
     """out[row] = silu(gate) * up of x[pair[row] // TOP_K], BLOCK_N of its WIDTH columns."""
     wait_for_previous()
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
-    EVEN: tl.constexpr = HIDDEN % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
     expert, pair, rows, exists = block_rows(
-        block,
-        ids,
-        pairs,
-        experts,
-        block_count,
-        max_blocks,
-        num_pairs,
-        TOP_K,
-        BLOCK_TOP_K,
-        ROWS,
+        block, ids, pairs, experts, block_count, max_blocks, num_pairs, TOP_K, BLOCK_TOP_K, ROWS
     )
     if not exists:
         return
@@ -76,18 +85,7 @@ def _gate_up_gemm(
     k = tl.arange(0, BLOCK_K)
     x_at = x + tl.where(real, pair // TOP_K, 0).to(tl.int64)[:, None] * HIDDEN + k[None, :]
     weight_at = weight + expert * (2 * WIDTH * HIDDEN) + weight_row[None, :] * HIDDEN + k[:, None]
-    sums = tl.zeros((ROWS, 2 * BLOCK_N), tl.float32)
-    for start in range(0, HIDDEN, BLOCK_K):
-        if EVEN:
-            a = tl.load(x_at, real[:, None], other=0.0)
-            b = tl.load(weight_at)
-        else:
-            a = tl.load(x_at, real[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
-            b = tl.load(weight_at, (start + k < HIDDEN)[:, None], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
-        x_at += BLOCK_K
-        weight_at += BLOCK_K
-
+    sums = _product(x_at, real[:, None], weight_at, HIDDEN, BLOCK_K)
     gate, up = tl.split(tl.reshape(sums, (ROWS, BLOCK_N, 2)))
     gated = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -117,19 +115,9 @@ def _down_gemm(
     """out[pair[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns."""
     wait_for_previous()
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
-    EVEN: tl.constexpr = WIDTH % BLOCK_K == 0
     block, column = _block_and_column(tl.program_id(0), max_blocks, COLUMNS, group_m)
     expert, pair, rows, exists = block_rows(
-        block,
-        ids,
-        pairs,
-        experts,
-        block_count,
-        max_blocks,
-        num_pairs,
-        TOP_K,
-        BLOCK_TOP_K,
-        ROWS,
+        block, ids, pairs, experts, block_count, max_blocks, num_pairs, TOP_K, BLOCK_TOP_K, ROWS
     )
     if not exists:
         return
@@ -138,18 +126,8 @@ def _down_gemm(
     k = tl.arange(0, BLOCK_K)
     gated_at = gated + rows[:, None] * WIDTH + k[None, :]
     weight_at = weight + expert * (HIDDEN * WIDTH) + (n % HIDDEN)[None, :] * WIDTH + k[:, None]
-    sums = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    for start in range(0, WIDTH, BLOCK_K):
-        if EVEN:
-            a = tl.load(gated_at)
-            b = tl.load(weight_at)
-        else:
-            a = tl.load(gated_at, (start + k < WIDTH)[None, :], other=0.0)
-            b = tl.load(weight_at, (start + k < WIDTH)[:, None], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
-        gated_at += BLOCK_K
-        weight_at += BLOCK_K
-
+    # Padding is read like the rest, and its products are not stored
+    sums = _product(gated_at, tl.full((ROWS, 1), True, tl.int1), weight_at, WIDTH, BLOCK_K)
     tl.store(
         out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :],
         sums.to(out.dtype.element_ty),
