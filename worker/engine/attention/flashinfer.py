@@ -6,8 +6,6 @@ there is much to compute. `flashinfer_mla.py` has its decode kernel.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +13,10 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.config import ConfigError
-from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class
+from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class, loading
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass
 from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
-
-logger = logging.getLogger(__name__)
 
 FLAG = "--attention-backend flashinfer"
 HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, and DeepSeek's
@@ -46,10 +42,8 @@ class FlashInferBackend(AttentionBackend):
         check_heads(key_width, value_width)
         self.ours = ours
         self._wrappers = RaggedWrappers(num_heads, dtype, device)
-        logger.info("FlashInfer: loading its prefill kernel, or compiling it, which takes minutes")
-        begun = time.monotonic()
-        self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
-        logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
+        with loading("prefill"):
+            self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
 
     def plan(self, layout: StepLayout) -> FlashInferAttention:
         ours = self.ours.plan(layout)

@@ -7,8 +7,6 @@ under the forward pass before.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,12 +14,10 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.config import ConfigError
-from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class
+from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class, loading
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.torch import TorchAttention
 from mla_router.worker.model.attention import StepAttention
-
-logger = logging.getLogger(__name__)
 
 FLAG = "--enable-flashinfer-mla"
 WIDTHS = (512, 64)  # of latents and rotary keys: what the kernel is made for, and DeepSeek's
@@ -46,10 +42,8 @@ class FlashInferMlaBackend(AttentionBackend):
         check_widths(latent_width, rotary_width)
         self._prefill = prefill
         self._decode = PlannedDecode(num_heads, scale, dtype, device)
-        logger.info("FlashInfer: loading its decode kernel, or compiling it, which takes a minute")
-        begun = time.monotonic()
-        self._decode.plan(torch.zeros(1, 1, dtype=torch.int32, device=device), 1, (0,), (1,))
-        logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
+        with loading("decode"):
+            self._decode.plan(torch.zeros(1, 1, dtype=torch.int32, device=device), 1, (0,), (1,))
 
     @property
     def name(self) -> str:

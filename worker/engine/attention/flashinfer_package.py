@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from mla_router.worker.config import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def flashinfer_class(name: str, flag: str, device: torch.device) -> Any:
@@ -24,3 +30,12 @@ def flashinfer_class(name: str, flag: str, device: torch.device) -> Any:
             f"{flag}: is for Hopper GPUs (sm_90), not sm_{major}{minor}: leave it out"
         )
     return found
+
+
+@contextmanager
+def loading(kernel: str) -> Iterator[None]:
+    """Says that `kernel` is loaded by what is done inside, its first use, and how long that took."""
+    logger.info("FlashInfer: loading its %s kernel, or compiling it, which takes minutes", kernel)
+    begun = time.monotonic()
+    yield
+    logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
