@@ -25,7 +25,7 @@ from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
 from mla_router.worker.model.rope import softmax_scale
-from support.mla_cache import expected_attention, random_cache
+from support.paged_cache import expected_attention, random_cache
 from support.scripted_scheduler import generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 

@@ -13,8 +13,8 @@ from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.flashinfer_mla import PlannedDecode
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.model.loader import load_model
-from support.cuda import forbid_waiting
-from support.mla_cache import PagedCache, expected_attention, random_cache
+from support.cuda import assert_rows_close, captured, forbid_waiting
+from support.paged_cache import PagedCache, expected_attention, random_cache
 from support.tiny_model import CONFIGS, write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -45,11 +45,6 @@ def run(decode: PlannedDecode, q: Tensor, paged: PagedCache) -> Tensor:
     return decode.run(*q.split([LATENT, ROPE], dim=-1), paged.cache, SCALE)
 
 
-def assert_close(got: Tensor, expected: Tensor, most: float = 1e-2) -> None:
-    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max().item() < most  # NaN fails, too
-
-
 @pytest.fixture(params=[16, 128], scope="module")
 def heads(request: pytest.FixtureRequest) -> int:
     value: int = request.param
@@ -68,7 +63,7 @@ def test_float64(decode: PlannedDecode, heads: int, page_size: int) -> None:
     with forbid_waiting():
         decode.plan(paged.page_table, page_size, slots, LENGTHS)
         got = run(decode, q, paged)
-    assert_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 
 
 def test_queries_as_a_layer_has_them(decode: PlannedDecode, heads: int) -> None:
@@ -77,7 +72,7 @@ def test_queries_as_a_layer_has_them(decode: PlannedDecode, heads: int) -> None:
     latents = q[..., :LATENT].transpose(0, 1).contiguous().transpose(0, 1)
     decode.plan(paged.page_table, 16, paged.slots.tolist(), LENGTHS)
     got = decode.run(latents, q[..., LATENT:], paged.cache, SCALE)
-    assert_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 
 
 def test_the_next_step_is_planned_before_this_one_has_begun(
@@ -94,21 +89,16 @@ def test_the_next_step_is_planned_before_this_one_has_begun(
             decode.plan(paged.page_table, 16, own, lengths)
             got.append(run(decode, q, paged))
     for out, (q, paged) in zip(got, drawn, strict=True):
-        assert_close(out, expected_attention(q, paged, LATENT, SCALE, 1))
+        assert_rows_close(out, expected_attention(q, paged, LATENT, SCALE, 1))
 
 
 def test_graph_follows_the_plan(decode: PlannedDecode, heads: int) -> None:
     """Recorded for padding alone, length 1 on page 0; replayed with fewer requests, too."""
     q, paged = inputs(LENGTHS, heads, 64)
     slots = paged.slots.tolist()
-    idle = next(i for i in range(len(paged.page_table)) if i not in slots)
-    paged.page_table[idle] = 0
+    idle = paged.idle_slot()
     decode.plan(paged.page_table, 64, [idle] * len(slots), [1] * len(slots))
-    run(decode, q, paged)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run(decode, q, paged)
+    replay, out = captured(lambda: run(decode, q, paged))
     for used in (len(LENGTHS), 3, 7):
         spare = len(LENGTHS) - used
         with forbid_waiting():
@@ -118,11 +108,9 @@ def test_graph_follows_the_plan(decode: PlannedDecode, heads: int) -> None:
                 slots[:used] + [idle] * spare,
                 LENGTHS[:used] + [1] * spare,
             )
-            graph.replay()
-        part = PagedCache(
-            paged.cache, paged.page_table, paged.slots, paged.lengths, paged.rows[:used]
-        )
-        assert_close(out[:used], expected_attention(q[:used], part, LATENT, SCALE, 1))
+            replay()
+        expected = expected_attention(q[:used], paged.first(used), LATENT, SCALE, 1)
+        assert_rows_close(out[:used], expected)
 
 
 CAPACITY = Capacity(num_pages=200, page_size=16, num_slots=9, context_length=160)
@@ -195,4 +183,4 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
         engine.record_graphs(GraphSizes([2, 4, 8], [16, 32]) if recorded else GraphSizes([], []))
         for out, expected in zip(logits(engine, want), want, strict=True):
             # Every layer rounds what it adds to the stream to 8 bits
-            assert_close(out, expected.double(), most=6e-2)
+            assert_rows_close(out, expected.double(), most=6e-2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +13,9 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 )
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
-from support.cuda import forbid_waiting
-from support.mla_cache import PagedCache, expected_attention, random_cache
+from support.cuda import assert_rows_close, forbid_waiting
+from support.paged_cache import PagedCache, expected_attention, random_cache
+from support.recorded_decode import check_recorded
 
 pytestmark = pytest.mark.gpu
 
@@ -60,11 +59,6 @@ def decode(q: Tensor, paged: PagedCache, schedule: DecodeSchedule, queries: int 
     )
 
 
-def assert_close(got: Tensor, expected: Tensor) -> None:
-    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max().item() < 1e-2  # NaN fails, too
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize(("heads", "queries"), [(16, 1), (128, 1), (16, 2), (16, 4), (8, 3)])
@@ -73,7 +67,7 @@ def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -
     q, paged = inputs(LENGTHS, heads, queries, page_size, dtype)
     schedule = schedule_of(paged, heads, queries, max(LENGTHS) + queries - 1)
     got = decode(q, paged, schedule, queries)
-    assert_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
 
 
 @pytest.mark.parametrize("requests", [1, 300])
@@ -81,7 +75,7 @@ def test_batch_sizes(requests: int) -> None:
     lengths = [1 + 37 * i % 600 for i in range(requests)]
     q, paged = inputs(lengths, 16, 1, 64, torch.bfloat16)
     got = decode(q, paged, schedule_of(paged, 16, 1, max(lengths)))
-    assert_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 
 
 def test_float32_takes_the_torch_way() -> None:
@@ -108,42 +102,9 @@ def test_schedule(requests: int) -> None:
 
 @pytest.mark.parametrize("heads", [16, 128])
 def test_graph_follows_the_lengths(heads: int) -> None:
-    """Captured with other lengths, some of them padding: length 1 on page 0."""
     q, paged = inputs(LENGTHS, heads, 1, 64, torch.bfloat16)
-    lengths, slots = paged.lengths.clone(), paged.slots.clone()
-
-    def step() -> Tensor:
-        return decode(q, paged, schedule_of(paged, heads, 1, max(LENGTHS)))
-
-    paged.lengths.fill_(1)
-    compiled_before(step)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-    for used in (len(LENGTHS), 3):
-        paged.lengths.fill_(1)
-        paged.slots.fill_(unused_slot(paged, slots))
-        paged.lengths[:used] = lengths[:used]
-        paged.slots[:used] = slots[:used]
-        with forbid_waiting():
-            graph.replay()
-        expected = expected_attention(q[:used], first(paged, used), LATENT, SCALE, 1)
-        assert_close(out[:used], expected)
-
-
-def compiled_before(step: Callable[[], Tensor]) -> None:
-    """Once outside the graph, and without waiting for the device."""
-    step()
-    with forbid_waiting():
-        step()
-
-
-def unused_slot(paged: PagedCache, slots: Tensor) -> int:
-    """Its line of the page table is made that of padding."""
-    unused = next(i for i in range(len(paged.page_table)) if i not in slots.tolist())
-    paged.page_table[unused] = 0
-    return unused
-
-
-def first(paged: PagedCache, used: int) -> PagedCache:
-    return PagedCache(paged.cache, paged.page_table, paged.slots, paged.lengths, paged.rows[:used])
+    check_recorded(
+        paged,
+        lambda: decode(q, paged, schedule_of(paged, heads, 1, max(LENGTHS))),
+        lambda few: expected_attention(q[: len(few.rows)], few, LATENT, SCALE, 1),
+    )

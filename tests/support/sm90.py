@@ -32,6 +32,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
+# Of a multiprocessor. Registers are given out by eights, and a block takes 1 KiB beside what it asks for.
+REGISTERS, SHARED_BYTES = 65_536, 228 << 10
 
 
 class CompilationFailed(Exception):
@@ -56,6 +58,12 @@ class Report:
         assert self.spill_bytes == 0, f"spills: {self}"
         assert self.shared_bytes <= MAX_SHARED_BYTES, f"more shared memory than there is: {self}"
         self.check_order()
+
+    def check_resident(self, programs: int) -> None:
+        """Raises AssertionError if not that many programs fit one multiprocessor at a time."""
+        threads = 32 * self.num_warps * programs
+        assert threads * -(-self.registers // 8) * 8 <= REGISTERS, self
+        assert (self.shared_bytes + 1024) * programs <= SHARED_BYTES, self
 
     def check_order(self) -> None:
         """The part of `check` that no kernel may fail, however it uses registers."""

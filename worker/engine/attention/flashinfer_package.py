@@ -35,7 +35,9 @@ def flashinfer_class(name: str, flag: str, device: torch.device) -> Any:
 @contextmanager
 def loading(kernel: str) -> Iterator[None]:
     """Says that `kernel` is loaded by what is done inside, its first use, and how long that took."""
-    logger.info("FlashInfer: loading its %s kernel, or compiling it, which takes minutes", kernel)
+    logger.info(
+        "FlashInfer: loading its %s kernel, or compiling it, which can take minutes", kernel
+    )
     begun = time.monotonic()
     yield
     logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)

@@ -1,8 +1,8 @@
-"""A paged latent cache of some requests, and attention over it as its formula says, in float64."""
+"""A paged KV cache of some requests, and attention over it as its formulas say, in float64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,17 @@ class PagedCache:
     slots: Tensor  # [R] int64
     lengths: Tensor  # [R] int32
     rows: list[Tensor]  # each request's [length, width]
+
+    def first(self, requests: int) -> PagedCache:
+        """The same with the rows of the first few alone."""
+        return replace(self, rows=self.rows[:requests])
+
+    def idle_slot(self) -> int:
+        """One that no request has, all of whose pages are made page 0, as those of padding are."""
+        taken = self.slots.tolist()
+        idle = next(slot for slot in range(len(self.page_table)) if slot not in taken)
+        self.page_table[idle] = 0
+        return idle
 
 
 def random_cache(
