@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.moe.routing import moe_routing
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 
 Config = dict[str, Any]
 
@@ -132,7 +132,14 @@ class Experts(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = config
+        self.rule = RoutingRule(
+            top_k=config["num_experts_per_tok"],
+            scoring="sigmoid",
+            num_groups=config["n_group"],
+            top_groups=config["topk_group"],
+            normalize=config["norm_topk_prob"],
+            scale=config["routed_scaling_factor"],
+        )
         hidden, self.count = config["hidden_size"], config["n_routed_experts"]
         width = config["moe_intermediate_size"]
         self.gate = nn.Linear(hidden, self.count, bias=False)
@@ -144,16 +151,8 @@ class Experts(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         flat = hidden.flatten(0, 1)
         with torch.autocast(flat.device.type, enabled=False):
-            weights, ids = moe_routing(
-                functional.linear(flat.float(), self.gate.weight),
-                top_k=self.config["num_experts_per_tok"],
-                scoring="sigmoid",
-                bias=self.bias,
-                num_groups=self.config["n_group"],
-                top_groups=self.config["topk_group"],
-                normalize=self.config["norm_topk_prob"],
-                scale=self.config["routed_scaling_factor"],
-            )
+            logits = functional.linear(flat.float(), self.gate.weight)
+            weights, ids = moe_routing(logits, self.rule, self.bias)
         spread = torch.zeros(len(flat), self.count, device=flat.device, dtype=weights.dtype)
         spread = spread.scatter(1, ids.long(), weights)
         if self.training:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from kernels.timing import floor_us, time_graph_us
 from torch import Tensor
 
-from mla_router.worker.kernels.moe.routing import moe_routing
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.moe.tiling import MoeShape
 
 
@@ -20,7 +19,7 @@ class MoeModel:
     experts: int
     hidden: int
     width: int
-    routing: dict[str, Any] = field(default_factory=dict)
+    routing: RoutingRule
 
     @property
     def shape(self) -> MoeShape:
@@ -28,26 +27,19 @@ class MoeModel:
 
     @property
     def top_k(self) -> int:
-        return int(self.routing["top_k"])
+        return self.routing.top_k
 
 
 MODELS = {
     model.name: model
     for model in (
-        MoeModel("v2-lite", 64, 2048, 1408, {"top_k": 6, "scoring": "softmax"}),
+        MoeModel("v2-lite", 64, 2048, 1408, RoutingRule(6, "softmax")),
         MoeModel(
             "v3",
             256,
             7168,
             2048,
-            {
-                "top_k": 8,
-                "scoring": "sigmoid",
-                "num_groups": 8,
-                "top_groups": 4,
-                "normalize": True,
-                "scale": 2.5,
-            },
+            RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5),
         ),
     )
 }
@@ -96,7 +88,7 @@ def random_case(model: MoeModel, tokens: int) -> Case:
 
 
 def route(model: MoeModel, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return moe_routing(logits, **model.routing)
+    return moe_routing(logits, model.routing)
 
 
 def floors_us(model: MoeModel, case: Case) -> tuple[float, float]:

@@ -9,14 +9,14 @@ from torch import Tensor
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe.align import moe_align
 from mla_router.worker.kernels.moe.experts import moe_experts, moe_experts_torch
-from mla_router.worker.kernels.moe.routing import moe_routing, moe_routing_torch
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing, moe_routing_torch
 from support.cuda import forbid_waiting
 
 pytestmark = pytest.mark.gpu
 
 # DeepSeek-V2-Lite's
 EXPERTS, TOP_K, HIDDEN, WIDTH = 64, 6, 2048, 1408
-V3_GROUPS = {"num_groups": 8, "top_groups": 4, "normalize": True, "scale": 2.5}
+ROUTING = RoutingRule(TOP_K, "softmax")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
-    weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax")
+    weights, ids = moe_routing(logits, ROUTING)
     return x, weights, ids
 
 
@@ -90,7 +90,7 @@ def test_captured_and_replayed_with_other_routing(
 
     def step() -> Tensor:
         shared = beside(x, torch.sin)
-        weights, ids = moe_routing(logits, top_k=TOP_K, scoring="softmax")
+        weights, ids = moe_routing(logits, ROUTING)
         return moe_experts(x, *experts, weights, ids, shared)
 
     step()
@@ -129,13 +129,14 @@ def test_routing(tokens: int, model: str) -> None:
     experts = {"v2-lite": 64, "v2": 160, "v3": 256}[model]
     logits = torch.randn(tokens, experts, generator=draw, device="cuda") * 2
     bias = torch.randn(experts, generator=draw, device="cuda") * 0.1
-    how = {
-        "v2-lite": {"top_k": 6, "scoring": "softmax"},
-        "v2": {"top_k": 6, "scoring": "softmax", "num_groups": 8, "top_groups": 3, "scale": 16.0},
-        "v3": {"top_k": 8, "scoring": "sigmoid", "bias": bias, **V3_GROUPS},
+    rule = {
+        "v2-lite": ROUTING,
+        "v2": RoutingRule(6, "softmax", num_groups=8, top_groups=3, scale=16.0),
+        "v3": RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5),
     }[model]
-    weights, ids = moe_routing(logits, **how)  # type: ignore[arg-type]
-    expected = moe_routing_torch(logits.double(), **how)  # type: ignore[arg-type]
+    own = bias if rule.scoring == "sigmoid" else None
+    weights, ids = moe_routing(logits, rule, own)
+    expected = moe_routing_torch(logits.double(), rule, own)
 
     def dense(weights: Tensor, ids: Tensor) -> Tensor:
         zeros = torch.zeros(tokens, experts, dtype=torch.float64, device="cuda")

@@ -19,7 +19,7 @@ from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write_tri
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.moe.experts import moe_experts_triton
-from mla_router.worker.kernels.moe.routing import moe_routing_triton
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing_triton
 from mla_router.worker.kernels.moe.tiling import MoeShape, default_tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
@@ -109,7 +109,7 @@ def decode_step() -> None:
     )
     for tokens in (1, 8, 128):
         weights, ids = moe_routing_triton(
-            torch.empty(tokens, 64, device="meta"), top_k=6, scoring="softmax"
+            torch.empty(tokens, 64, device="meta"), RoutingRule(6, "softmax")
         )
         moe_experts_triton(
             x.new_empty(tokens, 2048),

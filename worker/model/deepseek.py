@@ -18,7 +18,7 @@ from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.linear import linear
-from mla_router.worker.kernels.moe.routing import moe_routing
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
@@ -212,7 +212,14 @@ class Gate(nn.Module):
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
-        self.config = config
+        self.rule = RoutingRule(
+            top_k=config.experts_per_token,
+            scoring=config.scoring,
+            num_groups=config.num_expert_groups,
+            top_groups=config.top_expert_groups,
+            normalize=config.normalize_expert_weights,
+            scale=config.routed_scaling_factor,
+        )
         self.weight = empty_parameter(config.num_experts, config.hidden_size)
         self.e_score_correction_bias = (
             empty_parameter(config.num_experts, dtype=torch.float32)
@@ -221,13 +228,5 @@ class Gate(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return moe_routing(
-            linear(hidden, self.weight, out_dtype=torch.float32),
-            top_k=self.config.experts_per_token,
-            scoring=self.config.scoring,
-            bias=self.e_score_correction_bias,
-            num_groups=self.config.num_expert_groups,
-            top_groups=self.config.top_expert_groups,
-            normalize=self.config.normalize_expert_weights,
-            scale=self.config.routed_scaling_factor,
-        )
+        logits = linear(hidden, self.weight, out_dtype=torch.float32)
+        return moe_routing(logits, self.rule, self.e_score_correction_bias)

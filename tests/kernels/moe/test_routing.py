@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.kernels.moe.routing import (
+    RoutingRule,
     moe_routing,
     moe_routing_torch,
     moe_routing_triton,
@@ -66,15 +67,8 @@ def test_rules(
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 24, generator=draw) * 2
     bias = torch.randn(24, generator=draw) * 0.3 if sigmoid else None
-    how: dict[str, Any] = {"num_groups": groups[0], "top_groups": groups[1], "top_k": top_k}
-    weights, ids = route(
-        logits,
-        scoring="sigmoid" if sigmoid else "softmax",
-        bias=bias,
-        normalize=normalize,
-        scale=scale,
-        **how,
-    )
+    rule = RoutingRule(top_k, "sigmoid" if sigmoid else "softmax", *groups, normalize, scale)
+    weights, ids = route(logits, rule, bias)
     assert weights.dtype == torch.float32
     assert ids.dtype == torch.int32
     for token in range(len(logits)):
@@ -96,23 +90,22 @@ def test_rules(
 def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
     bias = torch.tensor([10.0, 0.0, 0.0, 0.0])
-    weights, ids = route(logits, top_k=1, scoring="sigmoid", bias=bias)
+    weights, ids = route(logits, RoutingRule(1, "sigmoid"), bias)
     assert ids.tolist() == [[0]]
     assert weights.tolist() == [[0.5]]
 
 
 def test_impossible_choice_is_named() -> None:
     with pytest.raises(AssertionError, match="5 of 8 experts in 1 of 2 groups"):
-        moe_routing(torch.ones(1, 8), top_k=5, scoring="softmax", num_groups=2, top_groups=1)
+        moe_routing(torch.ones(1, 8), RoutingRule(5, "softmax", num_groups=2, top_groups=1))
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_a_token_that_is_lost_still_has_distinct_experts(scoring: Any) -> None:
     logits = torch.randn(3, 32)
     logits[1] = float("nan")
-    _, ids = moe_routing_triton(
-        logits, top_k=4, scoring=scoring, num_groups=4, top_groups=2, normalize=True
-    )
+    rule = RoutingRule(4, scoring, num_groups=4, top_groups=2, normalize=True)
+    _, ids = moe_routing_triton(logits, rule)
     assert all(len(set(row)) == 4 and set(row) <= set(range(32)) for row in ids.tolist())
 
 
@@ -120,20 +113,11 @@ def launches() -> None:
     def logits(experts: int) -> torch.Tensor:
         return torch.empty(7, experts, device="meta")
 
-    moe_routing_triton(logits(64), top_k=6, scoring="softmax")
-    moe_routing_triton(
-        logits(160), top_k=6, scoring="softmax", num_groups=8, top_groups=3, scale=16.0
-    )
-    moe_routing_triton(
-        logits(256),
-        top_k=8,
-        scoring="sigmoid",
-        bias=logits(256)[0],
-        num_groups=8,
-        top_groups=4,
-        normalize=True,
-        scale=2.5,
-    )
+    moe_routing_triton(logits(64), RoutingRule(6, "softmax"))
+    v2 = RoutingRule(6, "softmax", num_groups=8, top_groups=3, scale=16.0)
+    moe_routing_triton(logits(160), v2)
+    v3 = RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5)
+    moe_routing_triton(logits(256), v3, logits(256)[0])
 
 
 def test_compiled_for_sm_90() -> None:

@@ -12,6 +12,7 @@ The Triton kernel keeps the scores of a token in the registers of one program.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,40 +23,35 @@ from torch import Tensor
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
+@dataclass(frozen=True)
+class RoutingRule:
+    """`top_k` experts a token, within its `top_groups` of `num_groups`. With `normalize` a token's weights sum
+    to 1 before they are multiplied by `scale`."""
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"]
+    num_groups: int = 1
+    top_groups: int = 1
+    normalize: bool = False
+    scale: float = 1.0
+
+
 def moe_routing(
-    logits: Tensor,
-    *,
-    top_k: int,
-    scoring: Literal["softmax", "sigmoid"],
-    bias: Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    normalize: bool = False,
-    scale: float = 1.0,
+    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
-    logits [T, E] float32, bias [E] float32 (sigmoid only). With `normalize` a token's weights sum to
-    1 before they are multiplied by `scale`.
+    logits [T, E] float32, bias [E] float32 (sigmoid only).
     """
-    experts = logits.shape[-1]
-    assert logits.dtype == torch.float32 and experts % num_groups == 0, (
-        f"logits {tuple(logits.shape)} {logits.dtype}, {num_groups} groups"
+    experts, groups = logits.shape[-1], rule.num_groups
+    assert logits.dtype == torch.float32 and experts % groups == 0, (
+        f"logits {tuple(logits.shape)} {logits.dtype}, {groups} groups"
     )
-    assert top_groups <= num_groups and top_k <= top_groups * (experts // num_groups), (
-        f"{top_k} of {experts} experts in {top_groups} of {num_groups} groups"
+    assert rule.top_groups <= groups and rule.top_k <= rule.top_groups * (experts // groups), (
+        f"{rule.top_k} of {experts} experts in {rule.top_groups} of {groups} groups"
     )
     route = moe_routing_triton if logits.is_cuda else moe_routing_torch
-    return route(
-        logits,
-        top_k=top_k,
-        scoring=scoring,
-        bias=bias,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        normalize=normalize,
-        scale=scale,
-    )
+    return route(logits, rule, bias)
 
 
 @triton.jit
@@ -129,19 +125,11 @@ def _route(
 
 
 def moe_routing_triton(
-    logits: Tensor,
-    *,
-    top_k: int,
-    scoring: Literal["softmax", "sigmoid"],
-    bias: Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    normalize: bool = False,
-    scale: float = 1.0,
+    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """One program a token."""
     tokens, experts = logits.shape
-    weights = logits.new_empty(tokens, top_k)
+    weights = logits.new_empty(tokens, rule.top_k)
     ids = torch.empty_like(weights, dtype=torch.int32)
     if tokens:
         _route[(tokens,)](
@@ -149,71 +137,48 @@ def moe_routing_triton(
             bias,
             weights,
             ids,
-            scale,
-            **constants(
-                experts,
-                top_k,
-                scoring,
-                bias is not None,
-                num_groups,
-                top_groups,
-                normalize,
-            ),
+            rule.scale,
+            **constants(experts, rule, bias is not None),
             **launch_options(),
         )
     return weights, ids
 
 
-def constants(
-    experts: int,
-    top_k: int,
-    scoring: Literal["softmax", "sigmoid"],
-    biased: bool,
-    num_groups: int,
-    top_groups: int,
-    normalize: bool,
-) -> dict[str, Any]:
+def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
     """What the kernel is compiled for: one warp as far as 16 scores fit each of its lanes."""
-    groups = triton.next_power_of_2(num_groups)
-    size = triton.next_power_of_2(experts // num_groups)
+    groups = triton.next_power_of_2(rule.num_groups)
+    size = triton.next_power_of_2(experts // rule.num_groups)
     return {
         "EXPERTS": experts,
-        "TOP_K": top_k,
-        "SIGMOID": scoring == "sigmoid",
+        "TOP_K": rule.top_k,
+        "SIGMOID": rule.scoring == "sigmoid",
         "BIASED": biased,
-        "GROUPS": num_groups,
-        "TOP_GROUPS": top_groups,
-        "NORMALIZE": normalize,
+        "GROUPS": rule.num_groups,
+        "TOP_GROUPS": rule.top_groups,
+        "NORMALIZE": rule.normalize,
         "BLOCK_GROUPS": groups,
         "BLOCK_SIZE": size,
-        "BLOCK_COLUMNS": triton.next_power_of_2(top_k),
+        "BLOCK_COLUMNS": triton.next_power_of_2(rule.top_k),
         "num_warps": 1 if groups * size <= 512 else 4,
     }
 
 
 def moe_routing_torch(
-    logits: Tensor,
-    *,
-    top_k: int,
-    scoring: Literal["softmax", "sigmoid"],
-    bias: Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    normalize: bool = False,
-    scale: float = 1.0,
+    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(dim=-1) if scoring == "softmax" else logits.sigmoid()
+    softmax = rule.scoring == "softmax"
+    scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
     choice = scores if bias is None else scores + bias
 
-    if top_groups < num_groups:
-        grouped = choice.view(len(logits), num_groups, -1)
-        best = grouped.topk(1 if scoring == "softmax" else 2, dim=-1).values.sum(dim=-1)
-        groups = best.topk(top_groups, dim=-1, sorted=False).indices
+    if rule.top_groups < rule.num_groups:
+        grouped = choice.view(len(logits), rule.num_groups, -1)
+        best = grouped.topk(1 if softmax else 2, dim=-1).values.sum(dim=-1)
+        groups = best.topk(rule.top_groups, dim=-1, sorted=False).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter_(-1, groups, False)
         choice = grouped.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
 
-    ids = choice.topk(top_k, dim=-1, sorted=False).indices
+    ids = choice.topk(rule.top_k, dim=-1, sorted=False).indices
     weights = scores.gather(-1, ids)
-    if normalize:
+    if rule.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return weights * scale, ids.int()
+    return weights * rule.scale, ids.int()
