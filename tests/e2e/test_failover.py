@@ -154,10 +154,10 @@ def test_ctrl_c_under_load_leaves_nothing_within_5_seconds() -> None:
 @pytest.mark.parametrize("to_all", [False, True])
 def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
     """Also where every process gets it, as from systemd."""
-    with processes.server(dp_size=2) as server:
+    with processes.server(dp_size=2, router_shutdown_grace_period_secs=120) as server:
 
         async def terminate() -> list[int]:
-            streams = Streams(server.url, 500)
+            streams = Streams(server.url, 300)
             async with client.session() as http:
                 tasks = [asyncio.create_task(streams.read(http, i)) for i in range(CLIENTS)]
                 await streams.all_began()
@@ -176,7 +176,7 @@ def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
                     assert late.status == 503, late
                 return await asyncio.gather(*tasks)
 
-        assert asyncio.run(terminate()) == [500] * CLIENTS
+        assert asyncio.run(terminate()) == [300] * CLIENTS
         assert server.process.wait(10.0) == 0
         assert server.survivors() == []
         assert "Traceback" not in server.output()
