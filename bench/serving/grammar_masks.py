@@ -11,14 +11,12 @@ Two baselines take the same tokens in the same run: matchers in this process, on
 (what xgrammar itself takes, without processes and threads), and what one would write first: each
 token's bytes are tried against the same matcher, in Python.
 
-The masks of a step are made under its forward pass: what they add to one that takes `--step-ms` is what
-they take longer than that. `added_share` is the mean of it, as a share of the step.
+What they add to a step of the scheduler, under whose forward pass they are made: `grammar_step.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -39,58 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 from shapes.tokenizer import write_tokenizer
 
+from grammar_texts import VOCAB_SIZE, draw, grammar, records
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
-from mla_router.worker.messages import Grammar
 
-VOCAB_SIZE = 129_280
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PERSON: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "tags": {"type": "array", "items": {"type": "string"}},
-        "address": {
-            "type": "object",
-            "properties": {
-                "street": {"type": "string"},
-                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
-                "kind": {"enum": ["home", "work", "other"]},
-            },
-            "required": ["street", "zip", "kind"],
-        },
-    },
-    "required": ["name", "age", "tags", "address"],
-}
-# A list, so that no text ends before the bench does; a random one has to begin its first object.
-SCHEMA = {"type": "array", "items": PERSON, "minItems": 1}
-
-
-def records(tokenizer: Tokenizer, steps: int, choose: random.Random) -> list[int]:
-    """At least `steps` tokens of a list of the schema's objects."""
-    words = Path(__file__).parents[2].joinpath("ARCHITECTURE.md").read_text().split()
-    words = [word for word in words if word.isalpha()]
-
-    def some(most: int) -> str:
-        return " ".join(choose.choices(words, k=choose.randint(1, most)))
-
-    persons: list[dict[str, Any]] = []
-    tokens: list[int] = []
-    while len(tokens) < steps:
-        address = {
-            "street": f"{choose.randint(1, 99)} {some(3)}",
-            "zip": f"{choose.randint(0, 99999):05}",
-            "kind": choose.choice(["home", "work", "other"]),
-        }
-        tags = [some(2) for _ in range(choose.randint(0, 4))]
-        age = choose.randint(0, 150)
-        persons.append({"name": some(4), "age": age, "tags": tags, "address": address})
-        text = json.dumps(persons).removesuffix("]")
-        tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    return tokens
 
 
 def open_all(pool: Grammars, rows: int, distinct: bool) -> tuple[list[int], float]:
@@ -104,11 +57,6 @@ def open_all(pool: Grammars, rows: int, distinct: bool) -> tuple[list[int], floa
             waiting.remove(key)
         time.sleep(0.0005)
     return keys, time.perf_counter() - begun
-
-
-def grammar(title: int | None = None) -> Grammar:
-    schema = SCHEMA if title is None else {**SCHEMA, "title": str(title)}
-    return Grammar("json_schema", json.dumps(schema))
 
 
 @dataclass
@@ -150,9 +98,7 @@ def drive(
             if texts:
                 new[row] = [texts[row][step]]
                 continue
-            choices = np.flatnonzero(np.unpackbits(masks[row].view(np.uint8), bitorder="little"))
-            inner = choices[choices != 0]  # not the end, as long as there is another way
-            new[row] = [int(choose.choice(inner))] if len(inner) else []
+            new[row] = [draw(masks[row], choose)]
     return times
 
 
@@ -189,9 +135,8 @@ def measure(
     distinct: bool,
     steps: int,
     texts: list[list[int]],
-    step_s: float,
 ) -> dict[str, Any]:
-    """One case; `python_s` is what a mask takes token by token, `step_s` a forward pass."""
+    """One case; `python_s` is what a mask takes token by token."""
     rows = len(pool.masks)
     keys, open_s = open_all(pool, rows, distinct)
     before = cpu_seconds(pool)
@@ -200,13 +145,11 @@ def measure(
     cpu = sum(after[pid] - before[pid] for pid in after.keys() & before.keys()) / steps
     for key in keys:
         pool.close(key)
-    late = [max(0.0, seconds - step_s) for seconds in times.pool_s]
     fill, one_by_one = statistics.median(times.pool_s), statistics.median(times.alone_s)
     return {
         "open_all_s": round(open_s, 3),
         "fill_p50_us": round(fill * 1e6),
         "fill_p99_us": round(np.quantile(times.pool_s, 0.99) * 1e6),
-        "added_share": round(statistics.mean(late) / step_s, 4),
         "one_by_one_p50_us": round(one_by_one * 1e6),
         "times_faster_than_one_by_one": round(one_by_one / fill, 2),
         "cpu_us_per_row": round(cpu * 1e6 / rows, 1),
@@ -219,7 +162,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--step-ms", type=float, default=2.0, help="what a forward pass takes")
     parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json")
     parser.add_argument("--out", type=Path, help="append the JSON line to this file")
     arguments = parser.parse_args()
@@ -245,22 +187,21 @@ def main() -> None:
 
             results = {
                 f"{kind}, {'a schema each' if distinct else 'one schema'}": measure(
-                    pool, begin, python_s, distinct, steps, of_kind, arguments.step_ms / 1e3
+                    pool, begin, python_s, distinct, steps, of_kind
                 )
                 for kind, of_kind in (("records", texts), ("random", []))
                 for distinct in (False, True)
             }
         finally:
             pool.shut_down()
-    print(f"{'':24}{'p50':>9}{'p99':>9}{'added':>9}{'one by one':>12}{'CPU/row':>9}{'Python':>12}")
+    print(f"{'':24}{'p50':>9}{'p99':>9}{'one by one':>12}{'CPU/row':>9}{'Python':>12}")
     for case, result in results.items():
         print(
             f"{case:24}{result['fill_p50_us']:>6} us{result['fill_p99_us']:>6} us"
-            f"{result['added_share']:>9.1%}"
             f"{result['times_faster_than_one_by_one']:>11}x{result['cpu_us_per_row']:>6} us"
             f"{result['times_faster_than_python']:>11}x"
         )
-    config = {"rows": rows, "steps": steps, "vocab_size": vocab_size, "step_ms": arguments.step_ms}
+    config = {"rows": rows, "steps": steps, "vocab_size": vocab_size}
     python_us = {"python_us_per_row": round(python_s * 1e6)}
     record("grammar_masks", {"config": config, **python_us, **results}, arguments.out)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
 
 REHEARSED_TOKENS = 24
+THREADS_AFTER_S = 0.0003  # as long as it takes to start them, and 60 masks of a usual schema
 
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
 _ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
@@ -139,14 +141,27 @@ class Matcher:
 
 
 class BatchFiller:
-    """Writes the masks of many outputs side by side. Its threads begin with the first mask."""
+    """Writes the masks of many outputs: one after the other, but what is left after `THREADS_AFTER_S` side
+    by side. Most grammars are done by then; xgrammar starts its threads anew for each batch."""
 
     def __init__(self, max_threads: int) -> None:
         self._batch = xgrammar.BatchGrammarMatcher(max_threads)
 
-    def fill(self, matchers: Sequence[Matcher], masks: np.ndarray, rows: list[int]) -> None:
+    def fill(self, matchers: Sequence[Matcher], masks: np.ndarray, rows: Sequence[int]) -> None:
         """Write to masks[rows[i]], of [R, ceil(vocab / 32)] int32, what may follow in matchers[i]."""
-        self._batch.batch_fill_next_token_bitmask([m._matcher for m in matchers], masks, rows)
+        until = time.perf_counter() + THREADS_AFTER_S
+        for done, (matcher, row) in enumerate(zip(matchers, rows, strict=True), start=1):
+            matcher.fill(masks, row)
+            if time.perf_counter() > until:
+                self._fill_by_threads(matchers[done:], masks, rows[done:])
+                return
+
+    def _fill_by_threads(
+        self, matchers: Sequence[Matcher], masks: np.ndarray, rows: Sequence[int]
+    ) -> None:
+        if matchers:
+            batch = [matcher._matcher for matcher in matchers]
+            self._batch.batch_fill_next_token_bitmask(batch, masks, list(rows))
         for matcher, row in zip(matchers, rows, strict=True):
             matcher._bound(masks[row])
 

@@ -1,0 +1,223 @@
+"""What grammars add to a decode step: the scheduler itself, on a device that takes `--step-ms` for each.
+
+    python bench/serving/grammar_step.py --out bench/results/grammar_step.jsonl
+
+All rows follow a JSON schema, or a schema each, in a vocabulary of DeepSeek-V3's size; their tokens are known
+beforehand: `records`, as a model would fill them, or drawn at `random` from what is allowed. The masks of
+a step need the tokens of the one before, and are made under its forward pass; sampling waits for them. What they add
+is the time of a step beside that of the same step without grammars.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import itertools
+
+from record import record
+from shapes.tokenizer import write_tokenizer
+
+from grammar_texts import VOCAB_SIZE, grammar, random_sentence, records
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult, TokenMasks
+from mla_router.worker.grammar.options import GrammarOptions
+from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.grammar.vocabulary import read_vocabulary
+from mla_router.worker.grammar.xgrammar_backend import Compiler
+from mla_router.worker.messages import Generate, Grammar
+from mla_router.worker.scheduler.channel import ZmqChannel
+from mla_router.worker.scheduler.scheduler import Scheduler
+from mla_router.worker.scheduler.step import Step
+
+PAGE_SIZE = 16
+
+
+@dataclass
+class Pending:
+    result: StepResult
+    ready_at: float
+
+    def wait(self) -> StepResult:
+        time.sleep(max(0.0, self.ready_at - time.perf_counter()))
+        return self.result
+
+
+@dataclass
+class Forward:
+    plan: StepPlan
+    done_at: float
+
+
+class PacedReader:
+    """A device that takes as long for each step. The prompt of request i is [i], its answer texts[i]."""
+
+    def __init__(self, capacity: Capacity, step_s: float, texts: list[list[int]]) -> None:
+        self.capacity = capacity
+        self._step_s = step_s
+        self._texts = texts
+        self._text_of: dict[int, int] = {}  # by slot
+        self._free_at = 0.0  # when the device has done all that was launched
+        self._uploaded = np.empty((capacity.num_slots, -(-VOCAB_SIZE // 32)), dtype=np.int32)
+
+    def forward(self, plan: StepPlan) -> Forward:
+        for chunk in plan.chunks:
+            self._text_of[chunk.slot] = chunk.tokens[0]
+        self._free_at = max(self._free_at, time.perf_counter()) + self._step_s
+        return Forward(plan, self._free_at)
+
+    def sample(self, launched: Forward, masks: TokenMasks | None = None) -> Pending:
+        if masks is not None:
+            self._uploaded[: len(masks.bits)] = masks.bits
+        # Late masks keep the device waiting
+        self._free_at = max(self._free_at, time.perf_counter())
+        plan = launched.plan
+        # A prompt has one token: of an answer there are as many as its row has in the cache, but one
+        written = [length - 1 for length in plan.decode_lengths] + [0] * len(plan.chunks)
+        tokens = [
+            self._texts[self._text_of[slot]][count]
+            for slot, count in zip(plan.sampled_slots, written, strict=True)
+        ]
+        return Pending(StepResult(tokens), self._free_at)
+
+    def is_usable_after(self, error: Exception) -> bool:
+        raise error
+
+
+def step_us(
+    folder: Path,
+    pool: Grammars,
+    texts: list[list[int]],
+    grammars: list[Grammar | None],
+    step_s: float,
+) -> list[float]:
+    """Microseconds between the ends of decode steps with all rows, one text and grammar each."""
+    rows, steps = len(texts), len(texts[0])
+    pages = rows * (2 + steps // PAGE_SIZE)
+    capacity = Capacity(pages, PAGE_SIZE, rows, 1 << 20)
+    context = zmq.Context()
+    heard, said = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (heard, said):
+        socket.set_hwm(0)
+    heard.bind(f"ipc://{folder}/to_server_0")
+    channel = ZmqChannel(folder)
+    said.connect(f"ipc://{folder}/to_scheduler")
+    engine = PacedReader(capacity, step_s, texts)
+    scheduler = Scheduler(engine, channel, WorkerConfig(), vocab_size=VOCAB_SIZE, grammars=pool)
+    for row, own in enumerate(grammars):
+        # Behind its sentence nothing is asked for
+        sampling = SamplingParams(max_tokens=steps)
+        said.send(msgspec.msgpack.encode(Generate(f"row-{row}", [row], sampling, grammar=own)))
+    ends: list[float] = []
+    last: Step | None = None
+    while not ends or scheduler.requests:
+        scheduler.receive(in_flight=last is not None)
+        step = scheduler.forward(scheduler.planner.next_step())
+        if last is not None:
+            scheduler.postprocess(last)
+            if len(last.decodes) == rows:
+                ends.append(time.perf_counter())
+        last = scheduler.sample(step)
+    channel.close()
+    context.destroy(linger=0)
+    return [1e6 * (end - begin) for begin, end in itertools.pairwise(ends)]
+
+
+def compile_all(pool: Grammars, grammars: list[Grammar | None]) -> None:
+    """Lest the first answers have ended when the last grammar is compiled."""
+    keys = [pool.open(grammar, []) for grammar in grammars if grammar is not None]
+    waiting = set(keys)
+    while waiting:
+        for key, problem in pool.poll():
+            assert problem is None, problem
+            waiting.remove(key)
+        time.sleep(0.001)
+    for key in keys:
+        pool.close(key)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--step-ms", type=float, default=2.0, help="what a forward pass takes")
+    parser.add_argument("--tokenizer", type=Path, help="folder with a tokenizer.json")
+    parser.add_argument("--out", type=Path, help="append the JSON line to this file")
+    args = parser.parse_args()
+    rows = range(args.rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = args.tokenizer or Path(name)
+        if args.tokenizer is None:
+            print(f"training a tokenizer of {VOCAB_SIZE} tokens: a minute", flush=True)
+            write_tokenizer(folder, VOCAB_SIZE)
+        # Every mask in full: where a text is forced, there would be nothing to write.
+        options = GrammarOptions(jump_forward=False)
+        pool = start(folder, vocab_size=VOCAB_SIZE, max_rows=args.rows, options=options)
+        try:
+            compiler = Compiler(read_vocabulary(folder, VOCAB_SIZE))
+            one = grammar()
+            compiled = compiler.compile(one)
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            texts = {
+                "records": [
+                    records(tokenizer, args.steps, random.Random(row))[: args.steps] for row in rows
+                ],
+                "random": [
+                    random_sentence(
+                        compiler.begin(one, compiled), VOCAB_SIZE, args.steps, random.Random(row)
+                    )
+                    for row in rows
+                ],
+            }
+            cases: dict[str, tuple[str, list[Grammar | None]]] = {
+                "no grammar": ("records", [None] * args.rows),
+                "records, one schema": ("records", [one] * args.rows),
+                "records, a schema each": ("records", [grammar(row) for row in rows]),
+                "random, one schema": ("random", [one] * args.rows),
+                "random, a schema each": ("random", [grammar(row) for row in rows]),
+            }
+            results: dict[str, Any] = {}
+            print(f"{'':24}{'mean':>10}{'p50':>10}{'p99':>10}{'added':>8}")
+            for case, (kind, grammars) in cases.items():
+                compile_all(pool, grammars)
+                with tempfile.TemporaryDirectory() as sockets:
+                    times = step_us(Path(sockets), pool, texts[kind], grammars, args.step_ms / 1000)
+                mean = statistics.mean(times)
+                results[case] = {
+                    "mean_us": round(mean, 1),
+                    "p50_us": round(statistics.median(times), 1),
+                    "p99_us": round(float(np.quantile(times, 0.99)), 1),
+                    "added": round(mean / results["no grammar"]["mean_us"] - 1, 4)
+                    if results
+                    else 0.0,
+                }
+                line = results[case]
+                print(
+                    f"{case:24}{line['mean_us']:7.0f} us{line['p50_us']:7.0f} us"
+                    f"{line['p99_us']:7.0f} us{line['added']:8.1%}",
+                    flush=True,
+                )
+        finally:
+            pool.shut_down()
+    config = {"rows": args.rows, "steps": args.steps, "step_ms": args.step_ms}
+    load = {"load_average": round(os.getloadavg()[0], 1)}
+    record("grammar_step", {"config": config, **load, "cases": results}, args.out)
+
+
+if __name__ == "__main__":
+    main()
