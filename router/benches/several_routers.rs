@@ -18,8 +18,8 @@ use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
     Config,
     config::PolicyName,
-    fleet::worker_id::WorkerId,
     key::{Measure, RouteKey},
+    names::WorkerId,
     policy::{self, Candidate, Policy, PolicyRequest, Reason},
     proxy::correct::{Epoch, HomeShare, Learned, Prediction, Usage},
     tree::PrefixTree,

@@ -7,8 +7,8 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use mla_router::{
     Config,
-    fleet::worker_id::WorkerId,
     key::RouteKey,
+    names::WorkerId,
     policy::{self, Candidate, PolicyRequest},
     tree::PrefixTree,
 };

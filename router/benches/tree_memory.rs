@@ -14,7 +14,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use mla_router::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+use mla_router::{key::RouteKey, names::WorkerId, tree::PrefixTree};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;

@@ -28,6 +28,7 @@ pub mod fleet;
 pub mod handle;
 pub mod key;
 pub mod metrics;
+pub mod names;
 pub mod policy;
 pub mod proxy;
 pub mod router;

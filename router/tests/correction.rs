@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
-    fleet::worker_id::WorkerId,
     key::{Measure, RouteKey},
+    names::WorkerId,
     proxy::correct::{Epoch, Finding, Learned, Prediction, Usage},
     tree::PrefixTree,
 };

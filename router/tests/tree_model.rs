@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use mla_router::{
-    fleet::worker_id::WorkerId,
     key::RouteKey,
+    names::WorkerId,
     tree::{Note, PrefixTree, TreeStats},
 };
 use proptest::prelude::*;

@@ -11,10 +11,10 @@
     reason = "as a module of a test the tree has no users outside"
 )]
 
-use mla_router::{fleet, key};
+use mla_router::{key, names};
 use shuttle::{sync::Arc, thread};
 
-use crate::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+use crate::{key::RouteKey, names::WorkerId, tree::PrefixTree};
 
 #[path = "../src/tree/mod.rs"]
 mod tree;

@@ -15,10 +15,8 @@ use serde_json::{Value, json};
 use super::Shared;
 use crate::{
     error::Error,
-    fleet::{
-        worker::{Worker, WorkerView},
-        worker_url::WorkerUrl,
-    },
+    fleet::worker::{Worker, WorkerView},
+    names::WorkerUrl,
     router::Router,
 };
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use ignored::Ignored;
 pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
-use crate::{fleet::worker_url::WorkerUrl, key::BLOCK_BYTES, telemetry::CollectorUrl};
+use crate::{key::BLOCK_BYTES, names::WorkerUrl, telemetry::CollectorUrl};
 
 /// Headings of `--help`.
 const WORKERS: &str = "Workers";

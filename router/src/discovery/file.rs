@@ -3,7 +3,7 @@
 use std::{fs, io, path::PathBuf};
 
 use super::{Following, Found};
-use crate::{fleet::worker_url::WorkerUrl, settled::Settled};
+use crate::{names::WorkerUrl, settled::Settled};
 
 pub(super) struct UrlsFile {
     path: PathBuf,

@@ -14,9 +14,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    config::Config,
-    fleet::{address::WorkerAddress, worker_url::WorkerUrl},
-    handle::StartError,
+    config::Config, fleet::address::WorkerAddress, handle::StartError, names::WorkerUrl,
     router::Router,
 };
 

@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{config::Network, error::Error, fleet::worker_url::WorkerUrl};
+use crate::{config::Network, error::Error, names::WorkerUrl};
 
 /// A worker's URL, with the networks in which it must lie if whoever named it is not trusted: the
 /// router must not be made to call a cloud's metadata service, or some host beyond the firewall.

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::fleet::model_name::ModelName;
+use crate::names::ModelName;
 
 /// What `/get_server_info` and `/v1/models` say that the router uses. Every field is optional: other
 /// engines lack some.

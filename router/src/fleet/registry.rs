@@ -12,12 +12,8 @@ use tokio::sync::Notify;
 use crate::{
     config::Config,
     error::Error,
-    fleet::{
-        model_name::ModelName,
-        worker::{Phase, Worker, WorkerView},
-        worker_id::WorkerId,
-        worker_url::WorkerUrl,
-    },
+    fleet::worker::{Phase, Worker, WorkerView},
+    names::{ModelName, WorkerId, WorkerUrl},
     upstream::Pool,
 };
 

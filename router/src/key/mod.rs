@@ -17,7 +17,7 @@ use blocks::Blocks;
 use json::Cursor;
 use prompt::Kind;
 
-use crate::fleet::model_name::ModelName;
+use crate::names::ModelName;
 
 /// Tokens of a block: exact for ids, the usual four bytes a token for text.
 pub const BLOCK_TOKENS: u32 = 16;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded};
-use crate::fleet::worker_id::WorkerId;
+use crate::names::WorkerId;
 
 const GENERATION: usize = 1 << 16;
 

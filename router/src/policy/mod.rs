@@ -28,9 +28,9 @@ pub use round_robin::RoundRobin;
 
 use crate::{
     config::{Config, PolicyName},
-    fleet::worker_id::WorkerId,
     key::{BLOCK_TOKENS, RouteKey},
     metrics::labels,
+    names::WorkerId,
 };
 
 /// A request as a policy sees it.

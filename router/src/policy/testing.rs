@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Candidate;
-use crate::{fleet::worker_id::WorkerId, key::RouteKey};
+use crate::{key::RouteKey, names::WorkerId};
 
 /// A prompt of `blocks` blocks that shares none with those of other groups.
 pub(super) fn prompt(group: u64, blocks: u64) -> RouteKey {

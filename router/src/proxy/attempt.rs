@@ -22,10 +22,10 @@ use crate::{
     fleet::{
         registry::any_healthy,
         worker::{Booking, Outcome},
-        worker_id::WorkerId,
     },
     key::RouteKey,
     metrics::UpstreamFailure,
+    names::WorkerId,
     router::Router,
 };
 

@@ -17,8 +17,8 @@ use tokio::{
 use crate::{
     body::replay,
     error::Error,
-    fleet::model_name::ModelName,
     key::{self, Route, RouteKey},
+    names::ModelName,
     proxy::{endpoint::Endpoint, queue::Slot, request::WorkerRequest},
     router::Router,
     server::journal::Journal,

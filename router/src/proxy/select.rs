@@ -3,12 +3,11 @@
 
 use crate::{
     fleet::{
-        model_name::ModelName,
         registry::known,
         worker::{Booking, Phase},
-        worker_id::WorkerId,
     },
     key::RouteKey,
+    names::{ModelName, WorkerId},
     policy::{Candidate, PolicyRequest, Reason, least_loaded},
     router::Router,
 };

@@ -15,8 +15,8 @@ mod stamp;
 mod workers;
 
 use crate::{
-    fleet::worker_id::WorkerId,
     key::RouteKey,
+    names::WorkerId,
     sync::{AtomicU32, Mutex, Ordering, RwLock, RwLockReadGuard},
 };
 use shard::{Inserted, Shard};

@@ -11,7 +11,7 @@ use super::{
     stamp::Stamp,
     workers::Workers,
 };
-use crate::{fleet::worker_id::WorkerId, sync::Ordering::Relaxed};
+use crate::{names::WorkerId, sync::Ordering::Relaxed};
 
 /// Holds of purged workers freed by each insert: more than it makes, so leftovers vanish with the
 /// traffic and no request pays for a sweep.

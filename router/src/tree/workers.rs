@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::{SHARDS, stamp::Stamp};
 use crate::{
-    fleet::worker_id::WorkerId,
+    names::WorkerId,
     sync::{AtomicU64, Ordering},
 };
 

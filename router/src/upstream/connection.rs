@@ -24,7 +24,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use super::UpstreamError;
-use crate::{fleet::worker_url::WorkerUrl, transport::Transport};
+use crate::{names::WorkerUrl, transport::Transport};
 
 #[derive(Debug)]
 pub struct Connection {

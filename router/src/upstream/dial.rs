@@ -20,8 +20,9 @@ use tokio_rustls::TlsConnector;
 use super::{Connection, UpstreamError};
 use crate::{
     config::Config,
-    fleet::{address::WorkerAddress, worker_url::WorkerUrl},
+    fleet::address::WorkerAddress,
     handle::StartError,
+    names::WorkerUrl,
     transport::{self, Transport},
 };
 

@@ -61,7 +61,7 @@ async fn until_phase(router: &RouterHandle, url: &str, phases: &[Phase]) {
 async fn warm(router: &RouterHandle) -> usize {
     ask_at_once(router, 1).await;
     let held = |worker: &mla_router::fleet::worker::WorkerView| {
-        router.router().tree.held_by(mla_router::fleet::worker_id::WorkerId(worker.id)) > 0
+        router.router().tree.held_by(mla_router::names::WorkerId(worker.id)) > 0
     };
     router.workers().iter().position(held).expect("the tree has noted it")
 }
@@ -75,7 +75,7 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
     let urls: Vec<String> = workers.iter().map(MockWorker::url).collect();
     let router = in_front_of(&urls).await;
     let frozen = warm(&router).await;
-    let held = router.router().tree.held_by(mla_router::fleet::worker_id::WorkerId(0));
+    let held = router.router().tree.held_by(mla_router::names::WorkerId(0));
     workers[frozen].freeze();
     let begun = Instant::now();
     let (slowest, ()) = tokio::join!(ask_at_once(&router, 100), async {
@@ -90,7 +90,7 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
     workers[frozen].thaw();
     until_phase(&router, &urls[frozen], &[Phase::Healthy]).await;
     println!("back in rotation {:.2} s after it goes on", thawed.elapsed().as_secs_f64());
-    let id = mla_router::fleet::worker_id::WorkerId(0);
+    let id = mla_router::names::WorkerId(0);
     assert!(router.router().tree.held_by(id) >= held, "the same process has the same cache");
     ask_at_once(&router, 10).await;
     assert_nothing_booked(&router).await;

@@ -1,10 +1,7 @@
 //! Workers go and come back, and the tree believes only what the running process can hold.
 
 use http::StatusCode;
-use mla_router::{
-    Config, RouterHandle,
-    fleet::{worker::Phase, worker_id::WorkerId},
-};
+use mla_router::{Config, RouterHandle, fleet::worker::Phase, names::WorkerId};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs, soon};
 

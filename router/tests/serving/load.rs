@@ -171,6 +171,6 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
         served += client.await.expect("no failed request");
     }
     assert!(served >= 40, "{served} requests were served");
-    assert_eq!(router.router().tree.held_by(mla_router::fleet::worker_id::WorkerId(0)), 0);
+    assert_eq!(router.router().tree.held_by(mla_router::names::WorkerId(0)), 0);
     assert_nothing_booked(&router).await;
 }

@@ -7,8 +7,8 @@ use super::{
     settling::{Epoch, Settling},
 };
 use crate::{
-    fleet::worker_id::WorkerId,
     key::{BLOCK_TOKENS, Measure, RouteKey},
+    names::WorkerId,
     tree::{Note, PrefixTree, Stamp},
 };
 

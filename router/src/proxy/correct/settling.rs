@@ -68,7 +68,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::{fleet::worker_id::WorkerId, key::RouteKey, tree::PrefixTree};
+    use crate::{key::RouteKey, names::WorkerId, tree::PrefixTree};
 
     struct Worker {
         tree: PrefixTree,
