@@ -1,9 +1,8 @@
 //! A running router in the hands of the program that started it: the CLI, the Python bindings, tests.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use thiserror::Error as ThisError;
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -15,31 +14,13 @@ use crate::{
     config::Config,
     cores::Cores,
     discovery::Sources,
-    error::Error,
+    error::{Error, StartError},
     fleet::{address::WorkerAddress, worker::WorkerView},
     names::WorkerUrl,
     router::Router,
     server::{self, connection::Course, tls::Tls},
     stats::Stats,
 };
-
-/// Why a router did not start. One line, for people.
-#[derive(Debug, ThisError)]
-pub enum StartError {
-    #[error("cannot listen on {host}:{port}: {source}")]
-    Listen { host: String, port: u16, source: io::Error },
-    #[error(
-        "without a key, everybody who can reach {host} could use the workers: set --api-key (or \
-         MLA_ROUTER_API_KEY), listen on 127.0.0.1, or say --insecure"
-    )]
-    Exposed { host: String },
-    #[error("{0}")]
-    Tls(String),
-    #[error("{0}")]
-    Discovery(String),
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
 
 /// With `--reuse-port`, from closing the port to refusing requests: for those who had connected and
 /// not yet asked.

@@ -38,10 +38,10 @@ pub mod shutdown;
 pub mod stats;
 mod sync;
 pub mod telemetry;
-mod transport;
 pub mod tree;
 pub mod upstream;
+pub mod wire;
 
 pub use config::Config;
-pub use error::Error;
-pub use handle::{RouterHandle, StartError};
+pub use error::{Error, StartError};
+pub use handle::RouterHandle;

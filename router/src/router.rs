@@ -7,14 +7,13 @@ use tokio::runtime;
 
 use crate::{
     config::{ApiKey, Config},
-    error::Error,
+    error::{Error, StartError},
     fleet::{
         address::{Networks, WorkerAddress},
         health,
         registry::{self, Registry},
         worker::Worker,
     },
-    handle::StartError,
     metrics::{Metrics, UpstreamFailure},
     names::WorkerUrl,
     policy::{self, Policy},

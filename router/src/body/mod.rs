@@ -1,11 +1,10 @@
 //! The body of a response to a client: bytes of our own, or a worker's.
 //!
-//! [`plain`] passes a worker's bytes as they come. [`stream`] knows events: it cuts them apart
-//! ([`events`]), fills [`silence`], and continues a broken stream on another worker ([`replay`], from
-//! the [`transcript`] of what the client has) or ends it with a [`failure`]. [`usage`] is what the
-//! router learns from both in passing. [`worker`] is where the bytes come from.
+//! [`plain`] passes a worker's bytes as they come. [`stream`] knows events: it fills
+//! [`silence`], and continues a broken stream on another worker ([`replay`], from the [`transcript`] of
+//! what the client has) or ends it with a [`failure`]. [`usage`] is what the router learns from both in
+//! passing. [`worker`] is where the bytes come from.
 
-pub mod events;
 pub mod failure;
 pub mod plain;
 pub mod replay;

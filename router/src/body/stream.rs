@@ -20,7 +20,6 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     body::{
-        events::{Events, Piece},
         failure::Failure,
         replay::Replay,
         silence::{Due, Limits, Silence},
@@ -30,8 +29,12 @@ use crate::{
     error::Error,
     fleet::worker::Phase,
     metrics::ReplayOutcome,
-    proxy::{self, Job, Reply, headers::say_event_stream},
+    proxy::{self, Job, Reply},
     router::Router,
+    wire::{
+        events::{Events, Piece},
+        headers::say_event_stream,
+    },
 };
 
 /// A comment, which clients skip.

@@ -12,7 +12,7 @@ use kube::{
 use tokio::time::sleep;
 
 use super::{Following, Found};
-use crate::{config::Config, handle::StartError, names::WorkerUrl};
+use crate::{config::Config, error::StartError, names::WorkerUrl};
 
 /// Pause after the API server could not be asked.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    config::Config, fleet::address::WorkerAddress, handle::StartError, names::WorkerUrl,
+    config::Config, error::StartError, fleet::address::WorkerAddress, names::WorkerUrl,
     router::Router,
 };
 

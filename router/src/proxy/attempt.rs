@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep};
 use super::{
     Job, Reply,
     beginning::Beginning,
-    exchange::{Exchange, Refusal, Trouble},
+    exchange::{Exchange, Trouble},
     expect::Expect,
     select::{Selection, Wish},
 };
 use crate::{
-    error::Error,
+    error::{Error, Refusal},
     fleet::{
         registry::any_healthy,
         worker::{Booking, Outcome},

@@ -8,8 +8,8 @@ use hyper::body::Incoming;
 
 use super::{Rest, exchange::Trouble, expect::Expect};
 use crate::{
-    body::events::Events,
     upstream::{Connection, UpstreamError},
+    wire::events::Events,
 };
 
 /// A JSON value that is longer passes through after so much of it.

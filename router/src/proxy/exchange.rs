@@ -1,18 +1,17 @@
 //! One request with one worker, until the beginning of its answer is there and makes sense.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
+use http::header;
 use thiserror::Error;
 
 use super::{
     Rest,
     beginning::{Beginning, Begun},
     expect::Expect,
-    headers,
     request::WorkerRequest,
 };
 use crate::{
+    error::Refusal,
     fleet::worker::{Outcome, Worker},
     metrics::{Metrics, UpstreamFailure},
     upstream::{Connection, UpstreamError},
@@ -20,14 +19,6 @@ use crate::{
 
 /// A worker's refusal is kept while others are asked. A longer one is not worth it.
 const REFUSAL: usize = 64 << 10;
-
-/// A worker's answer that says no, kept for the client in case nobody says yes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-}
 
 /// Why a worker gave no good answer.
 #[derive(Debug, Error)]
@@ -153,22 +144,5 @@ impl Exchange<'_> {
         worker.pool.checkin(connection);
         expect.is_whole(&first).map_err(Trouble::Garbage)?;
         Ok(Beginning { head, first, rest: None })
-    }
-}
-
-impl Refusal {
-    /// As the worker sent it, with the advice to come back if it gave none.
-    pub fn to_response(&self) -> Response<Full<Bytes>> {
-        let mut response = Response::new(Full::new(self.body.clone()));
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers.clone();
-        let headers = response.headers_mut();
-        headers::for_client(headers);
-        // The length is what is sent, also if the body was too long to be kept.
-        headers.remove(header::CONTENT_LENGTH);
-        if matches!(self.status.as_u16(), 429 | 502 | 503) {
-            headers.entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static("1"));
-        }
-        response
     }
 }

@@ -10,7 +10,6 @@ pub mod correct;
 pub mod endpoint;
 mod exchange;
 mod expect;
-pub mod headers;
 mod job;
 pub(crate) mod memory;
 mod obtain;
@@ -25,7 +24,6 @@ use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
 pub use budget::Budget;
-pub use exchange::Refusal;
 pub use job::{Alarm, Job};
 pub use memory::BodyMemory;
 pub use obtain::{Reply, Rest, obtain};
@@ -38,6 +36,7 @@ use crate::{
     proxy::{endpoint::Endpoint, request::WorkerRequest},
     router::Router,
     server::{journal::Journal, turn::Turn},
+    wire::headers,
 };
 
 /// Answers a request of the data plane with the response of a worker.

@@ -11,10 +11,13 @@ use tokio::time::timeout;
 use super::{
     Job,
     attempt::{Round, Stop},
-    exchange::Refusal,
     queue::Ticket,
 };
-use crate::{error::Error, fleet::worker::Booking, upstream::Connection};
+use crate::{
+    error::{Error, Refusal},
+    fleet::worker::Booking,
+    upstream::Connection,
+};
 
 /// A worker that has not said that it is busy by then has probably taken the request.
 const SILENT_CONSENT: Duration = Duration::from_millis(10);

@@ -9,13 +9,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use crate::{
-    body::replay,
-    error::Error,
-    fleet::worker::Worker,
-    key::session_of,
-    proxy::{headers, memory::Held},
-    router::Router,
-    telemetry,
+    body::replay, error::Error, fleet::worker::Worker, key::session_of, proxy::memory::Held,
+    router::Router, telemetry, wire::headers,
 };
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.

@@ -28,7 +28,7 @@ use crate::{
         tls::Tls,
         turn::{REST_AFTER, Turn},
     },
-    transport::{self, Transport},
+    wire::transport::{self, Transport},
 };
 
 /// What hyper may hold of a response that its client does not take, or of a request. A stream whose

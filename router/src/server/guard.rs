@@ -28,7 +28,7 @@ use crate::{
         head::{self, BodyLength, Head},
         turn::Turn,
     },
-    transport::Transport,
+    wire::transport::Transport,
 };
 
 /// After a last response, for the client to read it: a socket that is closed with bytes unread tells

@@ -21,7 +21,7 @@ use crate::{
     admin,
     config::Config,
     cores::Cores,
-    handle::StartError,
+    error::StartError,
     router::Router,
     server::{
         connection::{Course, Serving},

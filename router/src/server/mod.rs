@@ -20,11 +20,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use crate::{
-    config::Config,
-    cores::Cores,
-    handle::{RouterHandle, StartError},
-};
+use crate::{config::Config, cores::Cores, error::StartError, handle::RouterHandle};
 
 /// After the grace period, time to close what is still open.
 const LAST_WORDS: Duration = Duration::from_secs(1);

@@ -16,7 +16,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{config::Config, handle::StartError, settled::Settled};
+use crate::{config::Config, error::StartError, settled::Settled};
 
 /// Where certificate and key are.
 #[derive(Clone)]

@@ -24,7 +24,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 
 use super::UpstreamError;
-use crate::{names::WorkerUrl, transport::Transport};
+use crate::{names::WorkerUrl, wire::transport::Transport};
 
 #[derive(Debug)]
 pub struct Connection {

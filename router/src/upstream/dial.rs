@@ -20,10 +20,10 @@ use tokio_rustls::TlsConnector;
 use super::{Connection, UpstreamError};
 use crate::{
     config::Config,
+    error::StartError,
     fleet::address::WorkerAddress,
-    handle::StartError,
     names::WorkerUrl,
-    transport::{self, Transport},
+    wire::transport::{self, Transport},
 };
 
 /// What hyper may read of a response before it is handed on. Room for a head, at least.

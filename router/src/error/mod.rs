@@ -1,5 +1,8 @@
 //! Every way in which the router itself answers no, and the one map from there to HTTP.
 
+mod refusal;
+mod start;
+
 use std::{fmt::Display, time::Duration};
 
 use bytes::Bytes;
@@ -8,7 +11,8 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::proxy::Refusal;
+pub use refusal::Refusal;
+pub use start::StartError;
 
 /// An answer that comes from the router and not from a worker.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
