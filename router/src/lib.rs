@@ -18,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod alarm;
 pub mod body;
 pub mod cli;
 pub mod config;
 pub mod cores;
 mod discovery;
+pub mod endpoint;
 pub mod error;
 pub mod fleet;
 pub mod handle;

@@ -12,8 +12,8 @@ use memchr::memmem;
 use crate::{
     body::transcript::{self, Transcript},
     config::Config,
+    endpoint::Endpoint,
     key::RouteKey,
-    proxy::endpoint::Endpoint,
 };
 
 /// Asks a worker to be ready, and is its answer that it is.

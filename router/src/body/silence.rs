@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::proxy::Alarm;
+use crate::alarm::Alarm;
 
 /// A stream may be stuck after this many times its mean pause.
 const PATIENCE: u32 = 20;

@@ -9,9 +9,10 @@ use http::HeaderMap;
 use memchr::memmem::{self, Finder};
 
 use crate::{
+    endpoint::Endpoint,
     fleet::worker::Booking,
     key::json::Cursor,
-    proxy::{Job, correct::Usage, endpoint::Endpoint},
+    proxy::{Job, correct::Usage},
 };
 
 /// What our workers tell with their first byte.

@@ -1,6 +1,7 @@
 //! All settings of the router, written once: the command line, the Python bindings and the docs are
 //! derived from this struct. Names are SGLang's where it has one.
 
+mod collector;
 mod ignored;
 mod values;
 
@@ -9,10 +10,11 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum, builder::Resettable};
 use serde::{Deserialize, Serialize};
 
+pub use collector::CollectorUrl;
 pub use ignored::Ignored;
 pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
 
-use crate::{key::BLOCK_BYTES, names::WorkerUrl, telemetry::CollectorUrl};
+use crate::{key::BLOCK_BYTES, names::WorkerUrl};
 
 /// Headings of `--help`.
 const WORKERS: &str = "Workers";

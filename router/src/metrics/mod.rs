@@ -32,7 +32,7 @@ pub use queue::Queue;
 pub use requests::Requests;
 pub use worker::WorkerCounters;
 
-use crate::{proxy::endpoint::Endpoint, router::Router};
+use crate::{endpoint::Endpoint, router::Router};
 use page::Page;
 
 const UPSTREAM_ERRORS: Family = Family::counter(

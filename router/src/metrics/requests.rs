@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use super::{Counters, Family, labels::StatusClass, page::Page};
-use crate::proxy::endpoint::Endpoint;
+use crate::endpoint::Endpoint;
 
 const REQUESTS: Family = Family::counter(
     "mla_router_requests_total",

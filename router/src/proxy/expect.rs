@@ -4,7 +4,7 @@
 use http::HeaderMap;
 use serde::de::IgnoredAny;
 
-use crate::{key::RouteKey, proxy::endpoint::Endpoint, wire::headers::say_event_stream};
+use crate::{endpoint::Endpoint, key::RouteKey, wire::headers::say_event_stream};
 
 /// What the body of a good answer looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

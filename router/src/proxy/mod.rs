@@ -7,7 +7,6 @@ mod attempt;
 mod beginning;
 mod budget;
 pub mod correct;
-pub mod endpoint;
 mod exchange;
 mod expect;
 mod job;
@@ -24,16 +23,17 @@ use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
 pub use budget::Budget;
-pub use job::{Alarm, Job};
+pub use job::Job;
 pub use memory::BodyMemory;
 pub use obtain::{Reply, Rest, obtain};
 pub use queue::{Queue, Slot};
 
 use crate::{
     body::ResponseBody,
+    endpoint::Endpoint,
     error::Error,
     metrics::Metrics,
-    proxy::{endpoint::Endpoint, request::WorkerRequest},
+    proxy::request::WorkerRequest,
     router::Router,
     server::{journal::Journal, turn::Turn},
     wire::headers,

@@ -18,8 +18,9 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot};
 
-use super::{job::Alarm, window::Window};
+use super::window::Window;
 use crate::{
+    alarm::Alarm,
     config::Config,
     error::Error,
     metrics::{Metrics, QueueEnd},

@@ -6,8 +6,8 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     config::{ApiKey, Config},
+    endpoint::Endpoint,
     error::Error,
-    proxy::endpoint::Endpoint,
 };
 
 /// Routes that answer without a key: a prober has none, and the page of the dashboard says nothing

@@ -14,9 +14,11 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    alarm::Alarm,
     body::ResponseBody,
+    endpoint::Endpoint,
     error::Error,
-    proxy::{self, Alarm, endpoint::Endpoint, memory::Held, request::read_body},
+    proxy::{self, memory::Held, request::read_body},
     router::Router,
     server::{
         answer::Answer,

@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use crate::{
+    alarm::Alarm,
     error::Error,
-    proxy::Alarm,
     server::{
         head::{self, BodyLength, Head},
         turn::Turn,

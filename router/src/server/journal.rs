@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::{
+    endpoint::Endpoint,
     fleet::worker::Worker,
     policy::Reason,
-    proxy::endpoint::Endpoint,
     server::access_log,
     telemetry::{self, TraceContext, Tracer},
 };

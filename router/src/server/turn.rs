@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{error::Error, proxy::Alarm};
+use crate::{alarm::Alarm, error::Error};
 
 /// Idle for this long, a connection is taken from hyper until its client says something.
 pub(super) const REST_AFTER: Duration = Duration::from_secs(1);

@@ -14,8 +14,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{CollectorUrl, Message, span};
-use crate::metrics::{Metrics, TraceOutcome};
+use super::{Message, span};
+use crate::{
+    config::CollectorUrl,
+    metrics::{Metrics, TraceOutcome},
+};
 
 /// How long the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_secs(1);

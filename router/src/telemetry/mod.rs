@@ -5,7 +5,6 @@
 //! of two kinds of span that are complete before they are written. So they are encoded here ([`wire`]),
 //! and a test decodes them with OpenTelemetry's own definitions.
 
-mod collector;
 mod context;
 mod export;
 mod span;
@@ -16,10 +15,10 @@ use std::sync::Arc;
 use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 
-pub use collector::CollectorUrl;
 pub use context::{HEADER, TraceContext, new_span};
 
 use crate::{
+    config::CollectorUrl,
     metrics::{Metrics, TraceOutcome},
     server::journal::{Facts, Journal},
 };

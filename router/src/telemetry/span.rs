@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::{context::TraceContext, wire::Message};
 use crate::{
-    proxy::endpoint::Endpoint,
+    endpoint::Endpoint,
     server::journal::{End, Facts, Journal, Try},
 };
 

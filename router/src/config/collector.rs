@@ -18,17 +18,17 @@ pub struct CollectorUrl {
 }
 
 impl CollectorUrl {
-    pub(super) fn authority(&self) -> &Authority {
+    pub(crate) fn authority(&self) -> &Authority {
         &self.authority
     }
 
     /// For a connection: the port is always there.
-    pub(super) fn address(&self) -> (&str, u16) {
+    pub(crate) fn address(&self) -> (&str, u16) {
         let host = self.authority.host().trim_matches(['[', ']']);
         (host, self.authority.port_u16().unwrap_or(80))
     }
 
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
     }
 }
