@@ -12,7 +12,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::Config,
-    server::{self, access_log, listen},
+    server::{self, listen},
+    telemetry::access_log,
 };
 
 /// Parses the arguments (the program's name first), runs until stopped, and says how it went.

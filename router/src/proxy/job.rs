@@ -14,8 +14,8 @@ use crate::{
     names::ModelName,
     proxy::{queue::Slot, request::WorkerRequest},
     router::Router,
-    server::journal::Journal,
     shutdown::InFlight,
+    telemetry::journal::Journal,
 };
 
 /// All that a request holds while no worker is chosen for it. Once the response has begun its body

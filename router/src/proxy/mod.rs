@@ -29,13 +29,8 @@ pub use obtain::{Reply, Rest, obtain};
 pub use queue::{Queue, Slot};
 
 use crate::{
-    body::ResponseBody,
-    endpoint::Endpoint,
-    error::Error,
-    metrics::Metrics,
-    proxy::request::WorkerRequest,
-    router::Router,
-    server::{journal::Journal, turn::Turn},
+    body::ResponseBody, endpoint::Endpoint, error::Error, metrics::Metrics,
+    proxy::request::WorkerRequest, router::Router, server::turn::Turn, telemetry::journal::Journal,
     wire::headers,
 };
 

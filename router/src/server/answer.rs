@@ -12,10 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     body::{BodyError, ResponseBody},
-    server::{
-        journal::{End, Journal},
-        turn::Turn,
-    },
+    server::turn::Turn,
+    telemetry::journal::{End, Journal},
 };
 
 /// A response body that is counted if there is a journal.

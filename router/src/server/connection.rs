@@ -25,11 +25,11 @@ use crate::{
         auth,
         guard::{Guard, Limits},
         head::MAX_HEAD,
-        journal::Journal,
         request_id,
         tls::Tls,
         turn::{REST_AFTER, Turn},
     },
+    telemetry::journal::Journal,
     wire::transport::{self, Transport},
 };
 

@@ -2,15 +2,13 @@
 //! time from somebody who may send it, and takes them down in order.
 //!
 //! [`listen`] accepts; each connection is a task of [`connection`], where hyper reads through a
-//! [`guard`] that judges each head by [`head`]. [`auth`] decides, [`journal`] remembers.
+//! [`guard`] that judges each head by [`head`]. [`auth`] decides who may ask what.
 
-pub mod access_log;
 mod answer;
 mod auth;
 pub(crate) mod connection;
 mod guard;
 mod head;
-pub mod journal;
 pub mod listen;
 pub mod request_id;
 pub(crate) mod tls;

@@ -1,12 +1,14 @@
-//! Traces: a span for each request of the data plane and one below it for each worker that was asked,
-//! sent to an OpenTelemetry collector as OTLP over HTTP.
+//! What each request leaves behind: its [`journal`], which becomes a line in the [`access_log`], and a trace.
 //!
-//! OpenTelemetry's SDK would more than double the crates that the router is built from, for the sake
+//! Traces are a span for each request of the data plane and one below it for each worker that was asked,
+//! sent to an OpenTelemetry collector as OTLP over HTTP. OpenTelemetry's SDK would more than double the crates that the router is built from, for the sake
 //! of two kinds of span that are complete before they are written. So they are encoded here ([`wire`]),
 //! and a test decodes them with OpenTelemetry's own definitions.
 
+pub mod access_log;
 mod context;
 mod export;
+pub mod journal;
 mod span;
 mod wire;
 
@@ -20,9 +22,9 @@ pub use context::{HEADER, TraceContext, new_span};
 use crate::{
     config::CollectorUrl,
     metrics::{Metrics, TraceOutcome},
-    server::journal::{Facts, Journal},
 };
 use export::Exporter;
+use journal::{Facts, Journal};
 
 /// Requests whose spans may wait for the collector. More are dropped, and counted: a request never
 /// waits for its trace.

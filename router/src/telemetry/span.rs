@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::{context::TraceContext, wire::Message};
 use crate::{
     endpoint::Endpoint,
-    server::journal::{End, Facts, Journal, Try},
+    telemetry::journal::{End, Facts, Journal, Try},
 };
 
 const SERVER: u64 = 2;

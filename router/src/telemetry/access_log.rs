@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-use crate::server::journal::{Facts, Journal};
+use crate::telemetry::journal::{Facts, Journal};
 
 /// The target of these lines, so that `--log-level` does not silence what `--access-log` asks for.
 pub const TARGET: &str = "access";

@@ -19,8 +19,7 @@ use crate::{
     endpoint::Endpoint,
     fleet::worker::Worker,
     policy::Reason,
-    server::access_log,
-    telemetry::{self, TraceContext, Tracer},
+    telemetry::{self, TraceContext, Tracer, access_log},
 };
 
 /// One request's journal. Hold it as `Option<Arc<Journal>>`.
@@ -126,7 +125,7 @@ impl Journal {
     }
 
     /// The response's body is over, or given up.
-    pub(super) fn ended(&self, end: End, bytes: u64, first_byte: Option<Instant>) {
+    pub fn ended(&self, end: End, bytes: u64, first_byte: Option<Instant>) {
         let mut facts = self.facts.lock();
         facts.first_byte = first_byte.map(|at| at - self.begun);
         facts.bytes = bytes;
