@@ -15,11 +15,12 @@ use crate::{
     cores::Cores,
     discovery::Sources,
     error::{Error, StartError},
-    fleet::{address::WorkerAddress, worker::WorkerView},
+    fleet::worker::WorkerView,
     names::WorkerUrl,
     router::Router,
     server::{self, connection::Course, tls::Tls},
     stats::Stats,
+    upstream::address::WorkerAddress,
 };
 
 /// With `--reuse-port`, from closing the port to refusing requests: for those who had connected and

@@ -9,7 +9,6 @@ use crate::{
     config::{ApiKey, Config},
     error::{Error, StartError},
     fleet::{
-        address::{Networks, WorkerAddress},
         health,
         registry::{self, Registry},
         worker::Worker,
@@ -21,7 +20,10 @@ use crate::{
     shutdown::Gate,
     telemetry::Tracer,
     tree::PrefixTree,
-    upstream::{Dialer, Pool},
+    upstream::{
+        Dialer, Pool,
+        address::{Networks, WorkerAddress},
+    },
 };
 
 pub struct Router {

@@ -5,6 +5,7 @@ mod broadcast;
 mod dashboard;
 mod engine;
 mod health;
+pub mod metrics;
 mod workers;
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/health", get(health::alive))
         .route("/liveness", get(health::alive))
         .route("/readiness", get(health::readiness))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics_page))
         .route("/dashboard", get(dashboard::page))
         .route("/dashboard/page.css", get(dashboard::style))
         .route("/dashboard/page.js", get(dashboard::script))
@@ -57,7 +58,7 @@ impl IntoResponse for Error {
     }
 }
 
-async fn metrics(State(router): Shared) -> impl IntoResponse {
+async fn metrics_page(State(router): Shared) -> impl IntoResponse {
     let content_type = "text/plain; version=0.0.4; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], router.metrics.render(&router))
+    ([(header::CONTENT_TYPE, content_type)], metrics::render(&router))
 }

@@ -14,8 +14,8 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    config::Config, error::StartError, fleet::address::WorkerAddress, names::WorkerUrl,
-    router::Router,
+    config::Config, error::StartError, names::WorkerUrl, router::Router,
+    upstream::address::WorkerAddress,
 };
 
 /// The sources that the config names, checked as far as they can be before the router runs.

@@ -1,11 +1,11 @@
 //! The workers as the router knows them: who is there, where, how they are, how loaded.
 
-pub mod address;
 mod booking;
 mod breaker;
 mod computing;
 pub mod health;
 mod info;
+pub mod metrics;
 mod pace;
 mod phase;
 mod pulse;

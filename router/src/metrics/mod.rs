@@ -2,7 +2,7 @@
 //!
 //! Plain atomics in arrays indexed by enums: a request touches a handful of words, without hashing
 //! or a lock, and a label can only take the values written here. What is counted for each worker
-//! lies in the worker ([`WorkerCounters`]).
+//! lies in the worker (`fleet/metrics.rs`), and what is read when it is asked for is `admin`'s.
 //!
 //! To add a metric: a field here or there, a [`Family`] with its name and meaning, a line that writes
 //! it, and its line in `docs/metrics.md` (a test prints it).
@@ -15,8 +15,6 @@ mod page;
 mod process;
 mod queue;
 mod requests;
-mod state;
-mod worker;
 
 use http::StatusCode;
 
@@ -27,13 +25,12 @@ pub use histogram::Histogram;
 pub use labels::{
     ConnectionSource, Ejection, QueueEnd, ReplayOutcome, StatusClass, TraceOutcome, UpstreamFailure,
 };
+pub use page::Page;
 pub use process::Process;
 pub use queue::Queue;
 pub use requests::Requests;
-pub use worker::WorkerCounters;
 
-use crate::{endpoint::Endpoint, router::Router};
-use page::Page;
+use crate::endpoint::Endpoint;
 
 const UPSTREAM_ERRORS: Family = Family::counter(
     "mla_router_upstream_errors_total",
@@ -131,14 +128,9 @@ impl Metrics {
         self.upstream_connections.increment(source);
     }
 
-    /// The page of `GET /metrics`.
-    pub fn render(&self, router: &Router) -> String {
-        self.page(router).finish().0
-    }
-
-    fn page(&self, router: &Router) -> Page {
-        let mut page = Page::default();
-        self.requests.write(&mut page);
+    /// All that is counted here.
+    pub fn write(&self, page: &mut Page) {
+        self.requests.write(page);
         page.counters(&UPSTREAM_ERRORS, &self.upstream_errors);
         page.counters(&RETRIES, &self.retries);
         page.counters(&REPLAYS, &self.replays);
@@ -146,46 +138,10 @@ impl Metrics {
         page.value(&CLIENT_CONNECTIONS, self.client_connections.get());
         page.counter(&ACCEPTED, &self.client_connections_accepted);
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
-        self.overhead.write(&mut page, &OVERHEAD);
-        self.first_byte.write(&mut page, &FIRST_BYTE);
-        self.duration.write(&mut page, &DURATION);
-        self.queue.write(&mut page);
+        self.overhead.write(page, &OVERHEAD);
+        self.first_byte.write(page, &FIRST_BYTE);
+        self.duration.write(page, &DURATION);
+        self.queue.write(page);
         page.counters(&TRACES, &self.traces);
-        state::write(&mut page, router);
-        worker::write(&mut page, router);
-        process::write(&mut page);
-        page
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{fmt::Write as _, fs};
-
-    use super::Metrics;
-    use crate::{config::Config, router::Router};
-
-    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
-
-    /// `UPDATE_DOCS=1 cargo test -p mla-router documented` writes the table anew.
-    #[tokio::test]
-    async fn every_metric_is_documented() {
-        let router = Router::new(Config::default()).expect("a good config");
-        let (_, families) = Metrics::default().page(&router).finish();
-        let mut table = String::from("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
-        for family in families {
-            let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
-            let (kind, labels) = (family.kind.as_str(), labels.join(", "));
-            writeln!(table, "| `{}` | {kind} | {labels} | {} |", family.name, family.help)
-                .expect("a String takes any text");
-        }
-        let page = fs::read_to_string(DOCS).expect("docs/metrics.md");
-        let (before, rest) = page.split_once("| metric |").expect("a table");
-        let after = rest.split_once("\n\n").map_or("", |(_, after)| after);
-        let fresh = format!("{before}{table}\n{after}");
-        if std::env::var_os("UPDATE_DOCS").is_some() {
-            fs::write(DOCS, &fresh).expect("docs/metrics.md");
-        }
-        assert_eq!(page, fresh, "run this test with UPDATE_DOCS=1");
     }
 }

@@ -6,29 +6,32 @@ use super::{Counter, Counters, Family, Label};
 
 /// The text under construction. A sample belongs to the family that was begun last.
 #[derive(Default)]
-pub(super) struct Page {
+pub struct Page {
     text: String,
     families: Vec<&'static Family>,
 }
 
 impl Page {
-    pub(super) fn family(&mut self, family: &'static Family) {
+    /// The samples that follow belong to `family`.
+    pub fn family(&mut self, family: &'static Family) {
         let Family { name, kind, help, .. } = family;
         self.families.push(family);
         self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str()));
     }
 
     /// A family of one series without labels.
-    pub(super) fn value(&mut self, family: &'static Family, value: impl Display) {
+    pub fn value(&mut self, family: &'static Family, value: impl Display) {
         self.family(family);
         self.sample(&[], value);
     }
 
-    pub(super) fn counter(&mut self, family: &'static Family, counter: &Counter) {
+    /// The same of a counter.
+    pub fn counter(&mut self, family: &'static Family, counter: &Counter) {
         self.value(family, counter.get());
     }
 
-    pub(super) fn counters<L: Label>(&mut self, family: &'static Family, counters: &Counters<L>) {
+    /// A family of one label, with a series for each of its values.
+    pub fn counters<L: Label>(&mut self, family: &'static Family, counters: &Counters<L>) {
         self.family(family);
         for (value, count) in counters.iter() {
             self.sample(&[value.as_str()], count);
@@ -36,14 +39,14 @@ impl Page {
     }
 
     /// `labels`: the values, in the order of the family's names.
-    pub(super) fn sample(&mut self, labels: &[&str], value: impl Display) {
+    pub fn sample(&mut self, labels: &[&str], value: impl Display) {
         let family = self.families.last().expect("contract: a sample comes after its family");
         assert_eq!(labels.len(), family.labels.len(), "labels of {}", family.name);
         self.series(family.name, "", family.labels, labels, value);
     }
 
     /// A line of a histogram, such as `_bucket`.
-    pub(super) fn part(&mut self, part: &str, le: Option<&str>, value: impl Display) {
+    pub fn part(&mut self, part: &str, le: Option<&str>, value: impl Display) {
         let family = self.families.last().expect("contract: a sample comes after its family");
         let (names, values): (&[&str], &[&str]) = match &le {
             Some(le) => (&["le"], &[*le]),
@@ -74,7 +77,8 @@ impl Page {
         self.text.write_fmt(text).expect("contract: a String takes any text");
     }
 
-    pub(super) fn finish(self) -> (String, Vec<&'static Family>) {
+    /// The text, and the families in it.
+    pub fn finish(self) -> (String, Vec<&'static Family>) {
         (self.text, self.families)
     }
 }

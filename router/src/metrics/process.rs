@@ -60,16 +60,13 @@ impl Process {
             started_s: field(&system, "btime ").unwrap_or(0) as f64 + started,
         })
     }
-}
 
-pub(super) fn write(page: &mut Page) {
-    let Ok(process) = Process::read() else {
-        return;
-    };
-    page.value(&CPU, process.cpu_s);
-    page.value(&RESIDENT, process.resident_bytes);
-    page.value(&OPEN_FDS, process.open_fds);
-    page.value(&START, process.started_s);
+    pub fn write(&self, page: &mut Page) {
+        page.value(&CPU, self.cpu_s);
+        page.value(&RESIDENT, self.resident_bytes);
+        page.value(&OPEN_FDS, self.open_fds);
+        page.value(&START, self.started_s);
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
-//! What each request leaves behind: its [`journal`], which becomes a line in the [`access_log`], and a trace.
+//! What each request leaves behind: its [`journal`], of which a line in the [`access_log`] and a trace
+//! are made.
 //!
 //! Traces are a span for each request of the data plane and one below it for each worker that was asked,
-//! sent to an OpenTelemetry collector as OTLP over HTTP. OpenTelemetry's SDK would more than double the crates that the router is built from, for the sake
-//! of two kinds of span that are complete before they are written. So they are encoded here ([`wire`]),
-//! and a test decodes them with OpenTelemetry's own definitions.
+//! sent to an OpenTelemetry collector as OTLP over HTTP. OpenTelemetry's SDK would more than double the
+//! crates that the router is built from, for the sake of two kinds of span that are complete before they
+//! are written. So they are encoded here ([`wire`]), and a test decodes them with OpenTelemetry's own
+//! definitions.
 
 pub mod access_log;
 mod context;

@@ -21,8 +21,8 @@ use super::{Connection, UpstreamError};
 use crate::{
     config::Config,
     error::StartError,
-    fleet::address::WorkerAddress,
     names::WorkerUrl,
+    upstream::address::WorkerAddress,
     wire::transport::{self, Transport},
 };
 

@@ -4,6 +4,7 @@
 //! does the IO of its connection ([`connection`]). With `--upstream-http2` all requests to a worker
 //! share one connection.
 
+pub mod address;
 pub mod call;
 mod connection;
 mod dial;

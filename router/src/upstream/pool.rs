@@ -9,7 +9,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use super::{Connection, Dialer, UpstreamError};
-use crate::{cores, fleet::address::WorkerAddress};
+use crate::{cores, upstream::address::WorkerAddress};
 
 #[derive(Debug)]
 pub struct Pool {

@@ -21,7 +21,7 @@ async fn leaving_before_the_response_aborts_upstream() {
     waiting.abort();
     assert!(matches!(worker.event().await, Event::Aborted));
     assert_nothing_booked(&router).await;
-    let metrics = router.router().metrics.render(router.router());
+    let metrics = mla_router::admin::metrics::render(router.router());
     assert!(metrics.contains("mla_router_client_aborts_total 1"), "{metrics}");
 }
 

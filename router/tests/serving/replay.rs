@@ -136,7 +136,7 @@ impl Fleet {
     }
 
     fn replays(&self, outcome: &str) -> String {
-        let page = self.router.router().metrics.render(self.router.router());
+        let page = mla_router::admin::metrics::render(self.router.router());
         let series = format!("mla_router_replays_total{{outcome=\"{outcome}\"}} ");
         let line = page.lines().find_map(|line| line.strip_prefix(&series));
         line.expect("a series").to_owned()

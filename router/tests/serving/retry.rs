@@ -33,7 +33,7 @@ async fn a_dead_worker_is_skipped_and_leaves_the_rotation() {
     assert_eq!(alive.requests_so_far(), 4);
     let phases: Vec<Phase> = router.workers().iter().map(|worker| worker.phase).collect();
     assert_eq!(phases, [Phase::Suspect, Phase::Healthy]);
-    let metrics = router.router().metrics.render(router.router());
+    let metrics = mla_router::admin::metrics::render(router.router());
     assert!(metrics.contains("mla_router_retries_total{cause=\"connect\"} 1"), "{metrics}");
     assert!(metrics.contains("mla_router_upstream_errors_total{kind=\"connect\"} 1"), "{metrics}");
 }

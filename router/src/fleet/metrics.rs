@@ -1,12 +1,13 @@
-//! What is counted for each worker, kept in the worker itself: no map from URL to counter.
+//! What is counted for each worker, kept in the worker itself: no map from URL to counter. And how the
+//! page of `/metrics` shows it.
 
 use std::sync::Arc;
 
-use super::{Counter, Counters, Family, Label, labels::Ejection, page::Page};
 use crate::{
     fleet::worker::{BreakerState, Phase, Worker},
+    metrics::{Counter, Counters, Ejection, Family, Label, Page},
     policy::Reason,
-    router::Router,
+    tree::PrefixTree,
 };
 
 const SELECTIONS: Family = Family::counter(
@@ -113,8 +114,8 @@ impl WorkerCounters {
     }
 }
 
-pub(super) fn write(page: &mut Page, router: &Router) {
-    let workers = &router.registry.workers();
+/// What was counted for `workers`, and what is on them now.
+pub fn write(page: &mut Page, workers: &[Arc<Worker>], tree: &PrefixTree) {
     counters(page, &SELECTIONS, workers, |counters| &counters.selections);
     counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
     counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
@@ -129,7 +130,7 @@ pub(super) fn write(page: &mut Page, router: &Router) {
     values(page, &TAKES_REQUESTS, workers, |worker| u64::from(worker.takes_requests()));
     values(page, &REQUESTS, workers, |worker| u64::from(worker.requests()));
     values(page, &PENDING_TOKENS, workers, Worker::pending_tokens);
-    values(page, &TREE_BLOCKS, workers, |worker| router.tree.held_by(worker.id));
+    values(page, &TREE_BLOCKS, workers, |worker| tree.held_by(worker.id));
 }
 
 /// One series a worker.
