@@ -18,10 +18,10 @@ use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
     Config,
     config::PolicyName,
+    correct::{Epoch, HomeShare, Learned, Prediction, Usage},
     key::{Measure, RouteKey},
     names::WorkerId,
     policy::{self, Candidate, Policy, PolicyRequest, Reason},
-    proxy::correct::{Epoch, HomeShare, Learned, Prediction, Usage},
     tree::PrefixTree,
 };
 use serde_json::json;

@@ -18,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod admission;
 pub mod alarm;
 pub mod body;
 pub mod cli;
 pub mod config;
 pub mod cores;
+pub mod correct;
 mod discovery;
 pub mod endpoint;
 pub mod error;

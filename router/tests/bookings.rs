@@ -6,11 +6,11 @@ use std::{collections::VecDeque, sync::Arc, thread, time::Duration};
 
 use mla_router::{
     Config,
+    correct::Usage,
     fleet::worker::{Booking, Outcome, Worker},
     key::RouteKey,
     metrics::Label,
     policy::Reason,
-    proxy::correct::Usage,
     router::Router,
 };
 

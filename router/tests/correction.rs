@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 
 use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
+    correct::{Epoch, Finding, Learned, Prediction, Usage},
     key::{Measure, RouteKey},
     names::WorkerId,
-    proxy::correct::{Epoch, Finding, Learned, Prediction, Usage},
     tree::PrefixTree,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;

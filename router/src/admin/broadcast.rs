@@ -52,7 +52,7 @@ pub(super) async fn ask_all(
     for (place, worker) in router.registry.workers().iter().cloned().enumerate() {
         let call = Call { method: method.clone(), path, body: body.clone() };
         calls.spawn(async move {
-            let outcome = match timeout(limit, call.to(&worker)).await {
+            let outcome = match timeout(limit, call.to(&worker.pool)).await {
                 Ok(answered) => answered.map_err(|error| error.to_string()),
                 Err(_) => Err(format!("no answer within {limit:?}")),
             };

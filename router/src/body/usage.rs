@@ -9,10 +9,7 @@ use http::HeaderMap;
 use memchr::memmem::{self, Finder};
 
 use crate::{
-    endpoint::Endpoint,
-    fleet::worker::Booking,
-    key::json::Cursor,
-    proxy::{Job, correct::Usage},
+    correct::Usage, endpoint::Endpoint, fleet::worker::Booking, key::json::Cursor, proxy::Job,
 };
 
 /// What our workers tell with their first byte.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    correct::{Epoch, Prediction},
     fleet::{
         breaker::Outcome,
         computing::{Awaited, Promise},
@@ -16,7 +17,6 @@ use crate::{
     },
     key::RouteKey,
     policy::Reason,
-    proxy::correct::{Epoch, Prediction},
 };
 
 /// Work booked on a worker. On a cache line of its own: every request writes it, from any thread.

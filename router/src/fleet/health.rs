@@ -2,45 +2,23 @@
 //! it is another process than before.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use thiserror::Error;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 
 use crate::{
-    fleet::worker::{Phase, Worker, WorkerInfo},
+    config::Config,
+    fleet::{
+        registry::Registry,
+        worker::{Phase, Worker, WorkerInfo},
+    },
     metrics::Ejection,
-    router::Router,
+    tree::PrefixTree,
     upstream::{Connection, UpstreamError, call::Call},
 };
-
-/// Checks `worker` until the router is gone, or it is removed and has finished what it was serving:
-/// until then, who waits for it wants to know if it dies.
-pub async fn run(router: Weak<Router>, worker: Arc<Worker>) {
-    let mut check = HealthCheck::new(worker);
-    loop {
-        let began = tokio::time::Instant::now();
-        let period = {
-            let Some(router) = router.upgrade() else {
-                return;
-            };
-            check.tick(&router).await;
-            router.config.health_check_interval_secs.get()
-        };
-        // A little early, each at its own time: many routers must not ask one worker in step, and
-        // period and timeout together stay within two seconds.
-        let next = began + period.mul_f64(0.9 + 0.1 * fastrand::f64());
-        tokio::select! {
-            () = sleep_until(next) => {}
-            () = check.worker.doubted() => {}
-        }
-        if check.worker.is_removed() && check.worker.requests() == 0 {
-            return;
-        }
-    }
-}
 
 /// Why a check has failed.
 #[derive(Debug, Error)]
@@ -53,7 +31,8 @@ enum Trouble {
     Broken(#[from] UpstreamError),
 }
 
-struct HealthCheck {
+/// What is known from one worker's checks so far.
+pub struct HealthCheck {
     worker: Arc<Worker>,
     /// Kept from check to check, and no other request goes over it. That it had to be opened anew is
     /// the sign of a restart between two checks, so that the worker's information need not be asked
@@ -68,7 +47,7 @@ struct HealthCheck {
 }
 
 impl HealthCheck {
-    fn new(worker: Arc<Worker>) -> Self {
+    pub fn new(worker: Arc<Worker>) -> Self {
         Self {
             worker,
             connection: None,
@@ -79,22 +58,24 @@ impl HealthCheck {
         }
     }
 
-    async fn tick(&mut self, router: &Router) {
+    /// One check, and what follows from it for the worker, for those who wait for one, and for the
+    /// worker's share of the tree.
+    pub async fn tick(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
         let (sent, kept) = (Instant::now(), self.opened_at());
-        match self.ask(router).await {
+        match self.ask(config).await {
             Ok(()) => {
                 let reconnected = self.opened_at() != kept;
                 self.severed |= reconnected && kept.is_some();
-                self.good(router, reconnected).await;
+                self.good(config, registry, tree, reconnected).await;
             }
-            Err(trouble) => self.bad(router, sent, &trouble),
+            Err(trouble) => self.bad(config, registry, sent, &trouble),
         }
         self.worker.pool.sweep();
     }
 
-    async fn ask(&mut self, router: &Router) -> Result<(), Trouble> {
-        let limit = router.config.health_check_timeout_secs.get();
-        let call = Call::get(router.config.health_check_endpoint.as_str());
+    async fn ask(&mut self, config: &Config) -> Result<(), Trouble> {
+        let limit = config.health_check_timeout_secs.get();
+        let call = Call::get(config.health_check_endpoint.as_str());
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
             Ok(Ok((status, _))) if status.is_success() => Ok(()),
             Ok(Ok((status, _))) => Err(Trouble::Status(status)),
@@ -108,7 +89,13 @@ impl HealthCheck {
         self.connection.as_ref().map(Connection::opened_at)
     }
 
-    async fn good(&mut self, router: &Router, may_be_new: bool) {
+    async fn good(
+        &mut self,
+        config: &Config,
+        registry: &Registry,
+        tree: &PrefixTree,
+        may_be_new: bool,
+    ) {
         self.failures = 0;
         self.failing_since = None;
         self.successes = self.successes.saturating_add(1);
@@ -117,35 +104,35 @@ impl HealthCheck {
         }
         if self.worker.phase() == Phase::Healthy {
             if may_be_new {
-                self.learn(router).await;
+                self.learn(config, registry, tree).await;
             }
-        } else if self.successes >= router.config.health_success_threshold {
+        } else if self.successes >= config.health_success_threshold {
             // First what it is, then traffic: the tree must not claim what a restart has emptied.
-            self.learn(router).await;
+            self.learn(config, registry, tree).await;
             self.worker.set_phase(Phase::Healthy);
-            router.registry.announce();
+            registry.announce();
             tracing::info!("worker {} is up", self.worker.url);
         }
     }
 
-    fn bad(&mut self, router: &Router, sent: Instant, trouble: &Trouble) {
+    fn bad(&mut self, config: &Config, registry: &Registry, sent: Instant, trouble: &Trouble) {
         let worker = &self.worker;
         self.successes = 0;
         self.failures = self.failures.saturating_add(1);
         self.severed |= matches!(trouble, Trouble::Broken(_));
         let failing_since = *self.failing_since.get_or_insert(sent);
         let was = worker.phase();
-        let is_down = self.failures >= router.config.health_failure_threshold;
+        let is_down = self.failures >= config.health_failure_threshold;
         if was == Phase::Healthy {
             worker.counters.ejections.increment(Ejection::HealthCheck);
         }
         if is_down && matches!(was, Phase::Healthy | Phase::Suspect) {
             worker.set_phase(Phase::Down);
             worker.pool.clear();
-            router.registry.announce();
+            registry.announce();
             tracing::warn!("worker {} is down: {trouble}", worker.url);
         } else if worker.rotation.suspect() {
-            router.registry.announce();
+            registry.announce();
             tracing::warn!("worker {} out of rotation: {trouble}", worker.url);
         } else if was == Phase::Starting && self.failures == 1 {
             tracing::warn!("worker {} is not up yet: {trouble}", worker.url);
@@ -155,7 +142,7 @@ impl HealthCheck {
         // A worker that is alive and busy may fail a check while its responses flow; and one that
         // shuts down in order answers badly, or not at all, until it has finished what it has.
         let silent = worker.silent_for() >= failing_since.elapsed();
-        let frozen = matches!(trouble, Trouble::Silent(_)) && router.registry.any_takes_requests();
+        let frozen = matches!(trouble, Trouble::Silent(_)) && registry.any_takes_requests();
         if silent && (frozen || is_down) {
             worker.give_up();
         }
@@ -163,9 +150,9 @@ impl HealthCheck {
 
     /// Asks the worker what it is. Who it is decides whether the tree still knows its cache: another
     /// process starts empty, and so, perhaps, does an engine that does not tell and was severed.
-    async fn learn(&mut self, router: &Router) {
-        let info = WorkerInfo::parse(&self.read(router, "/get_server_info").await);
-        let info = info.with_models(&self.read(router, "/v1/models").await);
+    async fn learn(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
+        let info = WorkerInfo::parse(&self.read(config, "/get_server_info").await);
+        let info = info.with_models(&self.read(config, "/v1/models").await);
         let worker = &self.worker;
         if worker.is_removed() {
             return; // meanwhile, and its share of the tree is gone
@@ -175,23 +162,23 @@ impl HealthCheck {
         let severed = std::mem::take(&mut self.severed);
         let was_away = matches!(worker.phase(), Phase::Suspect | Phase::Down);
         if restarted || info.boot_id.is_none() && severed && was_away {
-            router.tree.purge_worker(worker.id);
+            tree.purge_worker(worker.id);
             tracing::info!("worker {} has restarted: its cache is empty", worker.url);
         }
         if let Some(tokens) = info.max_total_num_tokens {
-            router.set_capacity(worker, tokens);
+            worker.learned.set_capacity(tree, worker.id, tokens);
         }
         if info.models != before.models {
             tracing::info!("worker {} serves {}", worker.url, info.models.join(", "));
         }
         // Last, so that who sees the new information finds the tree in accord with it.
         worker.info.store(Arc::new(info));
-        router.registry.announce();
+        registry.announce();
     }
 
     /// The body of a good answer, or nothing.
-    async fn read(&mut self, router: &Router, path: &str) -> bytes::Bytes {
-        let limit = router.config.health_check_timeout_secs.get();
+    async fn read(&mut self, config: &Config, path: &str) -> bytes::Bytes {
+        let limit = config.health_check_timeout_secs.get();
         let call = Call::get(path);
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
             Ok(Ok((status, body))) if status.is_success() => body,

@@ -20,6 +20,7 @@ pub use crate::fleet::{
 };
 use crate::{
     config::Config,
+    correct::Learned,
     fleet::{
         booking::Load,
         breaker::Breaker,
@@ -32,7 +33,6 @@ use crate::{
     metrics::Ejection,
     names::{ModelName, WorkerId, WorkerUrl},
     policy::Candidate,
-    proxy::correct::Learned,
     upstream::Pool,
 };
 
@@ -116,7 +116,7 @@ impl Worker {
     }
 
     /// Resolves when a request has failed on the worker since the last call.
-    pub(super) async fn doubted(&self) {
+    pub async fn doubted(&self) {
         self.rotation.doubted().await;
     }
 

@@ -15,7 +15,6 @@ use super::{
     beginning::Beginning,
     exchange::{Exchange, Trouble},
     expect::Expect,
-    select::{Selection, Wish},
 };
 use crate::{
     error::{Error, Refusal},
@@ -26,7 +25,10 @@ use crate::{
     key::RouteKey,
     metrics::UpstreamFailure,
     names::WorkerId,
-    router::Router,
+    router::{
+        Router,
+        select::{Selection, Wish},
+    },
 };
 
 /// A request that so many workers have died of is not tried on another.

@@ -6,13 +6,14 @@ use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
+    admission::Slot,
     alarm::Alarm,
     body::replay,
     endpoint::Endpoint,
     error::Error,
     key::{self, Route, RouteKey},
     names::ModelName,
-    proxy::{queue::Slot, request::WorkerRequest},
+    proxy::request::WorkerRequest,
     router::Router,
     shutdown::InFlight,
     telemetry::journal::Journal,

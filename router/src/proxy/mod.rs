@@ -5,28 +5,19 @@
 
 mod attempt;
 mod beginning;
-mod budget;
-pub mod correct;
 mod exchange;
 mod expect;
 mod job;
-pub(crate) mod memory;
 mod obtain;
-mod queue;
 pub mod request;
-pub mod select;
-mod window;
 
 use std::sync::Arc;
 
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
-pub use budget::Budget;
 pub use job::Job;
-pub use memory::BodyMemory;
 pub use obtain::{Reply, Rest, obtain};
-pub use queue::{Queue, Slot};
 
 use crate::{
     body::ResponseBody, endpoint::Endpoint, error::Error, metrics::Metrics,

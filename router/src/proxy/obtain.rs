@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use super::{
     Job,
     attempt::{Round, Stop},
-    queue::Ticket,
 };
 use crate::{
+    admission::Ticket,
     error::{Error, Refusal},
     fleet::worker::Booking,
     upstream::Connection,

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use crate::{
-    body::replay, error::Error, fleet::worker::Worker, key::session_of, proxy::memory::Held,
+    admission::Held, body::replay, error::Error, fleet::worker::Worker, key::session_of,
     router::Router, telemetry, wire::headers,
 };
 

@@ -14,11 +14,12 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    admission::Held,
     alarm::Alarm,
     body::ResponseBody,
     endpoint::Endpoint,
     error::Error,
-    proxy::{self, memory::Held, request::read_body},
+    proxy::{self, request::read_body},
     router::Router,
     server::{
         answer::Answer,

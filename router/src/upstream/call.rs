@@ -5,10 +5,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::Full;
 
-use crate::{
-    fleet::worker::Worker,
-    upstream::{Connection, Pool, UpstreamError},
-};
+use super::{Connection, Pool, UpstreamError};
 
 /// More than any of these responses has reason to be.
 const RESPONSE_LIMIT: usize = 4 << 20;
@@ -48,11 +45,11 @@ impl<'a> Call<'a> {
     }
 
     /// Asks over the worker's pool.
-    pub async fn to(&self, worker: &Worker) -> Result<(StatusCode, Bytes), UpstreamError> {
-        let mut connection = worker.pool.checkout();
-        let answer = self.over(&mut connection, &worker.pool).await;
+    pub async fn to(&self, pool: &Pool) -> Result<(StatusCode, Bytes), UpstreamError> {
+        let mut connection = pool.checkout();
+        let answer = self.over(&mut connection, pool).await;
         if let Some(connection) = connection {
-            worker.pool.checkin(connection);
+            pool.checkin(connection);
         }
         answer
     }

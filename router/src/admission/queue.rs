@@ -76,12 +76,12 @@ impl Queue {
     }
 
     /// Requests that ended in the last ten seconds.
-    pub(super) fn ended(&self, now: Instant) -> u64 {
+    pub(crate) fn ended(&self, now: Instant) -> u64 {
         self.ended.sum(now)
     }
 
     /// One more request waits, if there is room for it.
-    pub(super) fn place(&self) -> Result<Place<'_>, Error> {
+    pub(crate) fn place(&self) -> Result<Place<'_>, Error> {
         let Ok(permit) = self.places.try_acquire() else {
             self.metrics.queue.ends.increment(QueueEnd::Full);
             return Err(Error::QueueFull { limit: self.size, retry_after: self.advice() });
@@ -90,14 +90,14 @@ impl Queue {
     }
 
     /// Seconds until those that wait now will have had their turn, at the rate at which requests end.
-    pub(super) fn advice(&self) -> u64 {
+    pub(crate) fn advice(&self) -> u64 {
         let now = Instant::now();
         let seconds = self.ended.span(now).as_secs().max(1);
         (self.waiting() as u64 * seconds).div_ceil(self.ended(now).max(1)).clamp(1, LONGEST_ADVICE)
     }
 
     /// A slot, if there is a free one and nobody waits for it.
-    pub(super) fn try_enter(self: &Arc<Self>) -> Option<Slot> {
+    pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Slot> {
         let permit = match &self.slots {
             None => None,
             Some(slots) => Some(Arc::clone(slots).try_acquire_owned().ok()?),
@@ -106,7 +106,7 @@ impl Queue {
     }
 
     /// Waits for a slot; `None` if there was none by `at`.
-    pub(super) async fn enter(
+    pub(crate) async fn enter(
         self: &Arc<Self>,
         alarm: &mut Alarm,
         at: tokio::time::Instant,
@@ -124,12 +124,12 @@ impl Queue {
         Ok(Some(Slot { queue: Arc::clone(self), _permit: permit.ok() }))
     }
 
-    pub(super) fn has_line(&self) -> bool {
+    pub(crate) fn has_line(&self) -> bool {
         self.in_line.load(Ordering::Relaxed) > 0
     }
 
     /// A place at the end of the line.
-    pub(super) fn line_up(&self) -> Result<Ticket<'_>, Error> {
+    pub(crate) fn line_up(&self) -> Result<Ticket<'_>, Error> {
         let place = self.place()?;
         let mut line = self.line.lock();
         line.next += 1;
@@ -166,18 +166,18 @@ impl Drop for Slot {
 }
 
 /// A request that waits. Dropping it is leaving without a word, as clients do.
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     queue: &'a Queue,
     since: Instant,
     _permit: SemaphorePermit<'a>,
 }
 
 impl Place<'_> {
-    pub(super) fn served(self) {
+    pub(crate) fn served(self) {
         self.end(QueueEnd::Served);
     }
 
-    pub(super) fn give_up(self) {
+    pub(crate) fn give_up(self) {
         self.end(QueueEnd::Timeout);
     }
 
@@ -189,7 +189,7 @@ impl Place<'_> {
 }
 
 /// A place in the line, kept while its request tries again. Dropping it gives it up.
-pub(super) struct Ticket<'a> {
+pub(crate) struct Ticket<'a> {
     place: Place<'a>,
     standing: Standing<'a>,
 }
@@ -200,16 +200,16 @@ struct Standing<'a> {
 }
 
 impl Ticket<'_> {
-    pub(super) fn served(self) {
+    pub(crate) fn served(self) {
         self.place.served();
     }
 
-    pub(super) fn give_up(self) {
+    pub(crate) fn give_up(self) {
         self.place.give_up();
     }
 
     /// Waits until it is this one's turn to try; false if it was not by `at`.
-    pub(super) async fn turn(&self, alarm: &mut Alarm, at: tokio::time::Instant) -> bool {
+    pub(crate) async fn turn(&self, alarm: &mut Alarm, at: tokio::time::Instant) -> bool {
         let Standing { queue, number } = &self.standing;
         let (call, mut called) = oneshot::channel();
         queue.line.lock().tickets.insert(*number, Some(call));

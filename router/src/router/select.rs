@@ -1,6 +1,7 @@
 //! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
 //! choice, and the booking that makes the choice visible to the next request.
 
+use super::Router;
 use crate::{
     fleet::{
         registry::known,
@@ -9,7 +10,6 @@ use crate::{
     key::RouteKey,
     names::{ModelName, WorkerId},
     policy::{Candidate, PolicyRequest, Reason, least_loaded},
-    router::Router,
 };
 
 /// What a request brings to the choice.

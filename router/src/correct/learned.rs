@@ -37,17 +37,22 @@ const DECAY: f64 = 0.99;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prediction {
     /// `None` under a policy without a tree, and once there is nothing to take back.
-    pub(super) note: Option<Note>,
+    note: Option<Note>,
     /// Whether all that the tree promised had been computed by then.
     settled: bool,
     /// Whether the worker has told the prompt's tokens, and those cached.
     measured: bool,
-    pub(super) told: bool,
+    told: bool,
 }
 
 impl Prediction {
     pub fn note(&self) -> Option<Note> {
         self.note
+    }
+
+    /// What the tree has noted, to be taken back.
+    pub fn take_note(&mut self) -> Option<Note> {
+        self.note.take()
     }
 }
 

@@ -28,7 +28,7 @@
 //!   is told in tokens.
 //! - Of a batch or a prompt with images the router cannot tell the tokens: such prompts teach nothing.
 //! - A request that ends before its prompt is computed leaves a note that is not true: it is taken
-//!   back ([`Router::unlearn`]), unless another request has made it true.
+//!   back, unless another request has made it true.
 
 mod home;
 mod learned;
@@ -38,65 +38,10 @@ pub use home::HomeShare;
 pub use learned::{Finding, Learned, Prediction, Report};
 pub use settling::Epoch;
 
-use crate::{
-    fleet::worker::{Booking, Worker},
-    key::RouteKey,
-    policy::Reason,
-    router::Router,
-};
-
 /// What a worker says about a request's prompt, in a response's headers or its `usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt_tokens: Option<u64>,
     /// `None` if the worker does not say, which is not the same as none.
     pub cached_tokens: Option<u64>,
-}
-
-impl Router {
-    /// Takes in what a worker says of a request's prompt, as often as it says something: the first
-    /// time that it tells cached tokens counts.
-    pub fn learn(&self, key: &RouteKey, booking: &mut Booking, usage: Usage) {
-        let worker = std::sync::Arc::clone(booking.worker());
-        let prediction = &mut booking.prediction;
-        let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
-        if let Some(Report { prompt, predicted, cached }) = report {
-            worker.counters.cache(booking.reason, prompt, predicted, cached);
-            if let Reason::Home | Reason::Cold = booking.reason {
-                self.home.observe(booking.reason == Reason::Home, prompt, cached);
-            }
-        }
-        let url = &worker.url;
-        match finding {
-            Some(Finding::Evicted { blocks }) => {
-                worker.counters.evicted_blocks.add(blocks);
-                let capacity = worker.learned.capacity();
-                tracing::debug!("worker {url} has evicted {blocks} blocks, keeps about {capacity}");
-            }
-            Some(Finding::Emptied) => {
-                worker.counters.emptied.increment();
-                tracing::warn!(
-                    "worker {url} has lost its cache: nothing of the last prompts was there"
-                );
-            }
-            Some(Finding::NoCache) => {
-                worker.counters.emptied.increment();
-                tracing::debug!("worker {url} never has anything cached: is its prefix cache off?");
-            }
-            None => {}
-        }
-    }
-
-    /// A request has ended without its prompt being computed: what the tree noted of it when its
-    /// worker was chosen is not so. Without effect once the worker has told cached tokens.
-    pub fn unlearn(&self, key: &RouteKey, booking: &mut Booking) {
-        if let Some(note) = booking.prediction.note.take() {
-            self.tree.retract(key, booking.worker().id, &note);
-        }
-    }
-
-    /// A worker says how many tokens its cache holds.
-    pub fn set_capacity(&self, worker: &Worker, tokens: u64) {
-        worker.learned.set_capacity(&self.tree, worker.id, tokens);
-    }
 }

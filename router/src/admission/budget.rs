@@ -20,7 +20,7 @@ impl Budget {
     }
 
     /// Takes a retry out of the budget, where there have been so many `requests` in the window.
-    pub(super) fn spend(&self, requests: u64, now: Instant) -> bool {
+    pub(crate) fn spend(&self, requests: u64, now: Instant) -> bool {
         let allowed = (ALWAYS * SECONDS) as f64 + self.share * requests as f64;
         // Two threads may both take the last one. A budget is no exact thing.
         let affordable = (self.retries.sum(now) as f64) < allowed;

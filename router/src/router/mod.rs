@@ -1,22 +1,27 @@
 //! Everything that lives as long as the router: what each request and each health check shares.
 
+mod learn;
+pub mod select;
+mod watch;
+
 use std::{fmt::Display, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime;
 
 use crate::{
+    admission::{BodyMemory, Budget, Queue},
     config::{ApiKey, Config},
+    correct::HomeShare,
     error::{Error, StartError},
     fleet::{
-        health,
         registry::{self, Registry},
         worker::Worker,
     },
     metrics::{Metrics, UpstreamFailure},
     names::WorkerUrl,
     policy::{self, Policy},
-    proxy::{BodyMemory, Budget, Queue, correct::HomeShare, select::Scratch},
+    router::select::Scratch,
     shutdown::Gate,
     telemetry::Tracer,
     tree::PrefixTree,
@@ -90,7 +95,7 @@ impl Router {
             self.config.worker_key().map(ApiKey::bearer),
         );
         let worker = self.registry.add(url, pool, &self.config)?;
-        let check = health::run(Arc::downgrade(self), Arc::clone(&worker));
+        let check = watch::run(Arc::downgrade(self), Arc::clone(&worker));
         worker.attach_health_check(self.runtime.spawn(check).abort_handle());
         Ok(worker)
     }

@@ -1,0 +1,13 @@
+//! How much at a time: requests on the workers and in line for them ([`Queue`]), retries ([`Budget`]),
+//! memory for bodies ([`BodyMemory`]).
+
+mod budget;
+mod memory;
+mod queue;
+mod window;
+
+pub use budget::Budget;
+pub use memory::BodyMemory;
+pub(crate) use memory::Held;
+pub(crate) use queue::Ticket;
+pub use queue::{Queue, Slot};
