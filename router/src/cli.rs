@@ -10,11 +10,7 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-use crate::{
-    config::Config,
-    server::{self, listen},
-    telemetry::access_log,
-};
+use crate::{config::Config, handle, server::listen, telemetry::access_log};
 
 /// Parses the arguments (the program's name first), runs until stopped, and says how it went.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -87,7 +83,7 @@ async fn serve(config: Config) -> io::Result<()> {
             () = async { received(&mut again).await; received(&mut again).await } => {}
         }
     };
-    server::run(listener, config, drain, stop).await.map_err(io::Error::other)
+    handle::run(listener, config, drain, stop).await.map_err(io::Error::other)
 }
 
 async fn received(signal: &mut Signal) {

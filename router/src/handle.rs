@@ -27,6 +27,9 @@ use crate::{
 /// not yet asked.
 const HAND_OVER: Duration = Duration::from_millis(200);
 
+/// After the grace period, time to close what is still open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// For the last traces to reach their collector.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
@@ -164,6 +167,28 @@ impl Drop for RouterHandle {
         self.server.abort();
         self.router.retire();
     }
+}
+
+/// Runs a router until it has come down: `drain` lets the requests in flight finish within the grace
+/// period, `stop` ends them at once, also during a drain. The caller owns listener and signals.
+pub async fn run(
+    listener: TcpListener,
+    config: Config,
+    drain: impl Future<Output = ()>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), StartError> {
+    let grace = config.shutdown_grace_period_secs.get();
+    let handle = RouterHandle::serve_on(listener, config, Some(Cores::start()?)).await?;
+    let drained = async {
+        drain.await;
+        handle.drain(grace).await
+    };
+    tokio::select! {
+        _ = drained => {}
+        () = stop => {}
+    }
+    handle.stop(LAST_WORDS).await;
+    Ok(())
 }
 
 /// The one line that says what runs where.

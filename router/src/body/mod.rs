@@ -28,7 +28,7 @@ use thiserror::Error;
 
 use crate::{
     body::{failure::Failure, plain::PlainBody, stream::EventStream, worker::WorkerFrames},
-    proxy::{Job, Reply},
+    proxy::{self, Job, Reply},
 };
 
 /// Why a response that has begun ends early. The client sees its connection close: bytes that were
@@ -64,7 +64,7 @@ impl ResponseBody {
         let body = if stream::is_event_stream(&head) {
             Self::Events(Box::new(EventStream::new(job, &mut head, frames)))
         } else {
-            head.headers.remove(replay::HEADER);
+            head.headers.remove(proxy::replay::HEADER);
             Self::Plain(Box::new(PlainBody::new(job, &head.headers, frames)))
         };
         Response::from_parts(head, body)

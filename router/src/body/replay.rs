@@ -6,41 +6,19 @@
 //! client's stream has ended. The client sees neither of it.
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderValue};
 use memchr::memmem;
 
 use crate::{
     body::transcript::{self, Transcript},
-    config::Config,
-    endpoint::Endpoint,
-    key::RouteKey,
+    proxy::replay::HEADER,
 };
-
-/// Asks a worker to be ready, and is its answer that it is.
-pub const HEADER: HeaderName = HeaderName::from_static("x-mla-replay");
-
-/// What the request header says.
-pub const ASK: HeaderValue = HeaderValue::from_static("1");
 
 /// Longest answer that is remembered.
 const LONGEST_ANSWER: usize = 512;
 
 /// A stream is continued at most so often: what breaks that many workers is most likely the request.
 const MOST_REPLAYS: u32 = 3;
-
-/// Whether a broken answer to this request could be continued: it streams tokens, and its body is a
-/// JSON object, which has room for one more field.
-pub fn is_possible(
-    config: &Config,
-    endpoint: Endpoint,
-    key: Option<&RouteKey>,
-    body: &[u8],
-) -> bool {
-    !config.disable_replay
-        && endpoint.generates()
-        && key.is_some_and(|key| key.stream)
-        && body.trim_ascii_end().ends_with(b"}")
-}
 
 /// What it takes to continue one stream.
 #[derive(Debug)]

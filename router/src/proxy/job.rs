@@ -8,12 +8,11 @@ use tokio::{task::spawn_blocking, time::Instant};
 use crate::{
     admission::Slot,
     alarm::Alarm,
-    body::replay,
     endpoint::Endpoint,
     error::Error,
     key::{self, Route, RouteKey},
     names::ModelName,
-    proxy::request::WorkerRequest,
+    proxy::{replay, request::WorkerRequest},
     router::Router,
     shutdown::InFlight,
     telemetry::journal::Journal,

@@ -8,9 +8,10 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
+use super::replay;
 use crate::{
-    admission::Held, body::replay, error::Error, fleet::worker::Worker, key::session_of,
-    router::Router, telemetry, wire::headers,
+    admission::Held, error::Error, fleet::worker::Worker, key::session_of, router::Router,
+    telemetry, wire::headers,
 };
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.

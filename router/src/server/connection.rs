@@ -19,11 +19,12 @@ use crate::{
     body::ResponseBody,
     endpoint::Endpoint,
     error::Error,
-    proxy::{self, request::read_body},
+    proxy::request::read_body,
     router::Router,
     server::{
         answer::Answer,
         auth,
+        forward::forward,
         guard::{Guard, Limits},
         head::MAX_HEAD,
         request_id,
@@ -211,9 +212,7 @@ impl Serving {
                 Ok(response.map(ResponseBody::Admin))
             }
             // Boxed, because hyper moves the future of every request about.
-            endpoint => {
-                Box::pin(proxy::forward(&self.router, endpoint, request, turn, journal)).await
-            }
+            endpoint => Box::pin(forward(&self.router, endpoint, request, turn, journal)).await,
         }
     }
 }

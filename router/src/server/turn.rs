@@ -17,7 +17,7 @@ pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// They all run in the task of the connection, so that none ever waits for the lock.
 #[derive(Clone, Debug, Default)]
-pub struct Turn(Arc<Mutex<State>>);
+pub(super) struct Turn(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is asked for alone")]
@@ -55,7 +55,7 @@ impl Turn {
     }
 
     /// The request's body has arrived whole.
-    pub fn uploaded(&self) {
+    pub(super) fn uploaded(&self) {
         self.0.lock().uploaded = true;
     }
 

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mla_router::{Config, StartError, server};
+use mla_router::{Config, StartError, handle};
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, oneshot},
@@ -44,7 +44,7 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the port is closed");
 }
 
-/// `server::run` as the binary uses it, with the listener and both signals in the test's hands.
+/// `handle::run` as the binary uses it, with the listener and both signals in the test's hands.
 struct Running {
     worker: FakeWorker,
     gate: Arc<Semaphore>,
@@ -61,7 +61,7 @@ async fn running(config: Config) -> Running {
     let config = Config { worker_urls: vec![worker.url().parse().expect("valid")], ..config };
     let (drain, draining) = oneshot::channel::<()>();
     let (stop, stopping) = oneshot::channel::<()>();
-    let server = tokio::spawn(server::run(
+    let server = tokio::spawn(handle::run(
         listener,
         config,
         async move { draining.await.expect("the test sends") },

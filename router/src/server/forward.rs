@@ -1,0 +1,63 @@
+//! What the data plane answers: a request from its first byte to the head of its response.
+
+use std::sync::Arc;
+
+use http::{Request, Response, Version};
+use hyper::body::Incoming;
+
+use super::turn::Turn;
+use crate::{
+    body::ResponseBody,
+    endpoint::Endpoint,
+    error::Error,
+    metrics::Metrics,
+    proxy::{Job, obtain, request::WorkerRequest},
+    router::Router,
+    telemetry::journal::Journal,
+    wire::headers,
+};
+
+/// Answers a request of the data plane with the response of a worker.
+pub(super) async fn forward(
+    router: &Arc<Router>,
+    endpoint: Endpoint,
+    request: Request<Incoming>,
+    turn: &Turn,
+    journal: Option<&Arc<Journal>>,
+) -> Result<Response<ResponseBody>, Error> {
+    if router.gate.is_draining() {
+        return Err(Error::Draining);
+    }
+    let reading = AbortCount(Some(&router.metrics));
+    let request = WorkerRequest::read(request, router).await;
+    let request = reading.disarm(request)?;
+    turn.uploaded();
+    // Not before: a drain does not wait for uploads.
+    let in_flight = router.gate.enter().ok_or(Error::Draining)?;
+    let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned()).await;
+    // Declared after the job, so that an abort is counted before the request has left.
+    let waiting = AbortCount(Some(&router.metrics));
+    let reply = obtain(&mut job, None).await;
+    let mut reply = waiting.disarm(reply)?;
+    headers::for_client(&mut reply.head.headers);
+    reply.head.version = Version::HTTP_11;
+    Ok(ResponseBody::of_worker(job, reply))
+}
+
+/// Counts a request whose future is dropped, which is how a client's leaving looks from here.
+struct AbortCount<'a>(Option<&'a Metrics>);
+
+impl AbortCount<'_> {
+    fn disarm<T>(mut self, outcome: T) -> T {
+        self.0 = None;
+        outcome
+    }
+}
+
+impl Drop for AbortCount<'_> {
+    fn drop(&mut self) {
+        if let Some(metrics) = self.0 {
+            metrics.client_abort();
+        }
+    }
+}
