@@ -2,16 +2,21 @@
 //!
 //! The map, in the order of a request's life:
 //!
-//! - [`server`] accepts connections and watches their heads.
-//! - [`proxy`] says what a path means, reads the request and sees it through to a response.
-//! - [`key`] scans the body, borrowed, into the block hashes of its prompt.
-//! - [`proxy::select`] puts together what is known: [`fleet`] (who is there, how loaded),
-//!   [`tree`] (who has seen which blocks), [`policy`] (a pure choice from both).
-//! - [`upstream`] sends it over a pooled connection; [`body`] hands the response on, frame by frame.
+//! - [`server`] accepts connections, watches their heads, and sees each request through to its response.
+//! - [`endpoint`] says what a path means; [`key`] scans the body, borrowed, into the block hashes of its
+//!   prompt.
+//! - [`router::select`] puts together what is known: [`fleet`] (who is there, how loaded), [`tree`] (who
+//!   has seen which blocks), [`policy`] (a pure choice from both).
+//! - [`proxy`] sends it over a connection of [`upstream`], to another worker if need be, or has it wait
+//!   as [`admission`] says, until the beginning of an answer is there.
+//! - [`body`] hands the response on, frame by frame. What it says of the worker's cache goes into the
+//!   tree by [`correct`].
 //!
 //! Beside it run one health check per worker, the sources of workers in `discovery` and the routes of
-//! [`admin`]. [`config`] holds all
-//! settings, [`error`] every refusal, [`handle`] is the router as a library.
+//! [`admin`]. [`config`] holds all settings, [`error`] every refusal, [`telemetry`] what is remembered of
+//! a request, and [`handle`] is the router as a library.
+//!
+//! The modules use each other one way. `tests/structure.rs` has their order, from the ground up.
 //!
 //! The library knows nothing of Python; `router/bindings` wraps it.
 
