@@ -1,4 +1,4 @@
-//! The workers as the router knows them: who is there, where, how they are, how loaded.
+//! The workers as the router knows them: who is there, how they are, how loaded.
 
 mod booking;
 mod breaker;

@@ -21,7 +21,6 @@ use crate::{
     metrics::{Metrics, UpstreamFailure},
     names::WorkerUrl,
     policy::{self, Policy},
-    router::select::Scratch,
     shutdown::Gate,
     telemetry::Tracer,
     tree::PrefixTree,
@@ -30,6 +29,7 @@ use crate::{
         address::{Networks, WorkerAddress},
     },
 };
+use select::Scratch;
 
 pub struct Router {
     pub config: Config,
@@ -37,7 +37,7 @@ pub struct Router {
     pub tree: PrefixTree,
     pub policy: Box<dyn Policy>,
     /// What other routers have cached for this one.
-    pub(crate) home: HomeShare,
+    home: HomeShare,
     pub metrics: Arc<Metrics>,
     pub gate: Arc<Gate>,
     pub started: Instant,
@@ -49,7 +49,7 @@ pub struct Router {
     dialer: Arc<Dialer>,
     /// Makes choosing and booking one step: without it, requests that arrive together would all see
     /// the same idle worker and all go there.
-    pub(crate) choosing: Mutex<Scratch>,
+    choosing: Mutex<Scratch>,
     /// Health checks run here, whatever thread adds the worker.
     runtime: runtime::Handle,
 }

@@ -1,4 +1,4 @@
-//! Connections to workers, and one request over one of them.
+//! Connections to workers: where they may go, how they come about, and one request over one of them.
 //!
 //! HTTP/1.1 by default: a pool of idle connections for each worker, and whoever waits for a response
 //! does the IO of its connection ([`connection`]). With `--upstream-http2` all requests to a worker
