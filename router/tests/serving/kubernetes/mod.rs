@@ -22,9 +22,9 @@ async fn router(cluster: &Cluster, port: u16) -> (Process, Client) {
     let port = port.to_string();
     let arguments = ["--port", "0", "--service-discovery", "--selector", "app=worker"];
     let arguments = [&arguments[..], &["--service-discovery-port", &port]].concat();
-    let mut router = Process::start_with(&arguments, |command| {
-        command.env("KUBECONFIG", cluster.kubeconfig());
-    });
+    let kubeconfig = cluster.kubeconfig();
+    let kubeconfig = kubeconfig.to_str().expect("a path in UTF-8");
+    let mut router = Process::start_with(&arguments, &[("KUBECONFIG", kubeconfig)]);
     let address = router.address().await;
     (router, Client::connect(address).await)
 }
