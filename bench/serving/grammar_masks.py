@@ -37,26 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 from shapes.tokenizer import write_tokenizer
 
-from grammar_texts import VOCAB_SIZE, draw, grammar, records
+from grammar_texts import VOCAB_SIZE, draw, grammar, open_all, records
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.grammar.vocabulary import read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def open_all(pool: Grammars, rows: int, distinct: bool) -> tuple[list[int], float]:
-    """Keys of open requests, and the seconds until all were open."""
-    begun = time.perf_counter()
-    keys = [pool.open(grammar(row if distinct else None), []) for row in range(rows)]
-    waiting = set(keys)
-    while waiting:
-        for key, problem in pool.poll():
-            assert problem is None, problem
-            waiting.remove(key)
-        time.sleep(0.0005)
-    return keys, time.perf_counter() - begun
 
 
 @dataclass
@@ -138,7 +125,9 @@ def measure(
 ) -> dict[str, Any]:
     """One case; `python_s` is what a mask takes token by token."""
     rows = len(pool.masks)
-    keys, open_s = open_all(pool, rows, distinct)
+    begun = time.perf_counter()
+    keys = open_all(pool, [grammar(row if distinct else None) for row in range(rows)])
+    open_s = time.perf_counter() - begun
     before = cpu_seconds(pool)
     times = drive(pool, keys, begin, steps, texts)
     after = cpu_seconds(pool)
@@ -179,7 +168,7 @@ def main() -> None:
             compiler = Compiler(read_vocabulary(folder, vocab_size))
             alone = compiler.compile(grammar())
             python_s = python_mask(alone, 5000)
-            open_all(pool, 1, distinct=False)  # the nursery has loaded
+            open_all(pool, [grammar()])  # the nursery has loaded
             texts = [records(tokenizer, steps, random.Random(row)) for row in range(rows)]
 
             def begin() -> Matcher:

@@ -11,13 +11,13 @@ is the time of a step beside that of the same step without grammars.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,10 @@ from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import itertools
-
 from record import record
 from shapes.tokenizer import write_tokenizer
 
-from grammar_texts import VOCAB_SIZE, grammar, random_sentence, records
+from grammar_texts import VOCAB_SIZE, grammar, open_all, random_sentence, records
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Capacity, SamplingParams, StepPlan, StepResult, TokenMasks
 from mla_router.worker.grammar.options import GrammarOptions
@@ -44,24 +42,9 @@ from mla_router.worker.messages import Generate, Grammar
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import Scheduler
 from mla_router.worker.scheduler.step import Step
+from null_worker import Timed
 
 PAGE_SIZE = 16
-
-
-@dataclass
-class Pending:
-    result: StepResult
-    ready_at: float
-
-    def wait(self) -> StepResult:
-        time.sleep(max(0.0, self.ready_at - time.perf_counter()))
-        return self.result
-
-
-@dataclass
-class Forward:
-    plan: StepPlan
-    done_at: float
 
 
 class PacedReader:
@@ -75,25 +58,24 @@ class PacedReader:
         self._free_at = 0.0  # when the device has done all that was launched
         self._uploaded = np.empty((capacity.num_slots, -(-VOCAB_SIZE // 32)), dtype=np.int32)
 
-    def forward(self, plan: StepPlan) -> Forward:
+    def forward(self, plan: StepPlan) -> StepPlan:
         for chunk in plan.chunks:
             self._text_of[chunk.slot] = chunk.tokens[0]
-        self._free_at = max(self._free_at, time.perf_counter()) + self._step_s
-        return Forward(plan, self._free_at)
+        self._free_at = max(self._free_at, time.monotonic()) + self._step_s
+        return plan
 
-    def sample(self, launched: Forward, masks: TokenMasks | None = None) -> Pending:
+    def sample(self, launched: StepPlan, masks: TokenMasks | None = None) -> Timed:
         if masks is not None:
             self._uploaded[: len(masks.bits)] = masks.bits
         # Late masks keep the device waiting
-        self._free_at = max(self._free_at, time.perf_counter())
-        plan = launched.plan
+        self._free_at = max(self._free_at, time.monotonic())
         # A prompt has one token: of an answer there are as many as its row has in the cache, but one
-        written = [length - 1 for length in plan.decode_lengths] + [0] * len(plan.chunks)
+        written = [length - 1 for length in launched.decode_lengths] + [0] * len(launched.chunks)
         tokens = [
             self._texts[self._text_of[slot]][count]
-            for slot, count in zip(plan.sampled_slots, written, strict=True)
+            for slot, count in zip(launched.sampled_slots, written, strict=True)
         ]
-        return Pending(StepResult(tokens), self._free_at)
+        return Timed(StepResult(tokens), self._free_at)
 
     def is_usable_after(self, error: Exception) -> bool:
         raise error
@@ -120,7 +102,6 @@ def step_us(
     engine = PacedReader(capacity, step_s, texts)
     scheduler = Scheduler(engine, channel, WorkerConfig(), vocab_size=VOCAB_SIZE, grammars=pool)
     for row, own in enumerate(grammars):
-        # Behind its sentence nothing is asked for
         sampling = SamplingParams(max_tokens=steps)
         said.send(msgspec.msgpack.encode(Generate(f"row-{row}", [row], sampling, grammar=own)))
     ends: list[float] = []
@@ -136,19 +117,6 @@ def step_us(
     channel.close()
     context.destroy(linger=0)
     return [1e6 * (end - begin) for begin, end in itertools.pairwise(ends)]
-
-
-def compile_all(pool: Grammars, grammars: list[Grammar | None]) -> None:
-    """Lest the first answers have ended when the last grammar is compiled."""
-    keys = [pool.open(grammar, []) for grammar in grammars if grammar is not None]
-    waiting = set(keys)
-    while waiting:
-        for key, problem in pool.poll():
-            assert problem is None, problem
-            waiting.remove(key)
-        time.sleep(0.001)
-    for key in keys:
-        pool.close(key)
 
 
 def main() -> None:
@@ -194,7 +162,9 @@ def main() -> None:
             results: dict[str, Any] = {}
             print(f"{'':24}{'mean':>10}{'p50':>10}{'p99':>10}{'added':>8}")
             for case, (kind, grammars) in cases.items():
-                compile_all(pool, grammars)
+                # Compiled before: else the first answers have ended when the last grammar is ready
+                for key in open_all(pool, [one for one in grammars if one is not None]):
+                    pool.close(key)
                 with tempfile.TemporaryDirectory() as sockets:
                     times = step_us(Path(sockets), pool, texts[kind], grammars, args.step_ms / 1000)
                 mean = statistics.mean(times)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.grammar.xgrammar_backend import Matcher
 from mla_router.worker.messages import Grammar
 
@@ -82,3 +84,15 @@ def draw(mask: np.ndarray, choose: random.Random) -> int:
 def grammar(title: int | None = None) -> Grammar:
     schema = SCHEMA if title is None else {**SCHEMA, "title": str(title)}
     return Grammar("json_schema", json.dumps(schema))
+
+
+def open_all(pool: Grammars, grammars: list[Grammar]) -> list[int]:
+    """Keys of requests that are open, and their grammars compiled."""
+    keys = [pool.open(grammar, []) for grammar in grammars]
+    waiting = set(keys)
+    while waiting:
+        for key, problem in pool.poll():
+            assert problem is None, problem
+            waiting.remove(key)
+        time.sleep(0.0005)
+    return keys
