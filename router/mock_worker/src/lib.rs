@@ -12,6 +12,7 @@ pub mod cache;
 pub mod client;
 pub mod engine;
 pub mod fault;
+pub mod port;
 pub mod query;
 pub mod server;
 pub mod settings;
@@ -22,5 +23,6 @@ pub mod worker;
 
 pub use engine::{Stats, Totals};
 pub use fault::{Fault, Garbage, Kind};
+pub use port::Port;
 pub use settings::{Flavour, Settings};
 pub use worker::MockWorker;

@@ -5,7 +5,7 @@
 use std::{io, net::SocketAddr, process::ExitCode};
 
 use clap::Parser;
-use mla_mock_worker::{MockWorker, Settings};
+use mla_mock_worker::{MockWorker, Port, Settings};
 use tokio::task::JoinSet;
 
 /// Play an engine, for tests and benches of a router
@@ -44,7 +44,7 @@ async fn run(arguments: Arguments) -> io::Result<()> {
         if address.port() != 0 {
             address.set_port(address.port() + number);
         }
-        let mut worker = MockWorker::listen(address, arguments.settings.clone()).await?;
+        let mut worker = MockWorker::listen(Port::at(address)?, arguments.settings.clone()).await?;
         println!("{}", worker.url());
         workers.spawn(async move { worker.died().await });
     }

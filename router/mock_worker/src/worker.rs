@@ -1,22 +1,19 @@
 //! A worker that listens, for as long as its handle lives.
 
-use std::{
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::TcpListener,
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
-    task::{JoinHandle, JoinSet},
+    task::JoinSet,
 };
 
 use crate::{
     engine::Stats,
     fault::Fault,
+    port::Port,
     server::answer,
     settings::Settings,
     socket::{Freezer, Socket, Spoil},
@@ -25,32 +22,33 @@ use crate::{
 
 /// One mock engine on a port of its own. Dropping it is its end, as abrupt as that of a process.
 pub struct MockWorker {
-    address: SocketAddr,
+    port: Port,
     state: Arc<State>,
-    server: JoinHandle<()>,
+    /// One task, which ends with its handle.
+    server: JoinSet<()>,
 }
 
 impl MockWorker {
     /// Starts one on a free port.
     pub async fn start(settings: Settings) -> io::Result<Self> {
-        Self::listen((Ipv4Addr::LOCALHOST, 0).into(), settings).await
+        Self::listen(Port::free()?, settings).await
     }
 
-    pub async fn listen(address: SocketAddr, settings: Settings) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        let address = listener.local_addr()?;
+    pub async fn listen(port: Port, settings: Settings) -> io::Result<Self> {
+        let listener = port.listen().await?;
         let (orders, received) = unbounded_channel();
         let state = Arc::new(State::new(settings, orders));
-        let server = tokio::spawn(serve(listener, Arc::clone(&state), received));
-        Ok(Self { address, state, server })
+        let mut server = JoinSet::new();
+        server.spawn(serve(listener, Arc::clone(&state), received));
+        Ok(Self { port, state, server })
     }
 
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}", self.address())
     }
 
     pub fn boot_id(&self) -> String {
@@ -79,19 +77,14 @@ impl MockWorker {
     /// Returns when the worker has died, by [`Fault`] or otherwise.
     pub async fn died(&mut self) {
         // A panic is a death as well.
-        let _ended = (&mut self.server).await;
+        let _ended = self.server.join_next().await;
     }
 
-    /// Gone, as after kill -9: every connection closes, new ones are refused.
-    pub async fn kill(mut self) {
-        self.server.abort();
-        self.died().await;
-    }
-}
-
-impl Drop for MockWorker {
-    fn drop(&mut self) {
-        self.server.abort();
+    /// Gone, as after kill -9: every connection closes, new ones are refused. Another one may be
+    /// started on the port.
+    pub async fn kill(mut self) -> Port {
+        self.server.shutdown().await;
+        self.port
     }
 }
 

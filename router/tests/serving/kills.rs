@@ -148,10 +148,8 @@ async fn fifty_kills_under_sixteen_streams_go_unnoticed() {
     for kill in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(rng.u64(..40))).await;
         let victim = rng.usize(..workers.len());
-        let worker = workers.swap_remove(victim);
-        let address = worker.address();
-        worker.kill().await;
-        workers.push(MockWorker::listen(address, settings()).await.expect("its port"));
+        let port = workers.swap_remove(victim).kill().await;
+        workers.push(MockWorker::listen(port, settings()).await.expect("its port"));
         // Back in rotation, and every stream has ended since: no request meets many kills.
         all_in(Phase::Healthy, &router).await;
         let before = *finished.0.lock();

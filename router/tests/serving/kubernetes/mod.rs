@@ -5,7 +5,7 @@ mod cluster;
 use std::{net::SocketAddr, time::Instant};
 
 use http::StatusCode;
-use mla_mock_worker::{MockWorker, Settings};
+use mla_mock_worker::{MockWorker, Port, Settings};
 
 use crate::support::{Client, Process, post, soon};
 use cluster::Cluster;
@@ -15,7 +15,8 @@ use http_body_util::BodyExt;
 async fn pod(ip: &str, port: u16) -> MockWorker {
     let settings = Settings { decode_base_ms: 5.0, ..Settings::instant() };
     let address: SocketAddr = format!("{ip}:{port}").parse().expect("an address");
-    MockWorker::listen(address, settings).await.expect("all of 127.0.0.0/8 is ours")
+    let port = Port::at(address).expect("all of 127.0.0.0/8 is ours");
+    MockWorker::listen(port, settings).await.expect("the port is ours")
 }
 
 async fn router(cluster: &Cluster, port: u16) -> (Process, Client) {

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     pin::{Pin, pin},
     sync::{
         Arc,
@@ -22,6 +22,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use mla_mock_worker::Port;
 use parking_lot::Mutex;
 
 use tokio::{
@@ -140,7 +141,7 @@ pub(crate) enum Speaks {
 
 pub(crate) struct FakeWorker {
     speaks: Speaks,
-    address: SocketAddr,
+    port: Port,
     state: Arc<State>,
     events: mpsc::UnboundedReceiver<Event>,
     server: Option<AbortHandle>,
@@ -166,8 +167,8 @@ impl FakeWorker {
             info: Mutex::new(None),
             models: Mutex::new(None),
         });
-        let address = (Ipv4Addr::LOCALHOST, 0).into();
-        let mut worker = Self { speaks, address, state, events, server: None };
+        let port = Port::free().expect("a free port");
+        let mut worker = Self { speaks, port, state, events, server: None };
         worker.restart().await;
         worker
     }
@@ -179,8 +180,7 @@ impl FakeWorker {
 
     /// Listens (again), on the same port as before.
     pub(crate) async fn restart(&mut self) {
-        let listener = TcpListener::bind(self.address).await.expect("the port is ours");
-        self.address = listener.local_addr().expect("bound");
+        let listener = self.port.listen().await.expect("the port is ours");
         let accepting = accept(listener, self.speaks.clone(), Arc::clone(&self.state));
         self.server = Some(tokio::spawn(accepting).abort_handle());
     }
@@ -225,11 +225,11 @@ impl FakeWorker {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}", self.address())
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     pub(crate) async fn event(&mut self) -> Event {
