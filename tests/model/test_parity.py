@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +38,13 @@ EXPANDED = ("v2_lite", "v3_halves")
 
 
 @pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} expanded" for name in EXPANDED)])
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, _, expanded = request.param.partition(" ")
     folder: Path = tmp_path_factory.mktemp(name)
     write_tiny_model(folder, **CONFIGS[name])
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(expanded)))
-    yield Pair(load_model(folder, device="cpu", dtype=torch.float32, config=config), reference)
-    torch.set_num_threads(threads)
+    return Pair(load_model(folder, device="cpu", dtype=torch.float32, config=config), reference)
 
 
 def prompt(length: int, seed: int) -> list[int]:

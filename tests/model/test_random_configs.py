@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -46,10 +45,7 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def case(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Case]:
-    threads = torch.get_num_threads()
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("model")
     draw = Random(request.param)
     write_tiny_model(folder, seed=request.param, **random_config(request.param))
@@ -58,8 +54,7 @@ def case(
     prompt = draw.choices(range(VOCAB_SIZE), k=draw.randint(40, 100))
     answer = reference.greedy(prompt, NEW_TOKENS)
     ours = load_model(folder, device="cpu", dtype=torch.float32)
-    yield Case(ours, draw, prompt, answer, reference.logprobs(prompt + answer.tokens))
-    torch.set_num_threads(threads)
+    return Case(ours, draw, prompt, answer, reference.logprobs(prompt + answer.tokens))
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

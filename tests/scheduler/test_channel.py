@@ -26,7 +26,8 @@ from mla_router.worker.messages import (
 from support.scripted_scheduler import generate
 
 SERVERS = 3
-WAIT_MS = 60_000
+# A start takes seconds, and on a loaded machine many: pytest-timeout is to say what never ends.
+PATIENCE_S = 240
 
 
 class Servers:
@@ -45,7 +46,7 @@ class Servers:
         self.outbox.send(msgspec.msgpack.encode(message))
 
     def receive(self, server: int) -> ToServer:
-        assert self.inboxes[server].poll(WAIT_MS), f"nothing came to server {server}"
+        assert self.inboxes[server].poll(PATIENCE_S * 1000), f"nothing came to server {server}"
         return self.decoder.decode(self.inboxes[server].recv())
 
 
@@ -55,17 +56,24 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     flags = [f"--tokenizer-worker-num={SERVERS}", "--max-total-tokens=4096", "--cpu-threads=1"]
     command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
     process = subprocess.Popen([*command, *flags])
-    yield servers
-    servers.send(Shutdown())
-    assert process.wait(20) == 0
-    servers.context.destroy(linger=0)
+    try:
+        yield servers
+        servers.send(Shutdown())
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        servers.context.destroy(linger=0)
 
 
-def test_each_server_hears_of_its_own(servers: Servers) -> None:
+def all_are_ready(servers: Servers) -> None:
+    """What was sent before waits for the scheduler, which takes seconds to start, and comes at once."""
     readies = [servers.receive(server) for server in range(SERVERS)]
     assert isinstance(readies[0], Ready)
     assert readies == [readies[0]] * SERVERS
 
+
+def test_each_server_hears_of_its_own(servers: Servers) -> None:
     requests = {
         f"r{i}": generate(f"r{i}", [i + 1] * 20, 5 + i if i else 150, server=i % SERVERS)
         for i in range(9)
@@ -77,6 +85,7 @@ def test_each_server_hears_of_its_own(servers: Servers) -> None:
     for server in range(SERVERS):
         servers.send(GetStats(100 + server, server))
     servers.send(StartProfile(7, 1, 2))
+    all_are_ready(servers)
 
     for server in range(SERVERS):
         own = {rid for rid, request in requests.items() if request.server == server}
@@ -105,21 +114,22 @@ def test_each_server_hears_of_its_own(servers: Servers) -> None:
 
 
 def test_a_step_is_one_message_a_server(servers: Servers) -> None:
-    """Requests that run side by side: as many messages as steps, not as tokens."""
-    for server in range(SERVERS):
-        assert isinstance(servers.receive(server), Ready)
-    tokens = 40
+    """It has a token of each request that runs: they are as many as steps, and not as tokens."""
     requests: list[Generate] = [
-        generate(f"r{i}", [i + 1], tokens, server=i % SERVERS) for i in range(4 * SERVERS)
+        generate(f"r{i}", [i + 1], 40, server=i % SERVERS) for i in range(4 * SERVERS)
     ]
     for request in requests:
         servers.send(request)
+    all_are_ready(servers)
     for server in range(SERVERS):
-        open_requests, messages = 4, 0
-        while open_requests:
+        running: set[str] = set()
+        ended: set[str] = set()
+        largest = 0
+        while len(ended) < 4:
             message = servers.receive(server)
             if isinstance(message, Deltas):
-                messages += 1
-                open_requests -= sum(bool(delta.finish_reason) for delta in message.items)
-        # A request may come a step later than its neighbours; apart, they would take 160.
-        assert messages < 2 * tokens
+                told = {delta.rid for delta in message.items}
+                assert running <= told
+                ended |= {delta.rid for delta in message.items if delta.finish_reason}
+                running, largest = told - ended, max(largest, len(told))
+        assert largest == 4

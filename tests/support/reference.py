@@ -19,7 +19,6 @@ class Continuation:
 
 class Reference:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        torch.set_num_threads(1)
         self._model: Any = AutoModelForCausalLM.from_pretrained(  # comes in eval mode
             folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         )

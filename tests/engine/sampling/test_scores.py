@@ -26,7 +26,8 @@ def test_every_row_gets_as_many_as_it_asked_for() -> None:
             top_logprobs=top or 0,
         )
         driver.admit(slot, sampling, [slot, slot + 1])
-    logits = {slot: 10 * torch.randn(V) for slot in range(8)}
+    draw = torch.Generator().manual_seed(0)
+    logits = {slot: 10 * torch.randn(V, generator=draw) for slot in range(8)}
     result = driver.step(logits)
     assert result.scores is not None
     for slot, top in enumerate(asked):
@@ -48,12 +49,13 @@ def test_every_row_gets_as_many_as_it_asked_for() -> None:
 def test_no_scores_if_nobody_asks() -> None:
     driver = SamplerDriver(2, V)
     driver.admit(0, SamplingParams(9), [1])
-    assert driver.step({0: torch.randn(V)}).scores is None
+    assert driver.step({0: torch.zeros(V)}).scores is None
 
 
 def test_hidden_states_are_scored_in_slices() -> None:
-    head, rows = torch.randn(16, V), 2 * SLICE_ROWS + 3
-    hidden, tokens = torch.randn(rows, 16), torch.randint(V, (rows,))
+    draw, rows = torch.Generator().manual_seed(0), 2 * SLICE_ROWS + 3
+    head, hidden = torch.randn(16, V, generator=draw), torch.randn(rows, 16, generator=draw)
+    tokens = torch.randint(V, (rows,), generator=draw)
     largest = 0
 
     def logits_of(some: torch.Tensor) -> torch.Tensor:
