@@ -69,11 +69,12 @@ class PacedEngine:
 
 def schedule(step_s: float, argv: list[str]) -> None:
     """The scheduler process."""
-    die_with_parent()
     parser = argparse.ArgumentParser()
+    parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--ipc-dir", type=Path, required=True)
     worker_config.add_flags(parser)
     arguments = parser.parse_args(argv)
+    die_with_parent(arguments.parent_pid)
     config = worker_config.from_namespace(arguments)
     slots = config.max_running_requests
     capacity = Capacity(

@@ -5,6 +5,7 @@ python fake_launcher.py FOLDER [flags of launch_server]
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 
 
 def fake_worker(config: WorkerConfig) -> list[str]:
-    return [sys.executable, "-u", str(FAKE_WORKER), str(config.port), sys.argv[1]]
+    arguments = [str(config.port), sys.argv[1], str(os.getpid())]
+    return [sys.executable, "-u", str(FAKE_WORKER), *arguments]
 
 
 if __name__ == "__main__":

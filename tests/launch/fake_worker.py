@@ -1,7 +1,8 @@
 """Stands in for a worker process: starts at once, and does what files in a folder say.
 
-    python fake_worker.py PORT FOLDER
+    python fake_worker.py PORT FOLDER PARENT
 
+PARENT is the process with which it ends.
 `exit_code` in FOLDER: ends with that status before it listens. A streamed completion sends one
 chunk, then waits until `finish` is in FOLDER. `starts` gets a line with the process id per start.
 """
@@ -9,6 +10,7 @@ chunk, then waits until `finish` is in FOLDER. `starts` gets a line with the pro
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -64,7 +66,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> int:
-    die_with_parent()
+    die_with_parent(int(sys.argv[3]))
     port, Handler.folder = int(sys.argv[1]), Path(sys.argv[2])
     with (Handler.folder / "starts").open("a") as starts:
         starts.write(f"{port}\n")
@@ -73,7 +75,8 @@ def main() -> int:
         print("cannot work like this")
         return int(exit_code.read_text())
     # Like the scheduler of a real worker: a process of its own that must not stay behind.
-    subprocess.Popen([sys.executable, __file__.replace("fake_worker", "fake_scheduler")])
+    scheduler = __file__.replace("fake_worker", "fake_scheduler")
+    subprocess.Popen([sys.executable, scheduler, str(os.getpid())])
     with Server(("127.0.0.1", port), Handler) as server:
         print(f"fake worker on port {port}")
         server.serve_forever()

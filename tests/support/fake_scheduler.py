@@ -208,7 +208,8 @@ def scores_of(tokens: list[int], sampling: SamplingParams) -> Scores:
 
 
 def main() -> None:
-    die_with_parent()
+    (parent,) = [flag.split("=")[1] for flag in sys.argv if flag.startswith("--parent-pid=")]
+    die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     record, directory = Path(sys.argv[1]), sys.argv[sys.argv.index("--ipc-dir") + 1]
     servers = [

@@ -1,6 +1,6 @@
 """The scheduler process: owns the device, hears only its server processes.
 
-    python -m mla_router.worker.scheduler --ipc-dir DIR [flags of a worker]
+    python -m mla_router.worker.scheduler --ipc-dir DIR --parent-pid PID [flags of a worker]
 
 Started by `python -m mla_router.worker`; dies with it.
 """
@@ -27,15 +27,16 @@ from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
 
 def main(argv: list[str] | None = None) -> int:
-    die_with_parent()
     # They may reach all processes, as a Ctrl-C does, and systemd's SIGTERM: the server decides when this one
     # ends. The processes of grammars inherit it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, help="the process with which this one ends")
     worker_config.add_flags(parser)
     arguments = parser.parse_args(argv)
+    die_with_parent(arguments.parent_pid)
     try:
         config = worker_config.from_namespace(arguments)
         logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")

@@ -1,6 +1,6 @@
 """A further server process of a worker. Started by the first one, for which it is one of several:
 
-python -m mla_router.worker.server [flags of a worker] --ipc-dir DIR --number N ...
+python -m mla_router.worker.server [flags of a worker] --ipc-dir DIR --parent-pid PID --number N ...
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from mla_router.worker.server.setup import set_up
 
 
 def main() -> int:
-    die_with_parent()
     # They reach the whole group: the first process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.server")
     parser.add_argument("--ipc-dir", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--birth", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--board-fd", type=int, required=True)
     worker_config.add_flags(parser)
     arguments = parser.parse_args()
+    die_with_parent(arguments.parent_pid)
     config = worker_config.from_namespace(arguments)
     set_up(config)
     setproctitle(f"mla_router server {config.name} {arguments.number}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Sequence
@@ -56,7 +57,7 @@ async def scheduler_process(
     command: Sequence[str], config: WorkerConfig, directory: Path, client: SchedulerClient
 ) -> AsyncIterator[Child]:
     """The scheduler, by `command` without its flags; surely gone afterwards."""
-    flags = [*config.to_argv(), "--ipc-dir", str(directory)]
+    flags = [*config.to_argv(), f"--parent-pid={os.getpid()}", "--ipc-dir", str(directory)]
     process = await asyncio.create_subprocess_exec(*command, *flags, stdin=DEVNULL)
     child = Child("the scheduler", process)
     try:
@@ -91,6 +92,7 @@ async def _start_sibling(
             *SIBLING,
             *state.config.to_argv(),
             f"--ipc-dir={directory}",
+            f"--parent-pid={os.getpid()}",
             f"--number={number}",
             f"--birth={msgspec.json.encode(state.birth).decode()}",
             f"--listener-fd={listener.fileno()}",

@@ -127,7 +127,7 @@ class _Worker:
         await self._meeting.attend()  # all do
         seconds = time.monotonic() - state.birth.started
         print(_startup_line(state.config, service.limits, seconds), flush=True)
-        state.complete = True
+        state.shared.complete.set(1)
 
     async def _drain(self) -> None:
         """Returns when nothing runs."""

@@ -84,6 +84,7 @@ class Shared:
     def __init__(self, board: Board) -> None:
         self.open_requests: Count = board.count()
         self.heard: Cells = board.cells(1)  # when the scheduler last told its state; monotonic
+        self.complete: Count = board.count()  # 1, by the first process, when all of them serve
 
 
 class SchedulerClient:

@@ -72,7 +72,6 @@ class _Sibling:
         self._state.service = service
         async with serving(self._state, listener):
             await self._peers.ask(FIRST, Meet(), timeout=None)  # all do
-            self._state.complete = True
             await asyncio.Event().wait()
 
     async def answer(self, question: Question) -> int:

@@ -72,7 +72,6 @@ class ServerState:
     birth: Birth = field(default_factory=Birth.now)
     board: Board = field(default_factory=Board.create)
     service: Service | None = None  # None while the weights are loading
-    complete: bool = False  # all server processes of the worker serve
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
@@ -80,6 +79,12 @@ class ServerState:
     def __post_init__(self) -> None:
         self.shared = Shared(self.board)
         self.metrics = Metrics(self.config.model_name, self.reading, self.board)
+
+    @property
+    def complete(self) -> bool:
+        """All server processes of the worker serve. They all know at once: /health does not say so here
+        and deny it there."""
+        return self.shared.complete.total > 0
 
     def ready(self) -> Service:
         if self.service is None:
