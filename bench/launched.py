@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
+from typing import IO
 
 START_TIMEOUT = 600.0  # a large checkpoint from a slow disk
 STOP_TIMEOUT = 60.0
@@ -21,15 +21,11 @@ STOP_TIMEOUT = 60.0
 def launched(flags: list[str], *, workers: int) -> Iterator[str]:
     """URL of a fresh server, when all its workers are in rotation: its `/readiness` is content with one.
     What it printed goes to stderr if anything fails."""
-    port, base_port = free_port(), free_port()
-    ports = ["--port", str(port), "--router-dp-worker-base-port", str(base_port)]
-    command = [sys.executable, "-m", "mla_router.launch_server", "--dp-size", str(workers)]
+    command = [sys.executable, "-m", "mla_router.launch_server", "--port=0", f"--dp-size={workers}"]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, *ports, *flags], stdout=log, stderr=log)
+        process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_for(process, url, workers)
-            yield url
+            yield _url(process, log, workers)
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read())
@@ -43,20 +39,15 @@ def launched(flags: list[str], *, workers: int) -> Iterator[str]:
                 process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for(process: subprocess.Popen[bytes], url: str, workers: int) -> None:
+def _url(process: subprocess.Popen[bytes], log: IO[str], workers: int) -> str:
+    """Of the line that it prints when all workers are in rotation."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
+        # By its descriptor, whose place in the file is the process's, too.
+        printed = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
+        if found := re.search(r"^Ready: (\S+)\n", printed, re.MULTILINE):
+            return found[1]
         if process.poll() is not None:
             raise RuntimeError(f"launch_server ended with {process.returncode}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(url + "/workers") as answer:
-            known = json.load(answer)["workers"]
-            if sum(worker["healthy"] for worker in known) == workers:
-                return
         time.sleep(0.1)
-    raise TimeoutError(f"{url}: no {workers} workers within {START_TIMEOUT:g} s")
+    raise TimeoutError(f"no {workers} workers within {START_TIMEOUT:g} s")

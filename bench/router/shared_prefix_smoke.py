@@ -70,6 +70,8 @@ def flags_of(args: argparse.Namespace, policy: str) -> list[str]:
         "--router-policy": policy,
         "--max-total-tokens": args.max_total_tokens,
         "--cpu-threads": 1,
+        # On a busy machine a worker that is late is not down.
+        "--router-health-check-timeout-secs": 60,
     }
     if args.model_path:
         flags["--model-path"] = args.model_path

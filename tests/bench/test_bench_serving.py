@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,20 @@ def test_lengths_are_drawn_between_their_bounds(engine: MockEngine) -> None:
 
 
 def test_times_are_those_that_the_engine_was_told() -> None:
-    """Generously: what a busy machine adds to half of the requests must stay below the time itself."""
+    """And to no more than the time that has passed: a busy machine adds to them, and takes nothing away."""
     step_ms, output, requests = 50.0, 9, 5
     with mock_engine(prefill_rate=1000, decode_base_ms=step_ms) as engine:
+        begun = time.monotonic()
         lengths = ["--random-input-len=400", f"--random-output-len={output}"]
         flags = [*lengths, "--random-range-ratio=1", f"--num-prompts={requests}"]
         result = measure(engine, "--tokenize-prompt", "--max-concurrency=1", *flags)
+        assert result["duration"] <= time.monotonic() - begun
     prefill_ms = 400.0
-    assert prefill_ms <= result["median_ttft_ms"] < 2 * prefill_ms
-    assert 0.9 * step_ms <= result["median_tpot_ms"] < 2 * step_ms
-    assert 0.9 * step_ms <= result["mean_itl_ms"] < 2 * step_ms
+    assert prefill_ms <= result["median_ttft_ms"]
+    # Of the time until the first token, whatever is more than the engine's is late for the others.
+    late_ms = result["max_ttft_ms"] - prefill_ms
+    assert result["median_tpot_ms"] >= 0.9 * step_ms - late_ms / (output - 1)
+    assert result["mean_itl_ms"] >= 0.9 * step_ms - late_ms / (output - 1)
     whole = result["mean_ttft_ms"] + (output - 1) * result["mean_tpot_ms"]
     assert result["mean_e2e_latency_ms"] == pytest.approx(whole)
     assert requests * result["mean_e2e_latency_ms"] <= result["duration"] * 1e3
@@ -98,7 +103,7 @@ def test_times_are_those_that_the_engine_was_told() -> None:
 )
 def test_what_fails_is_reported(engine: MockEngine, fault: dict[str, Any], said: str) -> None:
     engine.fault(**fault, count=3)
-    timeout = 2.0 if fault["kind"] == "hang" else 60.0
+    timeout = 10.0 if fault["kind"] == "hang" else 600.0
     result = measure(engine, f"--request-timeout={timeout}", "--random-range-ratio=1")
     assert (result["completed"], result["failed"]) == (REQUESTS - 3, 3)
     ((error, count),) = result["errors"].items()

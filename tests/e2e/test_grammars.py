@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from enum import Enum
 from typing import Any
 
@@ -22,6 +22,8 @@ from support.processes import Running
 from support.tiny_model import CONFIGS, write_tiny_model
 
 MODEL = "tiny"
+CONTEXT = 32_768
+ENDLESS = 20_000  # tokens of a stream that does not end by itself while it is looked at
 MESSAGES: Any = [{"role": "user", "content": "Who?"}]
 
 
@@ -39,7 +41,7 @@ class Weather(BaseModel):
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder, **CONFIGS["v3"])
+    write_tiny_model(folder, **CONFIGS["v3"] | {"max_position_embeddings": CONTEXT})
     with processes.worker(folder, served_model_name=MODEL) as running:
         yield running
 
@@ -165,28 +167,34 @@ BOMBS: list[tuple[str, Any]] = [
 
 
 def test_bombs_cost_their_senders_a_400_and_streams_go_on(worker: Running) -> None:
-    """While each is dealt with, a stream gets its tokens: it ends before some of them do."""
+    """While they are dealt with, a stream gets its tokens, each in an event of its own."""
 
     async def attack() -> None:
         async with client.session() as http:
-            prompt = {"text": "Hello", "stream": True}
-            sampling = {"max_new_tokens": 1500, "ignore_eos": True}
+            body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": ENDLESS}
             async with http.post(
-                worker.url + "/generate", json=prompt | {"sampling_params": sampling}
+                worker.url + "/v1/completions", json=body | {"ignore_eos": True}
             ) as stream:
-                await stream.content.readline()
-                events = asyncio.create_task(_count_events(stream))
+                events = client.sse_events(stream)
+                await anext(events)
+                said = Said()
+                reading = asyncio.create_task(said.count(events))
                 for field, value in BOMBS:
                     bomb = {"text": "x", "sampling_params": {field: value, "max_new_tokens": 1000}}
                     async with http.post(worker.url + "/generate", json=bomb) as answer:
                         body = await answer.json()
                         assert answer.status == 400, (field, str(value)[:80], str(body)[:300])
                         assert body["error"]["param"] == "sampling_params." + field
-                assert await events > 100
-            stats = processes.get_json(worker.url + "/get_server_info")["scheduler"]
-            assert (stats["running"], stats["waiting"], stats["compiling"]) == (0, 0, 0)
+                assert said.tokens > 100
+                assert not reading.done()
+                reading.cancel()
+
+    def idle() -> bool:
+        stats = processes.get_json(worker.url + "/get_server_info")["scheduler"]
+        return (stats["running"], stats["waiting"], stats["compiling"]) == (0, 0, 0)
 
     asyncio.run(attack())
+    processes.wait_until(idle, "nothing is left of them")
 
 
 def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
@@ -195,16 +203,17 @@ def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
     endless: Any = {
         "model": MODEL,
         "prompt": "x",
-        "max_tokens": 1500,
-        "extra_body": {"regex": "[a-z]{1500}"},
+        "max_tokens": ENDLESS,
+        "logit_bias": {"1": -100},  # the grammar would let a text end
+        "extra_body": {"regex": "[a-z]+"},
     }
     short: Any = {"model": MODEL, "prompt": "x", "extra_body": {"regex": "[0-9]{3}"}}
     free: Any = {"model": MODEL, "prompt": "x", "max_tokens": 5}
-    stream = api.completions.create(stream=True, **endless)
-    next(stream)
     (nursery,) = [
         p for p in procfs.descendants(worker.pid) if p.command.endswith("grammar nursery")
     ]
+    stream = api.completions.create(stream=True, **endless)
+    next(stream)
     os.kill(nursery.number, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="lost the processes") as lost:
         list(stream)
@@ -215,11 +224,16 @@ def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
     assert re.fullmatch("[0-9]{3}", api.completions.create(**short).choices[0].text)
 
 
-async def _count_events(stream: Any) -> int:
-    count = 0
-    async for line in stream.content:
-        count += line.startswith(b"data: {")
-    return count
+class Said:
+    """What has come of a stream so far."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    async def count(self, events: AsyncIterator[str]) -> None:
+        async for event in events:
+            assert "error" not in event, event
+            self.tokens += 1
 
 
 def test_a_worker_without_grammars_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def curl_lines(output: str) -> list[list[str]]:
 
 def test_the_printed_curl_lines_work(small_server: Running) -> None:
     processes.wait_until(  # it comes a moment after the last worker is in rotation
-        lambda: "Ctrl-C stops everything" in small_server.output(), 10.0, "the closing lines"
+        lambda: "Ctrl-C stops everything" in small_server.output(), "the closing lines"
     )
     commands = curl_lines(small_server.output())
     assert len(commands) == 2, small_server.output()
@@ -66,7 +67,7 @@ def test_the_printed_curl_lines_work(small_server: Running) -> None:
 def test_launch_router_in_front_of_two_launch_workers(two_workers: list[Running]) -> None:
     with processes.router([worker.url for worker in two_workers]) as router:
         processes.wait_until(
-            lambda: len(processes.healthy_workers(router.url)) == 2, 20.0, "both in rotation"
+            lambda: len(processes.healthy_workers(router.url)) == 2, "both in rotation"
         )
         answers = generate_many(router.url, 16)
         assert {answer.status for answer in answers} == {200}
@@ -78,7 +79,8 @@ def test_router_from_python(two_workers: list[Running]) -> None:
 
     first, second = (worker.url for worker in two_workers)
     (port,) = processes.free_ports(1)
-    router = Router(RouterConfig(port=port, worker_urls=[first]))
+    patient: Any = processes.PATIENT_ROUTER
+    router = Router(RouterConfig(port=port, worker_urls=[first], **patient))
     router.start()
     try:
         assert router.url == f"http://127.0.0.1:{port}"
@@ -86,11 +88,11 @@ def test_router_from_python(two_workers: list[Running]) -> None:
         def in_rotation() -> set[str]:
             return {entry["url"] for entry in router.workers() if entry["healthy"]}
 
-        processes.wait_until(lambda: in_rotation() == {first}, 10.0, "the first worker")
+        processes.wait_until(lambda: in_rotation() == {first}, "the first worker")
         (name,) = {answer.worker for answer in generate_many(router.url, 8)}
 
         router.add_worker(second)
-        processes.wait_until(lambda: in_rotation() == {first, second}, 10.0, "the second worker")
+        processes.wait_until(lambda: in_rotation() == {first, second}, "the second worker")
         assert len({answer.worker for answer in generate_many(router.url, 16)}) == 2
 
         router.remove_worker(first)

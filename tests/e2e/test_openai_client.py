@@ -23,7 +23,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [
 def client(small_server: Running) -> Iterator[openai.OpenAI]:
     # No retries of its own: what the router answers is what is tested.
     url = small_server.url + "/v1"
-    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60.0) as client:
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         yield client
 
 

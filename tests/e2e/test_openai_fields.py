@@ -27,7 +27,6 @@ def connect(server: Running, *, strict: bool) -> openai.OpenAI:
         base_url=server.url + "/v1",
         api_key="unused",
         max_retries=0,
-        timeout=120.0,
         _strict_response_validation=strict,
     )
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
 import re
-import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 
 from support import client, processes
-from support.procfs import descendants, listener
 from support.replay import DONE, Event, Stream, stream
 
 REQUESTS = 200
@@ -222,59 +217,3 @@ def test_cut_streams_go_on_elsewhere() -> None:
     with workers as running:
         seen = asyncio.run(run(0, [worker.url for worker in running]))
     assert all(count >= REQUESTS // 50 for count in seen.values()), seen
-
-
-async def chat(
-    http: aiohttp.ClientSession, url: str, number: int, begun: asyncio.Event
-) -> tuple[str, int]:
-    """A client that knows of nothing: the text and the token count of its stream."""
-    body = {
-        "model": "mla-small",
-        "messages": [{"role": "user", "content": f"{number} cats sat on a mat."}],
-        "max_tokens": 250,
-        "ignore_eos": True,
-        "temperature": 1.0,
-        "seed": number,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    text, tokens = "", 0
-    async with http.post(url + "/v1/chat/completions", json=body) as response:
-        events = [event async for event in noticed(response, begun) if event]
-    assert events[-1] == DONE, events[-1]
-    for chunk in map(json.loads, events[:-1]):
-        assert "error" not in chunk, chunk
-        text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
-        tokens = chunk["usage"]["completion_tokens"] if chunk["usage"] else tokens
-    return text, tokens
-
-
-async def noticed(response: aiohttp.ClientResponse, begun: asyncio.Event) -> AsyncIterator[str]:
-    async for event in client.sse_events(response):
-        begun.set()
-        yield event
-
-
-def test_clients_do_not_notice_that_their_workers_are_killed() -> None:
-    """One dies whole, of another the scheduler alone, so that its server says so in the stream."""
-    numbers = range(9)
-
-    async def run(server: processes.Running) -> None:
-        survivor, *killed = (entry["url"] for entry in processes.workers(server.url))
-        pids = [listener(int(url.rpartition(":")[2])) for url in killed]
-        (pids[1],) = [p.number for p in descendants(pids[1]) if "scheduler" in p.command]
-        begun = [asyncio.Event() for _ in numbers]
-        async with client.session() as http:
-            expected = await asyncio.gather(
-                *(chat(http, survivor, n, asyncio.Event()) for n in numbers)
-            )
-            streams = asyncio.gather(*(chat(http, server.url, n, begun[n]) for n in numbers))
-            await asyncio.gather(*(event.wait() for event in begun))
-            for url, pid in zip(killed, pids, strict=True):
-                info = processes.get_json(url + "/get_server_info")
-                assert info["scheduler"]["running"] > 0, "the victim has none of the streams"
-                os.kill(pid, signal.SIGKILL)
-            assert await streams == expected
-
-    with processes.server(dp_size=3, router_policy="round_robin") as server:
-        asyncio.run(run(server))

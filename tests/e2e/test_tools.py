@@ -29,7 +29,7 @@ QUESTION: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 @pytest.fixture(scope="module")
 def client(small_server: Running) -> Iterator[openai.OpenAI]:
     url = small_server.url + "/v1"
-    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60.0) as client:
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         yield client
 
 

@@ -17,7 +17,7 @@ import aiohttp
 from support import client, processes
 from support.procfs import descendants, listener
 
-KILLS = 4
+KILLS = 4  # and more, until one has met a stream in its middle
 TOKENS = 60
 
 Request = tuple[str, dict[str, Any]]
@@ -84,6 +84,10 @@ async def said(http: aiohttp.ClientSession, url: str, request: Request) -> dict[
     return {"texts": texts, "ends": ends, "counts": counts, "roles": roles}
 
 
+def busy_workers(url: str) -> list[str]:
+    return [entry["url"] for entry in processes.workers(url) if entry["requests"]]
+
+
 def continued(url: str) -> int:
     with urllib.request.urlopen(url + "/metrics") as response:
         page = response.read().decode()
@@ -97,7 +101,6 @@ def test_kill_9_under_streams_changes_nothing_for_their_clients() -> None:
     with processes.server(dp_size=2) as server:
         asyncio.run(kill_under_streams(server, rng))
         print(f"seed {seed}: {continued(server.url)} streams continued")
-        assert continued(server.url) >= 1, f"seed {seed}"
 
 
 async def kill_under_streams(server: processes.Running, rng: random.Random) -> None:
@@ -114,19 +117,21 @@ async def kill_under_streams(server: processes.Running, rng: random.Random) -> N
         async with asyncio.TaskGroup() as group:
             for number, pair in enumerate(zip(requests(), expected, strict=True)):
                 group.create_task(ask(number, *pair))
-            for kill in range(KILLS):
+            kill = 0
+            while kill < KILLS or continued(server.url) == 0:
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
                 await asyncio.to_thread(kill_one, server, rng, scheduler=kill % 2 == 1)
                 # Every stream has ended since: no request meets more than a few kills.
                 before = list(finished)
                 while any(now <= then for now, then in zip(finished, before, strict=True)):
                     await asyncio.sleep(0.05)
+                kill += 1
             stopping.set()
 
 
 def kill_one(server: processes.Running, rng: random.Random, *, scheduler: bool) -> None:
-    """Kills a worker's HTTP process or its scheduler, and waits until it is back."""
-    url = rng.choice(processes.workers(server.url))["url"]
+    """Kills the HTTP process or the scheduler of a worker that has requests, and waits until it is back."""
+    url = rng.choice(processes.wait_until(lambda: busy_workers(server.url), "there are requests"))
     before = processes.get_json(url + "/get_server_info")["boot_id"]
     pid = listener(int(url.rpartition(":")[2]))
     if scheduler:
@@ -137,4 +142,4 @@ def kill_one(server: processes.Running, rng: random.Random, *, scheduler: bool) 
         entries = processes.healthy_workers(server.url)
         return len(entries) == 2 and all(entry["boot_id"] != before for entry in entries)
 
-    processes.wait_until(is_back, 90.0, f"{url} is back")
+    processes.wait_until(is_back, f"{url} is back")

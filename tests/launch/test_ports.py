@@ -42,8 +42,8 @@ def test_a_reserved_port_is_passed_over() -> None:
 
 
 def test_a_port_in_time_wait_is_free() -> None:
-    with socket.create_server((LOCAL, 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
+    with socket.create_server((LOCAL, port)) as server:
         client = socket.create_connection((LOCAL, port))
         accepted, _ = server.accept()
         accepted.close()  # who closes first keeps the port in TIME_WAIT

@@ -6,9 +6,18 @@ import asyncio
 import signal
 import sys
 
+import pytest
+
+from mla_router.launch import process
 from mla_router.launch.process import MAX_LINE, Process, describe_exit
-from support.processes import wait_until
+from support.processes import PATIENCE_S, wait_until
 from support.procfs import descendants
+
+
+@pytest.fixture(autouse=True)
+def a_patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may keep us waiting between a child's end and the reading of what it has said."""
+    monkeypatch.setattr(process, "OUTPUT_END_S", PATIENCE_S)
 
 
 def run_child(program: str) -> tuple[int, list[str]]:
@@ -16,8 +25,8 @@ def run_child(program: str) -> tuple[int, list[str]]:
     lines: list[str] = []
 
     async def run() -> int:
-        process = await Process.start([sys.executable, "-u", "-c", program], lines.append)
-        return await process.wait()
+        child = await Process.start([sys.executable, "-u", "-c", program], lines.append)
+        return await child.wait()
 
     return asyncio.run(run()), lines
 
@@ -64,7 +73,7 @@ def test_the_end_of_a_child_is_the_end_of_its_group() -> None:
     """Also when a grandchild holds the output open: `wait` does not wait for that."""
     status, (grandchild,) = run_child(GRANDCHILD)
     assert status == 0
-    wait_until(lambda: not is_alive(int(grandchild)), 5.0, "it is killed")
+    wait_until(lambda: not is_alive(int(grandchild)), "it is killed")
 
 
 DEAF = """
@@ -78,14 +87,12 @@ signal.pause()
 def test_stop_is_sigterm_first_and_sigkill_for_the_deaf() -> None:
     async def stop(program: str, grace_s: float) -> int:
         started = asyncio.Event()
-        process = await Process.start(
-            [sys.executable, "-u", "-c", program], lambda _: started.set()
-        )
+        child = await Process.start([sys.executable, "-u", "-c", program], lambda _: started.set())
         await started.wait()
-        return await process.stop(grace_s)
+        return await child.stop(grace_s)
 
     gentle = "import signal; print('here'); signal.pause()"
-    assert asyncio.run(stop(gentle, grace_s=60.0)) == -signal.SIGTERM
+    assert asyncio.run(stop(gentle, grace_s=PATIENCE_S)) == -signal.SIGTERM
     assert asyncio.run(stop(DEAF, grace_s=0.1)) == -signal.SIGKILL
 
 

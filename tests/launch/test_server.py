@@ -14,28 +14,34 @@ from pathlib import Path
 
 import pytest
 
+from mla_router.launch.process import OUTPUT_END_S
+from mla_router.launch.server import ROUTER_GRACE_S, WORKER_GRACE_S
 from support.processes import (
+    PATIENT_ROUTER,
     ROOT,
     Running,
     free_ports,
     healthy_workers,
     running,
     status_of,
+    to_argv,
     wait_until,
 )
 from support.procfs import listener
 
 FAKE_LAUNCHER = Path(__file__).with_name("fake_launcher.py")
 TWO = 2
+PATIENT = to_argv({f"router_{name}": value for name, value in PATIENT_ROUTER.items()})
+ENDLESS_DRAIN = "--router-shutdown-grace-period-secs=3600"
 
 
 @contextlib.contextmanager
 def launched(folder: Path, *flags: str) -> Iterator[Running]:
     """A launcher with two fake workers that are in rotation; their files are in `folder`."""
     (port,) = free_ports(1)
-    argv = [str(FAKE_LAUNCHER), str(folder), f"--dp-size={TWO}", f"--port={port}", *flags]
+    argv = [str(FAKE_LAUNCHER), str(folder), f"--dp-size={TWO}", f"--port={port}", *PATIENT, *flags]
     with running(argv, f"http://127.0.0.1:{port}", None) as launcher:
-        wait_until(lambda: "Ctrl-C stops" in launcher.output(), 60.0, "the launcher is ready")
+        wait_until(lambda: "Ctrl-C stops" in launcher.output(), "the launcher is ready")
         assert len(launcher.tree()) == 2 * TWO  # each worker and its scheduler
         yield launcher
 
@@ -48,19 +54,18 @@ def leave(*argv: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60.0,
     )
 
 
 def gone(launcher: Running) -> None:
-    assert wait_until(lambda: not launcher.survivors(), 5.0, "no process is left")
+    assert wait_until(lambda: not launcher.survivors(), "no process is left")
 
 
 class Stream:
     """A streamed completion through the router, read piece by piece."""
 
     def __init__(self, url: str) -> None:
-        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30.0)
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"))
         body = '{"model": "m", "prompt": "p", "stream": true}'
         self._connection.request(
             "POST", "/v1/completions", body, {"Content-Type": "application/json"}
@@ -86,13 +91,18 @@ def test_the_last_lines_say_what_runs_where(tmp_path: Path) -> None:
         assert text.count(f"curl -N {launcher.url}/v1/chat/completions") == 1
 
 
+def test_ctrl_c_takes_less_than_five_seconds() -> None:
+    """Where a worker hears nothing and its output stays open; the router stops meanwhile."""
+    assert max(WORKER_GRACE_S + OUTPUT_END_S, ROUTER_GRACE_S) < 5.0
+
+
 def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
-    """Within five seconds, also while a request runs."""
+    """Also while a request runs, which does not end by itself."""
     with launched(tmp_path) as launcher:
         stream = Stream(launcher.url)
         launcher.process.send_signal(signal.SIGINT)
-        assert launcher.process.wait(5.0) == 0
-        assert launcher.survivors() == []
+        assert launcher.process.wait() == 0
+        gone(launcher)
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert b"[DONE]" not in stream.rest()
         assert "Traceback" not in launcher.output()
@@ -101,28 +111,28 @@ def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_a_drain(times: int, tmp_path: Path) -> None:
     """Once: the usual stop. Twice: at once and by force."""
-    with launched(tmp_path) as launcher:
+    with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
         launcher.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in launcher.output(), 10.0, "it drains")
+        wait_until(lambda: "draining" in launcher.output(), "it drains")
         for _ in range(times):
             launcher.process.send_signal(signal.SIGINT)
         # Two signals in a row may reach the process as one.
-        assert launcher.process.wait(5.0) in {1: {0}, 2: {0, 130}}[times]
+        assert launcher.process.wait() in {1: {0}, 2: {0, 130}}[times]
         gone(launcher)
         assert stream.first == b'data: {"n": 1}\n'
 
 
 def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
-    with launched(tmp_path) as launcher:
+    with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
         assert stream.first == b'data: {"n": 1}\n'
         launcher.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: status_of(launcher.url + "/readiness") != 200, 10.0, "it drains")
+        wait_until(lambda: status_of(launcher.url + "/readiness") != 200, "it drains")
         assert launcher.process.poll() is None
         (tmp_path / "finish").touch()
         assert stream.rest() == b'\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
-        assert launcher.process.wait(10.0) == 0
+        assert launcher.process.wait() == 0
         gone(launcher)
 
 
@@ -145,8 +155,8 @@ def test_a_killed_worker_comes_back_into_rotation(tmp_path: Path) -> None:
                 return listener(port) != victim
             return False
 
-        wait_until(replaced, 30.0, "another process on the same port")
-        wait_until(lambda: len(healthy_workers(launcher.url)) == TWO, 30.0, "both are in rotation")
+        wait_until(replaced, "another process on the same port")
+        wait_until(lambda: len(healthy_workers(launcher.url)) == TWO, "both are in rotation")
         assert not scheduler.alive
         assert launcher.process.poll() is None
 
@@ -160,7 +170,6 @@ def test_a_worker_that_cannot_start_ends_the_launcher(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60.0,
     )
     assert ended.returncode == 1
     assert "[worker 0] cannot work like this" in ended.stdout
@@ -171,13 +180,13 @@ def test_a_worker_that_cannot_start_ends_the_launcher(tmp_path: Path) -> None:
 
 
 def test_taken_worker_ports_are_passed_over_and_told(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        with launched(tmp_path, f"--router-dp-worker-base-port={taken}") as launcher:
-            assert f", not {taken}: ports are taken" in launcher.output()
-            assert taken not in {
-                int(worker["url"].rpartition(":")[2]) for worker in healthy_workers(launcher.url)
-            }
+    (taken,) = free_ports(1)
+    base = f"--router-dp-worker-base-port={taken}"
+    with socket.create_server(("127.0.0.1", taken)), launched(tmp_path, base) as launcher:
+        assert f", not {taken}: ports are taken" in launcher.output()
+        assert taken not in {
+            int(worker["url"].rpartition(":")[2]) for worker in healthy_workers(launcher.url)
+        }
 
 
 def test_a_taken_port_is_one_line_and_no_worker_is_started() -> None:

@@ -34,19 +34,21 @@ class Supervised:
         async def run() -> None:
             supervisor = Supervisor(
                 [WorkerConfig(port=port) for port in self.ports],
-                lambda config: [
-                    sys.executable, "-u", str(FAKE_WORKER), str(config.port), str(self.folder),
-                ],
+                self.command,
                 Output(self.log),
                 QUICK,
-            )  # fmt: skip
+            )
             supervisor.start()
             try:
-                await asyncio.wait_for(check(supervisor), 60.0)
+                await check(supervisor)
             finally:
                 await supervisor.stop(grace_s=5.0)
 
         asyncio.run(run())
+
+    def command(self, config: WorkerConfig) -> list[str]:
+        arguments = [str(config.port), str(self.folder), str(os.getpid())]
+        return [sys.executable, "-u", str(FAKE_WORKER), *arguments]
 
     def starts(self) -> int:
         return len((self.folder / "starts").read_text().splitlines())
@@ -86,7 +88,6 @@ def test_a_killed_worker_comes_back_on_its_port(tmp_path: Path) -> None:
             await asyncio.to_thread(
                 wait_until,
                 lambda seen=seen: supervised.log.getvalue().count("ready after") > seen,
-                30.0,
                 "ready again",
             )
         assert listener(port) != first
@@ -143,4 +144,4 @@ def test_stop_leaves_no_process(tmp_path: Path) -> None:
 
     supervised.run(check)
     assert len(seen) == 4  # each worker and its fake scheduler
-    wait_until(lambda: not seen & {p.number for p in descendants(1)}, 5.0, "all are gone")
+    wait_until(lambda: not seen & {p.number for p in descendants(1)}, "all are gone")

@@ -13,10 +13,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from support.processes import ROOT, free_ports, post_json, status_of, wait_until
+from support.processes import (
+    PATIENCE_S,
+    PATIENT_ROUTER,
+    ROOT,
+    free_ports,
+    post_json,
+    status_of,
+    to_argv,
+    wait_until,
+)
 from support.tiny_worker import tiny_worker
 
-TIMEOUT = 30.0
 RUN_CLI = "import sys; from mla_router._router import run_cli; sys.exit(run_cli(sys.argv[1:]))"
 
 
@@ -47,7 +55,7 @@ def listening(process: subprocess.Popen[str]) -> str:
 
 def outcome(*argv: str) -> tuple[int, str, str]:
     with command(*argv) as process:
-        stdout, stderr = process.communicate(timeout=TIMEOUT)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
         return process.returncode, stdout, stderr
 
 
@@ -77,7 +85,7 @@ def test_ctrl_c_stops_it_quietly() -> None:
         url = listening(process)
         assert status_of(f"{url}/health") == 200
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=TIMEOUT)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
         assert "Traceback" not in stderr
 
@@ -85,17 +93,18 @@ def test_ctrl_c_stops_it_quietly() -> None:
 def test_sigterm_drains() -> None:
     with tiny_worker() as worker, ThreadPoolExecutor() as threads:
         urls = [f"--worker-urls={worker.url}", f"--worker-urls=http://127.0.0.1:{free_ports(1)[0]}"]
-        with command("--port=0", "--health-check-interval-secs=0.05", *urls) as process:
+        flags = {"port": 0, "health_check_interval_secs": 0.05, "shutdown_grace_period_secs": 600}
+        with command(*to_argv(flags | PATIENT_ROUTER), *urls) as process:
             url = listening(process)
-            wait_until(lambda: status_of(f"{url}/readiness") == 200, TIMEOUT, "a healthy worker")
+            wait_until(lambda: status_of(f"{url}/readiness") == 200, "a healthy worker")
             worker.may_answer.clear()
             body = {"model": "m", "prompt": "Hi"}
             answer = threads.submit(post_json, f"{url}/v1/completions", body)
-            assert worker.asked.wait(TIMEOUT)
+            assert worker.asked.wait(PATIENCE_S)
             process.send_signal(signal.SIGTERM)
-            wait_until(lambda: status_of(f"{url}/readiness") == 503, TIMEOUT, "draining")
+            wait_until(lambda: status_of(f"{url}/readiness") == 503, "draining")
             with pytest.raises(urllib.error.HTTPError, match="503"):
                 post_json(f"{url}/v1/completions", body)
             worker.may_answer.set()
-            assert answer.result(TIMEOUT) == {"from": worker.url}
-            assert process.wait(TIMEOUT) == 0
+            assert answer.result(PATIENCE_S) == {"from": worker.url}
+            assert process.wait(PATIENCE_S) == 0

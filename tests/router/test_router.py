@@ -7,21 +7,28 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
 from mla_router import Router, RouterConfig, RouterError
-from support.processes import ROOT, get_json, post_json, status_of, wait_until
+from support.processes import (
+    PATIENCE_S,
+    PATIENT_ROUTER,
+    ROOT,
+    get_json,
+    post_json,
+    status_of,
+    wait_until,
+)
 from support.tiny_worker import TinyWorker, tiny_worker
-
-START_TIMEOUT = 30.0
 
 
 @pytest.fixture
@@ -33,14 +40,14 @@ def worker() -> Iterator[TinyWorker]:
 def config(*workers: TinyWorker, **settings: Any) -> RouterConfig:
     urls = [worker.url for worker in workers]
     common: dict[str, Any] = {"port": 0, "health_check_interval_secs": 0.05, "log_level": "warn"}
-    return RouterConfig(worker_urls=urls, **common, **settings)
+    return RouterConfig(worker_urls=urls, **common, **PATIENT_ROUTER, **settings)
 
 
 def until_healthy(router: Router, count: int) -> None:
     def enough() -> bool:
         return sum(worker["healthy"] for worker in router.workers()) == count
 
-    wait_until(enough, START_TIMEOUT, f"{count} healthy workers")
+    wait_until(enough, f"{count} healthy workers")
 
 
 def complete(router: Router, prompt: str = "Hi") -> str:
@@ -53,7 +60,7 @@ def test_it_proxies_what_it_was_sent(worker: TinyWorker) -> None:
         until_healthy(router, 1)
         body = '{ "model":"m",\n"prompt": "\\u00e4ß" , "x":[1.0]}'.encode()
         request = urllib.request.Request(f"{router.url}/v1/completions", body)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request) as response:
             assert json.load(response) == {"from": worker.url}
         assert worker.bodies == [body]
 
@@ -175,7 +182,7 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         assert status_of(f"{router.url}/readiness") == 200
         worker.may_answer.clear()
         answer = threads.submit(complete, router)
-        assert worker.asked.wait(START_TIMEOUT)
+        assert worker.asked.wait(PATIENCE_S)
 
         assert router.drain(0.0) is False
         assert status_of(f"{router.url}/readiness") == 503
@@ -185,8 +192,8 @@ def test_drain_waits_for_requests_in_flight(worker: TinyWorker) -> None:
         # The interpreter is free while a thread waits in Rust, or nobody could let it end.
         drained = threads.submit(router.drain, 60.0)
         worker.may_answer.set()
-        assert drained.result(START_TIMEOUT) is True
-        assert answer.result(START_TIMEOUT) == worker.url
+        assert drained.result(PATIENCE_S) is True
+        assert answer.result(PATIENCE_S) == worker.url
 
 
 def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> None:
@@ -227,13 +234,32 @@ def test_an_event_loop_goes_on_while_the_router_waits(worker: TinyWorker) -> Non
     asyncio.run(program())
 
 
+@contextmanager
+def uninterrupted_turns() -> Iterator[None]:
+    """A thread keeps the interpreter until it waits for something: who sets an event and then waits for
+    the router does so before who waits for the event goes on."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600.0)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_stop_ends_wait_in_other_threads() -> None:
     router = Router(config())
     router.start()
-    with ThreadPoolExecutor() as threads:
-        waits = [threads.submit(router.wait) for _ in range(3)]
+
+    def wait(here: threading.Event) -> None:
+        here.set()
+        router.wait()
+
+    with ThreadPoolExecutor() as threads, uninterrupted_turns():
+        events = [threading.Event() for _ in range(3)]
+        waits = [threads.submit(wait, here) for here in events]
+        assert all(here.wait(PATIENCE_S) for here in events)
         router.stop()
-        assert [wait.result(START_TIMEOUT) for wait in waits] == [None] * 3
+        assert [wait.result(PATIENCE_S) for wait in waits] == [None] * 3
 
 
 def test_stop_does_not_wait_longer_than_told(worker: TinyWorker) -> None:
@@ -241,19 +267,25 @@ def test_stop_does_not_wait_longer_than_told(worker: TinyWorker) -> None:
         until_healthy(router, 1)
         worker.may_answer.clear()
         answer = threads.submit(complete, router)
-        assert worker.asked.wait(START_TIMEOUT)
+        assert worker.asked.wait(PATIENCE_S)
         router.stop(timeout_s=0.0)
         with pytest.raises(OSError):
-            answer.result(START_TIMEOUT)
+            answer.result(PATIENCE_S)
 
 
 def test_ctrl_c_ends_wait_but_not_the_router() -> None:
-    with Router(config()) as router:
-        interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
+    waiting = threading.Event()
+
+    def interrupt() -> None:
+        waiting.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with Router(config()) as router, ThreadPoolExecutor() as threads:
+        interrupted = threads.submit(interrupt)
+        with uninterrupted_turns(), pytest.raises(KeyboardInterrupt):
+            waiting.set()
             router.wait()
-        interrupt.join()
+        interrupted.result(PATIENCE_S)
         assert status_of(f"{router.url}/health") == 200
 
 

@@ -33,7 +33,7 @@ def running(worker: FakeWorker) -> int:
 
 
 def wait_idle(worker: FakeWorker) -> None:
-    wait_until(lambda: running(worker) == 0, 20.0, "the scheduler has nothing to do")
+    wait_until(lambda: running(worker) == 0, "the scheduler has nothing to do")
 
 
 def assert_each_ended_once(worker: FakeWorker, rids: set[str]) -> None:

@@ -31,7 +31,7 @@ def ask(
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> tuple[int, http.client.HTTPMessage, Any]:
-    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"))
     try:
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
@@ -119,7 +119,7 @@ def test_the_key_is_not_told(locked: FakeWorker) -> None:
 
 
 def test_connections_are_kept(worker: FakeWorker) -> None:
-    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"))
     local = None
     for _ in range(3):
         connection.request("POST", "/generate", BODY, JSON)

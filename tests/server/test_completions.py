@@ -258,7 +258,7 @@ def test_bad_requests(client: openai.OpenAI, field: str, fields: dict[str, Any])
 
 
 def test_one_failing_prompt_ends_the_batch(worker: FakeWorker, client: openai.OpenAI) -> None:
-    before = len(worker.heard("Abort"))
+    before = len(worker.generates())
     with pytest.raises(openai.InternalServerError):
         client.completions.create(
             model="mla-small",
@@ -266,4 +266,10 @@ def test_one_failing_prompt_ends_the_batch(worker: FakeWorker, client: openai.Op
             max_tokens=500,
             extra_body={"cache_salt": script(error="no", only=1)},
         )
-    worker.wait_heard(lambda w: len(w.heard("Abort")) == before + 2, "the other two are aborted")
+
+    def aborted(worker: FakeWorker) -> bool:
+        others = [asked.rid for asked in worker.generates()[before:] if len(asked.prompt) == 2]
+        aborts = worker.heard("Abort")
+        return len(others) == 2 and all(aborts.count([rid]) == 1 for rid in others)
+
+    worker.wait_heard(aborted, "the other two are aborted")

@@ -41,7 +41,7 @@ FIELDS = [
 
 
 def send(worker: FakeWorker, path: str, body: bytes) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(worker.url.removeprefix("http://"))
     try:
         connection.request("POST", path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()

@@ -26,7 +26,7 @@ from mla_router.worker.server.metrics import (
 from mla_router.worker.server.series import Histogram
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
-from support.processes import ROOT, post_json, wait_until
+from support.processes import ROOT, get_json, post_json, wait_until
 
 DOCS = ROOT / "docs" / "worker_metrics.md"
 STATS = Stats(
@@ -119,6 +119,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
         ):
             await anext(sse_events(response))
 
+    get_json(worker.url + "/get_server_info")  # asks the scheduler: its counters are those of now
     before = read()
 
     def grown(name: str) -> float:
@@ -129,7 +130,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
     with pytest.raises(urllib.error.HTTPError):
         ask(script(error="broken"))
     asyncio.run(ask_and_leave())
-    wait_until(lambda: grown("sglang:num_aborted_requests_total") == 1, 20.0, "the abort counts")
+    wait_until(lambda: grown("sglang:num_aborted_requests_total") == 1, "the abort counts")
     assert grown("sglang:num_requests_total") == 4
     for reason in ("length", "stop", "error", "abort"):
         assert grown(f"vllm:request_success_total{reason}") == 1, reason
@@ -138,7 +139,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
     assert grown("sglang:time_to_first_token_seconds_count") == 3
     assert grown("sglang:queue_time_seconds_count") == 3
     wait_until(  # the scheduler's own counters come with its heartbeat
-        lambda: grown("sglang:generation_tokens_total") == 5 + 2 + 1, 20.0, "the tokens are counted"
+        lambda: grown("sglang:generation_tokens_total") == 5 + 2 + 1, "the tokens are counted"
     )
 
 

@@ -21,7 +21,7 @@ from mla_router.worker.server.openapi import document
 from mla_router.worker.server.routes import ROUTES
 from mla_router.worker.server.state import ServerState
 from support.fake_worker import FakeWorker
-from support.processes import get_json
+from support.processes import PATIENCE_S, get_json
 
 # Not: that any body which fits the document is accepted. Its types do not hold all limits.
 PROMISES = [not_a_server_error, content_type_conformance, response_schema_conformance]
@@ -39,7 +39,7 @@ def test_random_requests(
     worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
 ) -> None:
     case = data.draw(operation.as_strategy())
-    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=60)
+    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=PATIENCE_S)
 
 
 def test_every_route_is_described(worker: FakeWorker) -> None:

@@ -20,10 +20,10 @@ import aiohttp
 import pytest
 
 from mla_router.worker.config import SMALL_MODEL
-from mla_router.worker.server.process import DRAIN_GRACE_S
 from support.client import sse_events
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import ROOT, free_ports, post_json, status_of, wait_until
+from support.procfs import Pid
 
 GENERATE = {"text": "a", "sampling_params": {"max_new_tokens": 500}}
 
@@ -35,20 +35,20 @@ def run_worker(*flags: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 
 
 def exit_status(worker: FakeWorker) -> int:
-    return worker.running.process.wait(timeout=30)
+    return worker.running.process.wait()
 
 
-def started(worker: FakeWorker) -> tuple[int, Path]:
-    """Process id and ipc directory of the scheduler."""
-    wait_until(lambda: worker.heard("Start"), 20.0, "the scheduler runs")
-    ((pid, directory),) = worker.heard("Start")
-    return pid, Path(directory)
+def started(worker: FakeWorker) -> tuple[Pid, Path]:
+    """Process and ipc directory of the scheduler."""
+    wait_until(lambda: worker.heard("Start"), "the scheduler runs")
+    ((number, directory),) = worker.heard("Start")
+    (scheduler,) = [pid for pid in worker.running.tree() if pid.number == number]
+    return scheduler, Path(directory)
 
 
 async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.ClientSession]:
@@ -108,7 +108,7 @@ def test_the_start() -> None:
             statuses.add(status := status_of(worker.url + "/health"))
             return status == 200
 
-        wait_until(ready, 30.0, "/health says 200")
+        wait_until(ready, "/health says 200")
         assert statuses <= {0, 200, 503}
         (line,) = worker.running.output().splitlines()
         for part in (
@@ -139,7 +139,6 @@ def test_the_sockets_are_for_this_user_alone(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT / "python"), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert end.stdout.strip() == oct(stat.S_IFDIR | 0o700)
@@ -159,7 +158,7 @@ def test_until_it_is_ready_it_says_so() -> None:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: status_of(url + "/health") == 503, 20.0, "/health says 503")
+        wait_until(lambda: status_of(url + "/health") == 503, "/health says 503")
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(url + "/health")
         assert json.load(caught.value) == {"status": "starting"}
@@ -169,14 +168,14 @@ def test_until_it_is_ready_it_says_so() -> None:
         assert refused.value.headers["Retry-After"]
     finally:
         process.terminate()
-        assert process.wait(timeout=10) == 0
+        assert process.wait() == 0
 
 
 def test_the_schedulers_death() -> None:
     async def run(worker: FakeWorker) -> tuple[int, Any, list[str]]:
         whole, events, http = await open_both(worker, script(hold_after=1))
         async with http:
-            os.kill(started(worker)[0], signal.SIGKILL)
+            os.kill(started(worker)[0].number, signal.SIGKILL)
             response = await whole
             return response.status, await response.json(), [event async for event in events]
 
@@ -223,24 +222,24 @@ def test_stopping_at_once(signals: list[signal.Signals]) -> None:
                 while status_of(worker.url + "/health") != 503:
                     await asyncio.sleep(0.01)
             worker.running.process.send_signal(signals[-1])
-            response = await asyncio.wait_for(whole, DRAIN_GRACE_S / 2)
+            response = await whole  # which does not end by itself
             return response.status, [event async for event in events]
 
     with fake_worker() as worker:
-        pid, _ = started(worker)
+        scheduler, _ = started(worker)
         status, events = asyncio.run(run(worker))
         assert status == 503
         assert json.loads(events[-1])["error"]["code"] == "engine_died", "another can go on"
         assert exit_status(worker) == 0
-        assert not Path(f"/proc/{pid}").exists()
+        assert not scheduler.alive
         assert "Traceback" not in worker.running.output()
 
 
 def test_a_killed_server_leaves_no_scheduler() -> None:
     with fake_worker() as worker:
-        pid, directory = started(worker)
+        scheduler, directory = started(worker)
         worker.running.process.kill()
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10.0, "the scheduler is gone")
+        wait_until(lambda: not scheduler.alive, "the scheduler is gone")
         assert not directory.exists()
 
 

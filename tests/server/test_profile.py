@@ -43,6 +43,6 @@ def test_a_trace_of_a_real_worker(tmp_path: Path) -> None:
         assert post_json(worker.url + "/start_profile", {"num_steps": 1000})["success"] is True
         body = {"text": "Hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
         post_json(worker.url + "/generate", body)
-        answer = post_json(worker.url + "/stop_profile", {}, timeout=120)
+        answer = post_json(worker.url + "/stop_profile", {})
         assert [str(file) for file in tmp_path.iterdir()] == [answer["file"]]
         assert post_json(worker.url + "/generate", body)["meta_info"]["completion_tokens"] == 3

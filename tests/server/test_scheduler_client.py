@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,8 +43,7 @@ class Peer:
         self.outbox.connect(f"ipc://{directory}/to_server_0")
 
     async def hear(self) -> ToScheduler:
-        frame = await asyncio.wait_for(self.inbox.recv(), 20)
-        message: ToScheduler = msgspec.msgpack.decode(frame, type=ToScheduler)
+        message: ToScheduler = msgspec.msgpack.decode(await self.inbox.recv(), type=ToScheduler)
         return message
 
     async def say(self, message: ToServer) -> None:
@@ -197,10 +197,11 @@ def test_rubbish_on_the_wire_is_survived(tmp_path: Path) -> None:
 
 def test_heartbeats_have_an_age(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
-        assert client.heartbeat_age() > 1e3, "nothing was heard yet"
+        since_boot = time.monotonic()
+        assert client.heartbeat_age() >= since_boot, "nothing was heard yet"
         await peer.say(stats(0))
         while client.last_stats is None:
             await asyncio.sleep(0.001)
-        assert client.heartbeat_age() < 20
+        assert client.heartbeat_age() < since_boot
 
     play(tmp_path, scenario)

@@ -29,6 +29,7 @@ from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
 
 SERVERS = 3
+WATCHDOG_S = 5.0  # longer than a busy machine lets a process wait
 STREAMS = 24  # one process gets none of them once in 5,000 times: then there are more
 HOLD = {
     "text": "a",
@@ -145,7 +146,6 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
         ] == 4 * len(prompts)
     wait_until(  # a gauge is the scheduler's, and not the sum of what each process has heard
         lambda: {metrics(several.url)["sglang:num_running_reqs"] for _ in range(6)} == {0.0},
-        20.0,
         "nothing runs",
     )
 
@@ -216,8 +216,8 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
 
     with fake_worker(tokenizer_worker_num=SERVERS) as worker:
         asyncio.run(run(worker))
-        assert worker.running.process.wait(timeout=30) == 3
-        wait_until(lambda: not worker.running.survivors(), 10.0, "all are gone")
+        assert worker.running.process.wait() == 3
+        wait_until(lambda: not worker.running.survivors(), "all are gone")
         assert "server process 2 has ended with status -9" in worker.running.output()
         assert "Traceback" not in worker.running.output()
         port = int(worker.url.rpartition(":")[2])
@@ -227,21 +227,21 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
 
 
 def test_a_frozen_one_is_not_healthy() -> None:
-    with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=1.0) as worker:
+    with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=WATCHDOG_S) as worker:
         frozen = sibling(worker, 1)
         os.kill(frozen, signal.SIGSTOP)
         # Whoever is asked, but for the frozen one, which does not answer.
         for _ in range(3):
-            wait_until(lambda: status_of(worker.url + "/health", 1.0) == 503, 60.0, "it says 503")
+            wait_until(lambda: status_of(worker.url + "/health", 1.0) == 503, "it says 503")
         os.kill(frozen, signal.SIGCONT)
-        wait_until(lambda: status_of(worker.url + "/health") == 200, 60.0, "it says 200")
+        wait_until(lambda: status_of(worker.url + "/health") == 200, "it says 200")
 
 
 def test_a_killed_first_server_leaves_nothing() -> None:
     with fake_worker(tokenizer_worker_num=SERVERS) as worker:
         assert len(worker.running.tree()) == SERVERS  # the scheduler, and the others
         worker.running.process.kill()
-        wait_until(lambda: not worker.running.survivors(), 10.0, "all are gone")
+        wait_until(lambda: not worker.running.survivors(), "all are gone")
         assert status_of(worker.url + "/health") == 0
 
 
@@ -273,7 +273,7 @@ def test_sigterm_drains_all() -> None:
 
     with fake_worker(tokenizer_worker_num=SERVERS) as worker:
         asyncio.run(run(worker))
-        assert worker.running.process.wait(timeout=30) == 0
+        assert worker.running.process.wait() == 0
         assert not worker.running.survivors()
         assert "Traceback" not in worker.running.output()
 
@@ -287,7 +287,7 @@ def test_ctrl_c_stops_all() -> None:
 
     with fake_worker(tokenizer_worker_num=SERVERS) as worker:
         asyncio.run(run(worker))
-        assert worker.running.process.wait(timeout=30) == 0
+        assert worker.running.process.wait() == 0
         assert not worker.running.survivors()
         assert "Traceback" not in worker.running.output()
 
@@ -295,7 +295,7 @@ def test_ctrl_c_stops_all() -> None:
 def test_port_0_and_a_key() -> None:
     """All listen on the port that the first one got, and know the key, which no command line shows."""
     with fake_worker(None, port=0, api_key="s3cret", tokenizer_worker_num=SERVERS) as worker:
-        wait_until(lambda: " ready: " in worker.running.output(), 60.0, "it is ready")
+        wait_until(lambda: " ready: " in worker.running.output(), "it is ready")
         port = int(
             worker.running.output().partition("ready: http://127.0.0.1:")[2].partition(",")[0]
         )
@@ -320,7 +320,7 @@ def test_a_taken_port(shared: bool) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with fake_worker(None, port=port, tokenizer_worker_num=SERVERS) as worker:
-            assert worker.running.process.wait(timeout=30) == 1
+            assert worker.running.process.wait() == 1
             (line,) = worker.running.output().splitlines()
             assert f"--port {port}" in line
             assert "in use" in line

@@ -22,10 +22,11 @@ class Answer:
     body: str
 
 
-def session(timeout: float = 120.0) -> aiohttp.ClientSession:
-    """No limit on connections: a test decides itself how many requests are open."""
+def session() -> aiohttp.ClientSession:
+    """No limit on connections: a test decides itself how many requests are open. Nor on how long they
+    take: a test that hangs is ended as a whole."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=timeout)
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
     )
 
 

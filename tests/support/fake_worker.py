@@ -18,9 +18,14 @@ from support import processes
 from support.processes import Flag, Running, wait_until
 
 FAKE_SCHEDULER = Path(__file__).resolve().with_name("fake_scheduler.py")
+# A worker that ends gives its requests and its other processes some seconds. Here they have as long as they
+# need: a busy machine may keep any of them waiting.
 ENTRY = """
 import sys
+sys.modules["torch"] = None  # as the worker does: it would be imported here
 from mla_router.worker.__main__ import main
+from mla_router.worker.server import children, process
+process.DRAIN_GRACE_S = children.SIBLING_STOP_S = 3600.0
 scheduler, record, *flags = sys.argv[1:]
 sys.exit(main(flags, [sys.executable, scheduler, record]))
 """
@@ -37,15 +42,18 @@ class FakeWorker:
 
     def heard(self, kind: str) -> list[list[Any]]:
         """Messages of this kind that the scheduler got, each a list of its fields."""
-        lines = self.record.read_text().splitlines() if self.record.exists() else []
-        messages = [json.loads(line) for line in lines]
+        messages = [json.loads(line) for line in self._lines()]
         return [message[1:] for message in messages if message[0] == kind]
 
     def generates(self) -> list[Generate]:
         """The requests that the scheduler got, in order."""
-        lines = self.record.read_text().splitlines() if self.record.exists() else []
-        ours = [line for line in lines if line.startswith('["Generate"')]
+        ours = [line for line in self._lines() if line.startswith('["Generate"')]
         return [msgspec.json.decode(line, type=Generate) for line in ours]
+
+    def _lines(self) -> list[str]:
+        """Those that are whole: the last one may just be being written."""
+        text = self.record.read_text() if self.record.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()
 
     def say(self, token_ids: list[int], **fields: Any) -> str:
         """The cache_salt that makes the fake scheduler say these, however many they are."""
@@ -55,7 +63,7 @@ class FakeWorker:
         return script(say_from=file.name, **fields)
 
     def wait_heard(self, condition: Callable[[FakeWorker], bool], what: str) -> None:
-        wait_until(lambda: condition(self), 20.0, what)
+        wait_until(lambda: condition(self), what)
 
 
 def script(**fields: Any) -> str:

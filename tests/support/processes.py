@@ -6,6 +6,7 @@ Each runs as a user would start it, with its output in a file that is shown when
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -20,42 +21,55 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from support.procfs import Pid, descendants
 
-ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT = 120.0  # a start takes seconds; a loaded CI machine may take many
-
-T = TypeVar("T")
 Flag = str | int | float | bool | Path | None
 
+ROOT = Path(__file__).resolve().parents[2]
+# After so many seconds, what is awaited never comes: however busy a machine is, it has come by then.
+PATIENCE_S = 240.0
+# Of a router's limits, those by which it finds workers that hang. Here no worker hangs, but any process
+# may be kept waiting for seconds; those that die are found by their closed connections, at once.
+PATIENT_ROUTER: dict[str, Flag] = {
+    "health_check_timeout_secs": 60,
+    "first_token_timeout_secs": 300,
+    "inter_token_timeout_secs": 300,
+}
+PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
+PORTS_OF_A_RUN = 500
+PORT_STEP = 5  # a launcher's workers get the ports from its base port on
 
-def wait_until(condition: Callable[[], T | None], timeout: float, what: str) -> T:
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T | None], what: str) -> T:
     """The first true value of `condition`, which is asked again every 50 ms."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {timeout:g} s")
+            raise TimeoutError(f"{what}: not within {PATIENCE_S:g} s")
         time.sleep(0.05)
     return value
 
 
-def get_json(url: str, timeout: float = 10.0) -> Any:
-    with urllib.request.urlopen(url, timeout=timeout) as response:
+def get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
         return json.load(response)
 
 
-def post_json(url: str, body: dict[str, Any], timeout: float = 60.0) -> Any:
+def post_json(url: str, body: dict[str, Any]) -> Any:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=timeout) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         text = response.read()
     return json.loads(text) if text else None
 
 
-def status_of(url: str, timeout: float = 2.0) -> int:
+def status_of(url: str, timeout: float = PATIENCE_S) -> int:
     """HTTP status of a GET; 0 if nobody answers."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
@@ -66,16 +80,31 @@ def status_of(url: str, timeout: float = 2.0) -> int:
         return 0
 
 
+@cache
+def _own_ports() -> tuple[Iterator[int], socket.socket]:
+    """Ports that no other run of tests on this machine gives out, in turn; the claim to them, an abstract
+    Unix socket, goes with this process."""
+    starts = list(PORTS[::PORTS_OF_A_RUN])
+    random.SystemRandom().shuffle(starts)
+    for start in starts:
+        claim = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            claim.bind(f"\0mla-router-test-ports-{start}")
+            return itertools.cycle(range(start, start + PORTS_OF_A_RUN, PORT_STEP)), claim
+        claim.close()
+    raise RuntimeError(f"{len(starts)} other runs of tests have all ports from {PORTS[0]} on")
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has. Drawn from below those that the system gives to outgoing connections,
-    lest one of them takes the port of a worker that is just being restarted."""
+    """Ports that nobody has, nor is given before some time has passed: who gets one listens on it only
+    seconds later, and again after a restart."""
     ports: list[int] = []
+    turns, _ = _own_ports()
     while len(ports) < count:
-        port = random.SystemRandom().randrange(20_000, 30_000)
+        port = next(turns)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            if port not in ports:
-                ports.append(port)
+            ports.append(port)
     return ports
 
 
@@ -117,14 +146,14 @@ class Running:
         self.tree()
         return [pid for pid in self.seen if pid.alive]
 
-    def wait_ready(self, path: str, timeout: float = START_TIMEOUT) -> None:
+    def wait_ready(self, path: str) -> None:
         def ready() -> bool:
             self.tree()
             if self.process.poll() is not None:
                 raise RuntimeError(f"exited with {self.process.returncode} before it was ready")
             return status_of(self.url + path) == 200
 
-        wait_until(ready, timeout, f"{self.url}{path} answers 200")
+        wait_until(ready, f"{self.url}{path} answers 200")
 
     def stop(self) -> None:
         """End the whole tree, gently where it listens and by force where it does not."""
@@ -196,13 +225,12 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
         "router_dp_worker_base_port": base_port,
         "device": "cpu",
         "cpu_threads": 1,
+        **{f"router_{name}": value for name, value in PATIENT_ROUTER.items()},
     } | flags
     argv = ["-m", "mla_router.launch_server", *to_argv(values)]
     with running(argv, f"http://127.0.0.1:{port}", "/readiness") as started:
         wait_until(
-            lambda: len(healthy_workers(started.url)) == dp_size,
-            START_TIMEOUT,
-            f"{dp_size} workers in rotation",
+            lambda: len(healthy_workers(started.url)) == dp_size, f"{dp_size} workers in rotation"
         )
         started.tree()
         yield started
@@ -212,7 +240,7 @@ def server(dp_size: int = 2, model_path: Path | None = None, **flags: Flag) -> I
 def router(worker_urls: list[str], **flags: Flag) -> Iterator[Running]:
     """The router alone, in front of workers that run already."""
     (port,) = free_ports(1)
-    argv = ["-m", "mla_router.launch_router", *to_argv({"port": port} | flags)]
+    argv = ["-m", "mla_router.launch_router", *to_argv({"port": port} | PATIENT_ROUTER | flags)]
     argv += ["--worker-urls", *worker_urls]
     with running(argv, f"http://127.0.0.1:{port}", "/readiness") as started:
         yield started

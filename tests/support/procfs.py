@@ -63,9 +63,10 @@ def descendants(root: int) -> list[Pid]:
 
 def _open_files(number: int) -> list[str]:
     targets = []
-    with contextlib.suppress(OSError):  # it may end, or close a file, while it is looked at
+    with contextlib.suppress(OSError):  # it may end while it is looked at
         for handle in (PROC / str(number) / "fd").iterdir():
-            targets.append(os.readlink(handle))  # noqa: PERF401 (keep what was read before)
+            with contextlib.suppress(OSError):  # or close this file
+                targets.append(os.readlink(handle))
     return targets
 
 

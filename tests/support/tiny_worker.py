@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from support.processes import PATIENCE_S
+
 
 @dataclass
 class TinyWorker:
@@ -31,7 +33,7 @@ def tiny_worker() -> Iterator[TinyWorker]:
         def do_POST(self) -> None:
             worker.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             worker.asked.set()
-            worker.may_answer.wait(timeout=60)
+            worker.may_answer.wait(timeout=PATIENCE_S)
             self._answer({"from": worker.url})
 
         def _answer(self, body: dict[str, object]) -> None:
