@@ -43,9 +43,9 @@ enum Protocol {
 #[derive(Debug)]
 struct Http1 {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: http1::Connection<TokioIo<Transport>, Full<Bytes>>,
-    /// The driver has returned and must not be polled again.
-    finished: bool,
+    /// `None` once it has returned. It is not kept: a request that it has not taken fails when it is
+    /// dropped, and never before.
+    driver: Option<http1::Connection<TokioIo<Transport>, Full<Bytes>>>,
 }
 
 /// A share of a connection.
@@ -61,7 +61,7 @@ impl Connection {
         sender: http1::SendRequest<Full<Bytes>>,
         driver: http1::Connection<TokioIo<Transport>, Full<Bytes>>,
     ) -> Self {
-        let protocol = Protocol::Http1(Box::new(Http1 { sender, driver, finished: false }));
+        let protocol = Protocol::Http1(Box::new(Http1 { sender, driver: Some(driver) }));
         Self { protocol, opened_at: Instant::now() }
     }
 
@@ -163,12 +163,12 @@ impl Http1 {
         request: Request<Full<Bytes>>,
     ) -> impl Future<Output = Result<Response<Incoming>, hyper::Error>> {
         let response = self.sender.send_request(request);
-        let (driver, finished) = (&mut self.driver, &mut self.finished);
+        let driver = &mut self.driver;
         async move {
             let mut response = pin!(response);
             poll_fn(|cx| {
                 // The IO first: what it reads is what the response waits for.
-                let _finished = drive(driver, finished, cx);
+                let _finished = drive(driver, cx);
                 response.as_mut().poll(cx)
             })
             .await
@@ -176,20 +176,17 @@ impl Http1 {
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        drive(&mut self.driver, &mut self.finished, cx)
+        drive(&mut self.driver, cx)
     }
 }
 
 /// Of its own, so that a request that is being sent may hold the sender meanwhile.
-fn drive(
-    driver: &mut (impl Future + Unpin),
-    finished: &mut bool,
-    cx: &mut Context<'_>,
-) -> Poll<()> {
-    if !*finished {
-        *finished = Pin::new(driver).poll(cx).is_ready();
+fn drive(driver: &mut Option<impl Future + Unpin>, cx: &mut Context<'_>) -> Poll<()> {
+    if let Some(running) = driver {
+        let _outcome = std::task::ready!(Pin::new(running).poll(cx));
+        *driver = None;
     }
-    if *finished { Poll::Ready(()) } else { Poll::Pending }
+    Poll::Ready(())
 }
 
 impl Http2 {

@@ -1,12 +1,14 @@
 //! Connections to a worker: kept, found dead, and never mixed up.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use http::StatusCode;
-use http_body_util::BodyExt;
-use mla_router::{Config, fleet::worker::Phase};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use mla_router::{Config, fleet::worker::Phase, upstream::UpstreamError};
 use tokio::sync::mpsc;
 
-use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs};
+use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs, soon};
 
 fn quiet() -> Config {
     Config { health_check_interval_secs: secs(3600.0), ..config() }
@@ -66,6 +68,20 @@ async fn a_connection_that_dies_under_a_request_is_replaced() {
     let first = connections[0];
     assert_eq!(connections, [first, first, first + 1, first + 1, first + 2]);
     assert_eq!(router.workers()[0].phase, Phase::Healthy, "the worker is not to blame");
+}
+
+/// Nobody looks at an idle connection: that it has closed shows when a request is sent on it, and that one
+/// must not wait for an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_on_a_connection_that_has_closed_fails() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(quiet(), &[&worker]).await;
+    let pool = Arc::clone(&router.router().registry.workers()[0].pool);
+    let mut connection = pool.open().await.expect("the worker listens");
+    worker.kill().await;
+    let request = Request::post("/generate").body(Full::default()).expect("a valid request");
+    let failed = soon(connection.send(request)).await;
+    assert!(matches!(failed, Err(UpstreamError::Reset(_))), "{failed:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
