@@ -65,8 +65,12 @@ pub struct EventStream {
 
 #[expect(clippy::large_enum_variant, reason = "the stream as a whole is in a box")]
 enum State {
-    /// A worker speaks.
-    Flowing(Job, WorkerFrames),
+    /// A worker speaks. Its load is released before the request counts as gone: fields are dropped in
+    /// this order.
+    Flowing {
+        frames: WorkerFrames,
+        job: Job,
+    },
     /// Another one is looked for.
     Resuming(Resuming),
     Over,
@@ -107,7 +111,7 @@ impl EventStream {
         };
         Self {
             silence: Silence::new(limits, job.deadline, Instant::now()),
-            state: State::Flowing(job, frames),
+            state: State::Flowing { frames, job },
             events: Events::default(),
             frame: Bytes::new(),
             replay,
@@ -124,7 +128,7 @@ impl EventStream {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         loop {
             let polled = match &mut self.state {
-                State::Flowing(..) => ready!(self.flow(cx)),
+                State::Flowing { .. } => ready!(self.flow(cx)),
                 State::Resuming(resuming) => match ready!(resuming.poll(cx)) {
                     Some(resumed) => match self.resume(resumed) {
                         Ok(()) => continue,
@@ -160,7 +164,7 @@ impl EventStream {
                 Ok(None) => {}
                 Err(_) => return Poll::Ready(Err(Failure::Endless)),
             }
-            let State::Flowing(job, frames) = &mut self.state else {
+            let State::Flowing { frames, job } = &mut self.state else {
                 return Poll::Ready(Ok(None));
             };
             match frames.poll_next(cx) {
@@ -218,7 +222,7 @@ impl EventStream {
             // Nothing but tokens whose text is to come.
             return Ok(Bytes::new());
         }
-        if let State::Flowing(job, frames) = &mut self.state {
+        if let State::Flowing { frames, job } = &mut self.state {
             self.usage.look(job, &mut frames.booking, data);
         }
         Ok(bytes)
@@ -232,7 +236,7 @@ impl EventStream {
     /// Whether a stream that has paused for so long will not go on. Where it cannot be continued, a
     /// wrong yes costs the answer: then only a worker that is out of rotation counts as gone.
     fn is_stuck(&self, pause: Duration) -> bool {
-        let State::Flowing(_, frames) = &self.state else { return false };
+        let State::Flowing { frames, .. } = &self.state else { return false };
         let worker = frames.worker();
         let is_replayable = self.replay.as_ref().is_some_and(Replay::is_possible);
         worker.phase() != Phase::Healthy || is_replayable && worker.silent_for() >= pause
@@ -242,7 +246,8 @@ impl EventStream {
     fn fail(&mut self, failure: Failure) -> Option<Result<Bytes, Failure>> {
         let state = std::mem::replace(&mut self.state, State::Over);
         let whole = self.events.is_between();
-        if let State::Flowing(mut job, mut frames) = state {
+        // Bindings are dropped the other way round.
+        if let State::Flowing { mut job, mut frames } = state {
             failure.blame(&job.router, &mut frames.booking);
             let replay = self.replay.as_mut().filter(|_| whole && failure.is_of_worker());
             if replay.as_ref().is_some_and(|replay| replay.is_complete()) {
@@ -288,7 +293,7 @@ impl EventStream {
         }
         replays.increment(ReplayOutcome::Continued);
         self.silence.begins(Instant::now());
-        self.state = State::Flowing(job, frames);
+        self.state = State::Flowing { frames, job };
         Ok(())
     }
 }
@@ -319,7 +324,7 @@ impl Resuming {
 impl Drop for EventStream {
     fn drop(&mut self) {
         let router = match &self.state {
-            State::Flowing(job, _) if !self.all_said => &job.router,
+            State::Flowing { job, .. } if !self.all_said => &job.router,
             State::Resuming(resuming) => &resuming.router,
             _ => return,
         };
