@@ -1,6 +1,6 @@
 //! What retries may cost. A fleet that is failing must not be asked four times as much for it.
 
-use std::time::Instant;
+use tokio::time::Instant;
 
 use super::window::{SECONDS, Window};
 

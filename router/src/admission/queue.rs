@@ -12,11 +12,14 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot},
+    time::Instant,
+};
 
 use super::window::Window;
 use crate::{
@@ -109,7 +112,7 @@ impl Queue {
     pub(crate) async fn enter(
         self: &Arc<Self>,
         alarm: &mut Alarm,
-        at: tokio::time::Instant,
+        at: Instant,
     ) -> Result<Option<Slot>, Error> {
         let Some(slots) = &self.slots else {
             return Ok(self.try_enter());
@@ -209,12 +212,12 @@ impl Ticket<'_> {
     }
 
     /// Waits until it is this one's turn to try; false if it was not by `at`.
-    pub(crate) async fn turn(&self, alarm: &mut Alarm, at: tokio::time::Instant) -> bool {
+    pub(crate) async fn turn(&self, alarm: &mut Alarm, at: Instant) -> bool {
         let Standing { queue, number } = &self.standing;
         let (call, mut called) = oneshot::channel();
         queue.line.lock().tickets.insert(*number, Some(call));
         loop {
-            let now = tokio::time::Instant::now();
+            let now = Instant::now();
             if now >= at {
                 return false;
             }
@@ -224,7 +227,7 @@ impl Ticket<'_> {
             }
             let line = queue.line.lock();
             if line.tickets.first_key_value().is_some_and(|(first, _)| first == number) {
-                return tokio::time::Instant::now() < at;
+                return Instant::now() < at;
             }
         }
     }
@@ -249,8 +252,8 @@ mod tests {
         Arc::new(Queue::new(config, Arc::default()))
     }
 
-    fn in_an_hour() -> tokio::time::Instant {
-        tokio::time::Instant::now() + Duration::from_secs(3600)
+    fn in_an_hour() -> Instant {
+        Instant::now() + Duration::from_secs(3600)
     }
 
     async fn slot(queue: &Arc<Queue>) -> Slot {

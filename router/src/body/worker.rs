@@ -74,7 +74,7 @@ impl WorkerFrames {
             self.complete();
         }
         let now = Instant::now();
-        self.worker().heard(now.into_std());
+        self.worker().heard(now);
         Poll::Ready(Some(Ok((data, now))))
     }
 

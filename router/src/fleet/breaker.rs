@@ -3,11 +3,12 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use crate::metrics::labels;
 

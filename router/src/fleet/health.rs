@@ -1,13 +1,10 @@
 //! The active health check of one worker: takes it out of rotation, brings it back, and notices when
 //! it is another process than before.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     config::Config,
@@ -85,7 +82,7 @@ impl HealthCheck {
     }
 
     /// Tells one connection from the next.
-    fn opened_at(&self) -> Option<Instant> {
+    fn opened_at(&self) -> Option<std::time::Instant> {
         self.connection.as_ref().map(Connection::opened_at)
     }
 

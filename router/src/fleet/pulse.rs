@@ -2,8 +2,10 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 /// Times of silence may be so much too short.
 pub(super) const GRAIN: Duration = Duration::from_millis(1);

@@ -5,12 +5,12 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
-use tokio::task::AbortHandle;
+use tokio::{task::AbortHandle, time::Instant};
 
 pub use crate::fleet::{
     booking::Booking,

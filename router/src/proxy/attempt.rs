@@ -244,7 +244,7 @@ impl Pending<'_> {
         let streams = self.key.is_some_and(|key| key.stream);
         booking.prefill_done(streams && head.status.is_success());
         booking.record(Outcome::Answered);
-        booking.worker().heard(std::time::Instant::now());
+        booking.worker().heard(Instant::now());
         Reply { head, first, rest, booking }
     }
 
@@ -286,7 +286,7 @@ fn has_other(router: &Router, current: WorkerId, tried: &[WorkerId]) -> bool {
 }
 
 fn afford_retry(router: &Router) -> bool {
-    let now = std::time::Instant::now();
+    let now = Instant::now();
     router.budget.spend(router.queue.ended(now), now)
 }
 
