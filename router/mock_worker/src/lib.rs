@@ -23,6 +23,6 @@ pub mod worker;
 
 pub use engine::{Stats, Totals};
 pub use fault::{Fault, Garbage, Kind};
-pub use port::Port;
+pub use port::{Listener, Port};
 pub use settings::{Flavour, Settings};
 pub use worker::MockWorker;

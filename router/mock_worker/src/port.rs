@@ -2,9 +2,11 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, Shutdown, SocketAddr},
+    ops::Deref,
 };
 
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket};
 
 /// A worker that dies and comes back needs its port again. A port that is closed in between may be
@@ -38,7 +40,49 @@ impl Port {
     }
 
     /// Listens, until the listener is dropped.
-    pub async fn listen(&self) -> io::Result<TcpListener> {
-        TcpListener::bind(self.address).await
+    pub async fn listen(&self) -> io::Result<Listener> {
+        Ok(Listener(TcpListener::bind(self.address).await?))
+    }
+}
+
+/// Once it is dropped, connections are refused and the port can be listened on again.
+///
+/// Closing the socket alone would not do: a child process that another thread is just starting has a
+/// copy of it until it executes its program, and as long as that is there the port listens.
+#[derive(Debug)]
+pub struct Listener(TcpListener);
+
+impl Deref for Listener {
+    type Target = TcpListener;
+
+    fn deref(&self) -> &TcpListener {
+        &self.0
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Of a listening socket that is its end, whoever has it. It can only fail if it has ended already.
+        let _ended = SockRef::from(&self.0).shutdown(Shutdown::Read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_copy_of_the_listener_does_not_keep_the_port() {
+        let port = Port::free().expect("a free port");
+        for _ in 0..2 {
+            let listener = port.listen().await.expect("the port is ours");
+            // As a child process has it before it executes its program.
+            let _copy = SockRef::from(&*listener).try_clone().expect("a descriptor");
+            TcpStream::connect(port.address()).await.expect("it listens");
+            drop(listener);
+            TcpStream::connect(port.address()).await.expect_err("nobody listens");
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::{io, net::SocketAddr, sync::Arc};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    net::TcpListener,
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
     task::JoinSet,
 };
@@ -13,7 +12,7 @@ use tokio::{
 use crate::{
     engine::Stats,
     fault::Fault,
-    port::Port,
+    port::{Listener, Port},
     server::answer,
     settings::Settings,
     socket::{Freezer, Socket, Spoil},
@@ -88,7 +87,7 @@ impl MockWorker {
     }
 }
 
-async fn serve(listener: TcpListener, state: Arc<State>, mut orders: UnboundedReceiver<Order>) {
+async fn serve(listener: Listener, state: Arc<State>, mut orders: UnboundedReceiver<Order>) {
     // Both end with this function: the connections and the engine's clock.
     let mut connections = JoinSet::new();
     let mut engine = JoinSet::new();
@@ -119,7 +118,7 @@ async fn serve(listener: TcpListener, state: Arc<State>, mut orders: UnboundedRe
     }
 }
 
-async fn accept(listener: &TcpListener, freezer: &Arc<Freezer>) -> io::Result<Socket> {
+async fn accept(listener: &Listener, freezer: &Arc<Freezer>) -> io::Result<Socket> {
     freezer.passed().await;
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;

@@ -22,12 +22,11 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mla_mock_worker::Port;
+use mla_mock_worker::{Listener, Port};
 use parking_lot::Mutex;
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
     sync::{Notify, Semaphore, mpsc},
     task::{AbortHandle, JoinSet},
 };
@@ -269,7 +268,7 @@ impl Drop for FakeWorker {
     }
 }
 
-async fn accept(listener: TcpListener, speaks: Speaks, state: Arc<State>) {
+async fn accept(listener: Listener, speaks: Speaks, state: Arc<State>) {
     // Connections die with the task that owns the set.
     let mut connections = JoinSet::new();
     for number in 0.. {
