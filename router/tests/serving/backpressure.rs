@@ -1,15 +1,18 @@
 //! Workers that say that they are busy: others are asked, then the request waits its turn, and at the
 //! end the client reads what the worker has to say.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use http::StatusCode;
 use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::sleep};
 
 use crate::support::{
     Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
@@ -57,8 +60,9 @@ async fn when_all_stay_busy_the_client_sees_the_workers_own_answer() {
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
-/// Twenty requests for four places that come free: all are served, who has waited longest first.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// Twenty requests for four places that come free: all are served, who has waited longest first. The clock
+/// stands still while anything moves, so that no answer is late and taken for consent.
+#[tokio::test(start_paused = true)]
 async fn who_waits_longest_goes_first_when_there_is_room_again() {
     let room = Arc::new(AtomicUsize::new(0));
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -87,7 +91,7 @@ async fn who_waits_longest_goes_first_when_there_is_room_again() {
     }
     room.store(4, Ordering::SeqCst);
     while served.lock().len() < 4 {
-        tokio::task::yield_now().await;
+        sleep(Duration::from_millis(1)).await;
     }
     room.store(100, Ordering::SeqCst);
     for client in clients {

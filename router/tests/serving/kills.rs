@@ -174,7 +174,7 @@ async fn fifty_kills_under_sixteen_streams_go_unnoticed() {
     assert_nothing_booked(&router).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn every_way_to_lose_a_worker_in_a_stream_goes_unnoticed() {
     let config = Config {
         inter_token_timeout_secs: crate::support::secs(0.3),

@@ -1,6 +1,12 @@
 //! Where the router listens, for whom, and how many at a time.
 
-use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
 
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -136,18 +142,17 @@ async fn a_new_router_takes_over_the_port() {
             )
         })
         .collect();
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let short: Vec<_> = (0..4)
-        .map(|_| {
-            let stop = Arc::clone(&stop);
+    let stop = Arc::new(AtomicBool::new(false));
+    let served: Arc<[AtomicU32; 4]> = Arc::default();
+    let short: Vec<_> = (0..served.len())
+        .map(|number| {
+            let (stop, served) = (Arc::clone(&stop), Arc::clone(&served));
             tokio::spawn(async move {
-                let mut served = 0;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     let answer = Client::connect(address).await.post("/generate", "short").await;
                     assert_eq!(answer.status, StatusCode::OK);
-                    served += 1;
+                    served[number].fetch_add(1, Ordering::Relaxed);
                 }
-                served
             })
         })
         .collect();
@@ -167,6 +172,14 @@ async fn a_new_router_takes_over_the_port() {
     let port = address.port().to_string();
     let mut new = Process::start(&["--port", &port, "--reuse-port", "--worker-urls", &url]);
     new.line_with("is up").await;
+    // Whoever has connected to the old one has asked.
+    let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
+    let since = async {
+        while served.iter().zip(before).any(|(now, before)| now.load(Ordering::Relaxed) == before) {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(since).await;
     old.terminate();
     old.line_with("draining").await;
     // Only the new one takes connections now, and it serves.
@@ -179,9 +192,9 @@ async fn a_new_router_takes_over_the_port() {
         assert_eq!(soon(answer).await.expect("not cut").status, StatusCode::OK);
     }
     assert_eq!(old.exit_code().await, Some(0));
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    for served in short {
-        assert!(soon(served).await.expect("nobody was refused") > 0);
+    stop.store(true, Ordering::Relaxed);
+    for client in short {
+        soon(client).await.expect("nobody was refused");
     }
 }
 
@@ -223,7 +236,9 @@ async fn what_clients_make_up_makes_no_new_series() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_sigterm_does_not_wait() {
     let mut worker = FakeWorker::start(|_| Reply::Endless(Arc::default())).await;
-    let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
+    let url = worker.url();
+    let far = ["--shutdown-grace-period-secs", "3600"];
+    let mut process = Process::start(&[&["--port", "0", "--worker-urls", &url], &far[..]].concat());
     let address = process.address().await;
     let mut client = Client::connect(address).await;
     let response = client.send(post("/generate", "{}")).await.expect("a head");
@@ -232,9 +247,7 @@ async fn a_second_sigterm_does_not_wait() {
     process.line_with("draining").await;
     let mut prober = Client::connect(address).await;
     assert_eq!(prober.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
-    let begun = std::time::Instant::now();
     process.terminate();
     assert_eq!(process.exit_code().await, Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     response.into_body().collect().await.expect_err("cut off");
 }

@@ -1,12 +1,14 @@
 //! A network that is cut between the router and a worker: no reset, no end, and the worker goes on. When
 //! it is mended, everything arrives that nobody waits for any more.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use http_body_util::BodyExt;
 use mla_mock_worker::{MockWorker, Settings};
 use mla_router::{Config, RouterHandle, fleet::worker::Phase, metrics::ReplayOutcome};
 use serde_json::Value;
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
     kills::{requests, said},
@@ -56,7 +58,7 @@ async fn ask_all(router: &RouterHandle, meanwhile: impl FnOnce()) -> Vec<Value> 
     all.into_iter().map(|(_, said)| said).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn streams_go_on_past_a_cut_and_what_it_held_back_disturbs_nobody() {
     let (mut workers, mut cables) = (Vec::new(), Vec::new());
     for _ in 0..2 {
@@ -92,7 +94,7 @@ async fn streams_go_on_past_a_cut_and_what_it_held_back_disturbs_nobody() {
     // What it has gone on with for nobody is let go.
     soon(async {
         while workers.iter().any(|worker| worker.stats().running + worker.stats().waiting > 0) {
-            tokio::task::yield_now().await;
+            sleep(Duration::from_millis(1)).await;
         }
     })
     .await;

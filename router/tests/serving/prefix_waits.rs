@@ -54,7 +54,7 @@ async fn ask_at_once(router: &RouterHandle, requests: usize, waiting: u64) -> Ve
     asked
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_prefix_is_asked_for_once_until_its_first_byte() {
     let (mut worker, mut began) = worker().await;
     let router = router(config(), &[&worker]).await;
@@ -76,7 +76,7 @@ async fn a_prefix_is_asked_for_once_until_its_first_byte() {
     assert_nothing_booked(&router).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn when_the_first_client_leaves_nobody_waits_on() {
     let (worker, mut began) = worker().await;
     let router = router(config(), &[&worker]).await;

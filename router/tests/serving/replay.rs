@@ -204,7 +204,7 @@ async fn a_request_that_breaks_worker_after_worker_is_given_up() {
     assert_eq!(fleet.requests(), 2);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
     let config = Config {
         inter_token_timeout_secs: secs(0.05),

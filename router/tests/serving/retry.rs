@@ -154,7 +154,7 @@ async fn a_request_that_kills_its_workers_kills_two_and_no_more() {
     assert_nothing_booked(&router).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_failing_fleet_is_not_asked_more_than_the_budget_allows() {
     let mut workers = [
         FakeWorker::start(|_| Reply::status(500)).await,

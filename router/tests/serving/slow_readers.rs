@@ -122,10 +122,10 @@ async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
         let outside = queued(worker.address.port(), upstream) + queued(router_port, client_port);
         (written, (written + SLACK).saturating_sub(outside))
     };
-    // It comes to rest when all buffers on the way are full.
+    // It comes to rest when all buffers on the way are full, with more on the way than the router may hold.
     let (mut seen, mut same) = (held(), 0);
     soon(async {
-        while same < 5 || seen.0 == 0 {
+        while same < 5 || seen.0 <= BOUND {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let now = held();
             same = if now == seen { same + 1 } else { 0 };
@@ -134,11 +134,9 @@ async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
     })
     .await;
     let (written, held) = seen;
-    assert!(written > BOUND, "the buffers are not full: {written}");
     assert!(held <= BOUND + SLACK, "{held} of {written} bytes");
     // The kernel gives up on a client that takes nothing.
-    let ended = tokio::time::timeout(Duration::from_secs(60), worker.streams.recv()).await;
-    assert_eq!(ended, Ok(Some(None)));
+    assert_eq!(soon(worker.streams.recv()).await, Some(None));
     assert_nothing_booked(&router).await;
     drop(client);
 }

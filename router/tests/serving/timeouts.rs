@@ -41,7 +41,7 @@ async fn a_client_that_does_not_come_back_is_let_go() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_worker_that_does_not_answer_is_a_504_and_is_let_go() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
     let config = Config { request_timeout_secs: secs(0.05), ..config() };
@@ -55,7 +55,7 @@ async fn a_worker_that_does_not_answer_is_a_504_and_is_let_go() {
     assert_nothing_booked(&router).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_outlives_the_limit_is_cut_and_not_ended() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
@@ -84,7 +84,7 @@ fn hasty() -> Config {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
     let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::start(|_| Reply::ok("data: 1\n\n")).await;
@@ -98,7 +98,7 @@ async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
 }
 
 /// A head without an event is no beginning.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn neither_a_head_nor_half_an_event_stops_the_clock() {
     for begun in ["", "data: 1\n"] {
         let (silent, source) = mpsc::unbounded_channel();
@@ -145,7 +145,7 @@ async fn a_late_first_byte_is_better_than_none() {
 }
 
 /// How long a whole answer takes says nothing about its worker.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_answer_in_one_piece_has_no_first_token_deadline() {
     let mut slow = FakeWorker::start(|_| Reply::Hang).await;
     let mut other = FakeWorker::plain().await;
@@ -158,7 +158,7 @@ async fn an_answer_in_one_piece_has_no_first_token_deadline() {
 }
 
 /// A worker that is found dead or frozen lets go of who still waits for it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::plain().await;
@@ -177,7 +177,7 @@ async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
 }
 
 /// One that has waited too long is reason enough to look, and what is found is for all.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::start(|seen| {

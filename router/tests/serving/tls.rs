@@ -157,7 +157,7 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     assert_eq!(early.get("/health").await.status, StatusCode::OK, "it keeps what it has");
 
     // The key of another certificate, and then none.
-    std::fs::copy(Made::new().file("key.pem"), &key).expect("writable");
+    std::fs::rename(Made::new().file("key.pem"), &key).expect("writable");
     let line = router.line_with("the certificate in use stays").await;
     assert!(line.contains("--tls-cert-path ") && line.contains(chain_path), "{line}");
     std::fs::remove_file(&key).expect("there");

@@ -59,6 +59,9 @@ impl Drop for Cable {
 async fn connection(near: TcpStream, worker: SocketAddr, mut plugged: watch::Receiver<bool>) {
     passes(&mut plugged).await;
     let Ok(far) = TcpStream::connect(worker).await else { return };
+    for end in [&near, &far] {
+        end.set_nodelay(true).expect("a TCP socket");
+    }
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
     tokio::join!(carry(near_in, far_out, plugged.clone()), carry(far_in, near_out, plugged));

@@ -17,6 +17,14 @@ use tokio::{
 
 type AnyBody = BoxBody<Bytes, Infallible>;
 
+/// What is written leaves at once: a segment that waits for the acknowledgement of the one before would be
+/// late by a clock that stands still.
+async fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).await.expect("the router listens");
+    stream.set_nodelay(true).expect("a TCP socket");
+    stream
+}
+
 /// One keep-alive connection. Dropping it closes the connection.
 pub(crate) struct Client {
     sender: http1::SendRequest<AnyBody>,
@@ -46,7 +54,7 @@ impl Answer {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
-        Self::over(TcpStream::connect(address).await.expect("the router listens")).await
+        Self::over(connect(address).await).await
     }
 
     pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
@@ -101,7 +109,7 @@ pub(crate) struct Raw(TcpStream);
 
 impl Raw {
     pub(crate) async fn send(address: SocketAddr, bytes: &[u8]) -> Self {
-        let mut stream = TcpStream::connect(address).await.expect("the router listens");
+        let mut stream = connect(address).await;
         stream.write_all(bytes).await.expect("the router reads");
         Self(stream)
     }

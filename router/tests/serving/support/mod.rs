@@ -18,17 +18,30 @@ pub(crate) use folder::Folder;
 pub(crate) use process::{Process, run};
 pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply, Seen, Speaks, Then};
 
-/// Far more than anything here takes: what is awaited for longer will not come.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Far more than anything here takes, on a machine with much else to do, too: what is awaited for longer
+/// will not come.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A broken promise fails its test instead of hanging it.
 pub(crate) async fn soon<T>(awaited: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, awaited).await.expect("it did not happen")
 }
 
-/// Defaults, but with checks fast enough for tests to wait for.
+/// Defaults, but with checks often enough for tests to wait for, and without a deadline that an honest
+/// worker, client or connection could miss because the machine has much else to do: the tests that are
+/// about a deadline set it.
 pub(crate) fn config() -> Config {
-    Config { health_check_interval_secs: secs(0.02), ..Config::default() }
+    let far = secs(3600.0);
+    Config {
+        health_check_interval_secs: secs(0.02),
+        health_check_timeout_secs: far,
+        connect_timeout_secs: far,
+        upstream_idle_timeout_secs: far,
+        first_token_timeout_secs: far,
+        inter_token_timeout_secs: far,
+        sse_keepalive_secs: far,
+        ..Config::default()
+    }
 }
 
 pub(crate) fn secs(seconds: f64) -> mla_router::config::Seconds {

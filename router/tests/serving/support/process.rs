@@ -15,6 +15,9 @@ use super::soon;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_mla-router");
 
+/// An honest worker may be late because the machine has much else to do.
+const PATIENT: [&str; 2] = ["--health-check-timeout-secs", "3600"];
+
 /// The whole run of a command that ends by itself.
 pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = std::process::Command::new(BINARY);
@@ -38,7 +41,7 @@ impl Process {
 
     pub(crate) fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(BINARY);
-        command.args(arguments).envs(variables.iter().copied());
+        command.args(arguments).args(PATIENT).envs(variables.iter().copied());
         Self::spawn(command)
     }
 
@@ -46,7 +49,7 @@ impl Process {
     pub(crate) fn start_with_files(limit: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
-        command.args(["-c", &script, BINARY]).args(arguments);
+        command.args(["-c", &script, BINARY]).args(arguments).args(PATIENT);
         Self::spawn(command)
     }
 
