@@ -49,6 +49,7 @@ def quick_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # which that does not
     with torch._inductor.config.patch(compile_threads=1):
         yield
     torch._dynamo.reset()

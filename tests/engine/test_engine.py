@@ -63,9 +63,8 @@ def logprobs(of: Run, rid: str) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_overlap_and_normal_give_identical_tokens(model: CausalLM, seed: int) -> None:
-    script = random_script(seed, 200, aborts=True)
+def test_overlap_and_normal_give_identical_tokens(model: CausalLM) -> None:
+    script = random_script(0, 200, aborts=True)
     overlap = serve(model, script, overlap=True, chunk_size=32)
     normal = serve(model, script, overlap=False, chunk_size=32)
     ended = 0

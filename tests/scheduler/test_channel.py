@@ -23,11 +23,10 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
+from support.processes import PATIENCE_S
 from support.scripted_scheduler import generate
 
 SERVERS = 3
-# A start takes seconds, and on a loaded machine many: pytest-timeout is to say what never ends.
-PATIENCE_S = 240
 
 
 class Servers:
@@ -46,7 +45,7 @@ class Servers:
         self.outbox.send(msgspec.msgpack.encode(message))
 
     def receive(self, server: int) -> ToServer:
-        assert self.inboxes[server].poll(PATIENCE_S * 1000), f"nothing came to server {server}"
+        assert self.inboxes[server].poll(int(PATIENCE_S * 1000)), f"nothing came to server {server}"
         return self.decoder.decode(self.inboxes[server].recv())
 
 

@@ -24,10 +24,8 @@ from mla_router.worker.messages import (
     ToScheduler,
     ToServer,
 )
+from support.processes import PATIENCE_S
 from support.scripted_scheduler import generate
-
-# A start takes seconds, and on a loaded machine many: pytest-timeout is to say what never ends.
-PATIENCE_S = 240
 
 
 class Server:
@@ -47,7 +45,7 @@ class Server:
         self.outbox.send(msgspec.msgpack.encode(message))
 
     def receive(self) -> ToServer:
-        assert self.inbox.poll(PATIENCE_S * 1000), "nothing came from the scheduler"
+        assert self.inbox.poll(int(PATIENCE_S * 1000)), "nothing came from the scheduler"
         return self.decoder.decode(self.inbox.recv())
 
     def run(self, request: Generate) -> list[int]:

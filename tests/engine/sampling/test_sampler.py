@@ -107,7 +107,7 @@ def answer(
     return driver.contexts[slot][len(context[0]) :]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1 << 32), cut=st.integers(1, 11))
 def test_a_request_s_tokens_depend_on_nothing_else(seed: int, cut: int) -> None:
     """Not on its batch or its slot, and not on whether it was stopped and continued elsewhere."""
