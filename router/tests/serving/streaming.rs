@@ -173,7 +173,6 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
         let before = taken.load(Ordering::Relaxed);
         for _ in 0..50 {
             assert_eq!(other.post("/tokenize", "{}").await.status, StatusCode::OK);
-            worker.request().await;
         }
         if taken.load(Ordering::Relaxed) == before {
             break;
@@ -182,5 +181,5 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
     let held = taken.load(Ordering::Relaxed) * ENDLESS_FRAME;
     assert!(held < 64 << 20, "{held} bytes were taken from the worker");
     drop((response, slow));
-    assert!(matches!(worker.event().await, Event::Aborted));
+    while !matches!(worker.event().await, Event::Aborted) {}
 }

@@ -134,7 +134,6 @@ async fn a_slow_reader_does_not_hold_up_the_others_on_its_connection() {
         let before = taken.load(Ordering::Relaxed);
         for _ in 0..50 {
             assert_eq!(other.post("/tokenize", "{}").await.status, StatusCode::OK);
-            worker.request().await;
         }
         if taken.load(Ordering::Relaxed) == before {
             break;
