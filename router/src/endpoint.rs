@@ -87,9 +87,9 @@ impl Endpoint {
         !is_light
     }
 
-    /// Answers with generated tokens; streamed, with events that end with `[DONE]`.
+    /// Answers with generated tokens; streamed, with events of which the last one says that it is.
     pub fn generates(self) -> bool {
-        matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate)
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Responses)
     }
 
     pub fn method(self) -> &'static str {

@@ -58,8 +58,10 @@ JSON = {
         },
     },
 }
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/generate")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses")
+RESPONSE_ENDS = ("response.completed", "response.incomplete")
 
+CALLS = re.compile('"tool_calls"|"function_call"')
 CACHED = re.compile(r'"cached_tokens":\d+')
 
 Request = tuple[str, dict[str, Any]]
@@ -84,6 +86,8 @@ def random_request(rng: random.Random) -> Request:
         sampling |= {"max_new_tokens": max_tokens, "sampling_seed": seed}
         text = prompts if rng.random() < 0.3 else prompts[0]
         return path, {"text": text, "sampling_params": sampling}
+    if path == "/v1/responses":
+        return path, sampling | random_response(rng, prompts[0], max_tokens) | {"seed": seed}
     body = sampling | {"model": "mla-small", "max_tokens": max_tokens, "seed": seed}
     if rng.random() < 0.7:
         body["stream_options"] = {"include_usage": True}
@@ -103,6 +107,18 @@ def random_request(rng: random.Random) -> Request:
     return path, body | {"messages": messages, "logprobs": scored}
 
 
+def random_response(rng: random.Random, prompt: str, max_tokens: int) -> dict[str, Any]:
+    body = {"model": "mla-small", "input": prompt, "max_output_tokens": max_tokens, "n": 1}
+    if rng.random() < 0.5:
+        tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
+        choice = rng.choice(["auto", "required"])
+        body |= {"tools": tools, "tool_choice": choice, "max_output_tokens": rng.randint(20, 60)}
+    elif rng.random() < 0.5:
+        schema = {"type": "json_schema"} | JSON["json_schema"]
+        body |= {"text": {"format": schema}, "max_output_tokens": rng.randint(20, 60)}
+    return body
+
+
 def with_stop_string(rng: random.Random, request: Request, uncut: Stream) -> Request:
     """The same request, with a stop string that its answer contains."""
     path, body = request
@@ -116,6 +132,8 @@ def with_stop_string(rng: random.Random, request: Request, uncut: Stream) -> Req
 
 def text_of(event: Event) -> str:
     body = event.body
+    if event.name:
+        return str(body["delta"]) if event.name == "response.output_text.delta" else ""
     if "text" in body:
         return str(body["text"])
     choice = body["choices"][0] if body["choices"] else {}
@@ -125,6 +143,8 @@ def text_of(event: Event) -> str:
 def index_of(event: Event) -> int:
     """Which choice an event is about; -1: all."""
     body = event.body
+    if event.name in RESPONSE_ENDS:
+        return -1
     if "choices" in body:
         return int(body["choices"][0]["index"]) if body["choices"] else -1
     return int(body.get("index", 0))
@@ -136,7 +156,7 @@ def assert_same(ours: Any, expected: Any, where: str) -> None:
         assert abs(ours - expected) <= TOLERANCE, f"{where}: {ours} for {expected}"
     elif isinstance(expected, dict):
         assert ours.keys() == expected.keys(), where
-        for key in expected.keys() - {"e2e_latency"}:
+        for key in expected.keys() - {"e2e_latency", "completed_at"}:
             assert_same(ours[key], expected[key], f"{where}.{key}")
     elif isinstance(expected, list):
         assert len(ours) == len(expected), where
@@ -144,6 +164,15 @@ def assert_same(ours: Any, expected: Any, where: str) -> None:
             assert_same(*pair, f"{where}[{index}]")
     else:
         assert ours == expected, where
+
+
+def events_of(path: str, answer: Stream) -> list[Event]:
+    """All that has come, but for `[DONE]`."""
+    if path == "/v1/responses":
+        assert answer.events[-1].name in RESPONSE_ENDS
+        return answer.events
+    assert answer.events[-1].data == DONE
+    return answer.events[:-1]
 
 
 def assert_continues(path: str, rest: list[Event], expected: list[Event], where: str) -> None:
@@ -161,7 +190,7 @@ def assert_continues(path: str, rest: list[Event], expected: list[Event], where:
 async def run(seed: int, urls: list[str]) -> dict[str, int]:
     """Compare; returns how often each kind of cut was met, for the test to see that it was."""
     kinds = ["begun", "middle", "unfinished", "finished", "twice", "stop string", "call", "JSON"]
-    seen = dict.fromkeys(kinds, 0)
+    seen = dict.fromkeys([*kinds, "response"], 0)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(http: aiohttp.ClientSession, number: int) -> None:
@@ -175,30 +204,29 @@ async def run(seed: int, urls: list[str]) -> dict[str, int]:
                 uncut = await stream(http, first + path, body)
                 seen["stop string"] += 1
             assert uncut.status == 200, uncut.error
-            assert uncut.events[-1].data == DONE
-            events = uncut.events[:-1]
+            events = events_of(path, uncut)
             has_usage = index_of(events[-1]) == -1
             cut = rng.randint(1, len(events) - has_usage)
             given = uncut.after(cut)
-            seen["call"] += any("tool_calls" in event.data for event in events[cut:])
-            seen["JSON"] += "response_format" in body
+            seen["call"] += any(CALLS.search(event.data) for event in events[cut:])
+            seen["JSON"] += "json_schema" in str(body)
+            seen["response"] += path == "/v1/responses"
             where = f"request {number} {path} cut at {cut} of {len(events)}: {body} {given}"
             again = await stream(http, second + path, body, continuation=given)
             assert again.status == 200, f"{where} {again.error}"
-            assert again.events[-1].data == DONE, where
-            rest = again.events[:-1]
+            rest = events_of(path, again)
             assert_continues(path, without_cached(rest), without_cached(events[cut:]), where)
-            if not isinstance(body.get("prompt") or body.get("text"), list):
+            if not tells_of_several(body):
                 assert_continues(path, rest, events[cut:], where)
             seen["begun" if not given["choices"] else "middle"] += 1
             ends = [choice["finish_reason"] is not None for choice in given["choices"]]
             seen["finished" if ends and all(ends) else "unfinished"] += 1
             if len(rest) > 1 + has_usage:  # and back again, where the cache knows the beginning
                 recut = rng.randint(1, len(rest) - has_usage)
-                given = again.after(recut, given["choices"])
+                given = again.after(recut, given)
                 third = await stream(http, first + path, body, continuation=given)
                 assert third.status == 200, f"{where}, again at {recut}: {third.error}"
-                left = without_cached(third.events[:-1])
+                left = without_cached(events_of(path, third))
                 assert_continues(path, left, without_cached(rest[recut:]), f"again {where}")
                 seen["twice"] += 1
 
@@ -207,9 +235,17 @@ async def run(seed: int, urls: list[str]) -> dict[str, int]:
     return seen
 
 
+def tells_of_several(body: dict[str, Any]) -> bool:
+    """Whether the cached tokens of several answers are told: the head has those that had begun."""
+    batch = isinstance(body.get("prompt") or body.get("text"), list)
+    return batch or body.get("sampling_params", {}).get("n", 1) > 1
+
+
 def without_cached(events: list[Event]) -> list[Event]:
-    """Of a batch, the head tells only of the prompts that had begun by then."""
-    return [Event(event.marks, CACHED.sub('"cached_tokens":0', event.data)) for event in events]
+    return [
+        Event(event.marks, CACHED.sub('"cached_tokens":0', event.data), event.name)
+        for event in events
+    ]
 
 
 def test_cut_streams_go_on_elsewhere() -> None:

@@ -52,6 +52,7 @@ class Script(msgspec.Struct):
     cached: int = 0
     burst: int = 1  # tokens a step
     hold_after: int | None = None  # say nothing more after so many tokens
+    hold_own_after: int | None = None  # the same, of answers that no other worker has begun
     error: str = ""  # fail: at once, or after `hold_after` tokens, when the cache is flushed
     refuse: str = ""  # say that the request is at fault
     die_after: int | None = None  # end this process after so many tokens
@@ -144,6 +145,8 @@ class FakeScheduler:
 
     def holds(self, request: Request) -> bool:
         after = request.script.hold_after
+        if not request.generate.output and request.script.hold_own_after is not None:
+            after = request.script.hold_own_after
         return after is not None and request.said >= after and not request.released
 
     def step(self) -> None:

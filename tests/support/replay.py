@@ -16,6 +16,7 @@ DONE = "[DONE]"
 class Event:
     marks: list[str]  # what its comment lines say
     data: str
+    name: str = ""  # of an event of /v1/responses
 
     @property
     def body(self) -> Any:
@@ -33,10 +34,10 @@ class Stream:
     def data(self) -> list[str]:
         return [event.data for event in self.events]
 
-    def after(self, cut: int, choices: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """The `continuation` of this stream, if it breaks behind its first `cut` events; `choices`
-        are those with which it was itself begun."""
-        choices = copy.deepcopy(choices or [])
+    def after(self, cut: int, begun: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The `continuation` of this stream, if it breaks behind its first `cut` events; `begun` is
+        the one with which it was itself begun."""
+        choices = copy.deepcopy(begun["choices"]) if begun else []
         for mark in (mark for event in self.events[:cut] for mark in event.marks):
             index, ids, *reason = mark.split(" ")
             while len(choices) <= int(index):
@@ -44,7 +45,8 @@ class Stream:
             choice = choices[int(index)]
             choice["token_ids"] += [int(token) for token in ids.split(",") if token]
             choice["finish_reason"] = reason[0] if reason else choice["finish_reason"]
-        return {"response": self.headers["x-mla-replay"], "choices": choices}
+        events = (begun["events"] if begun else 0) + cut
+        return {"response": self.headers["x-mla-replay"], "choices": choices, "events": events}
 
 
 async def stream(
@@ -62,13 +64,22 @@ async def stream(
         answer = Stream(response.status, {k.lower(): v for k, v in response.headers.items()})
     if answer.status != 200:
         answer.error = raw.decode()
-        return answer
+    else:
+        answer.events = events_of(raw)
+    return answer
+
+
+def events_of(raw: bytes) -> list[Event]:
+    events = []
     *blocks, rest = raw.decode().split("\n\n")
     assert rest == "", "a stream ends with a whole event"
     for block in blocks:
-        *comments, data = block.split("\n")
-        assert all(comment.startswith(":mla ") for comment in comments), block
+        *lines, data = block.split("\n")
+        name = (
+            lines.pop().removeprefix("event: ") if lines and lines[-1].startswith("event: ") else ""
+        )
+        assert all(line.startswith(":mla ") for line in lines), block
         assert data.startswith("data: "), block
-        marks = [comment.removeprefix(":mla ") for comment in comments]
-        answer.events.append(Event(marks, data.removeprefix("data: ")))
-    return answer
+        marks = [line.removeprefix(":mla ") for line in lines]
+        events.append(Event(marks, data.removeprefix("data: "), name))
+    return events

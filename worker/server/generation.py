@@ -91,6 +91,7 @@ class Generation:
     replay: Replay | None = None
     priority: int | None = None
     markers: frozenset[str] = frozenset()  # special tokens that are shown all the same
+    token_by_token: bool = False  # an output for each token, however many come at a time; no scores
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     origin: Origin = field(init=False)
     resumed: list[Output] = field(default_factory=list)  # what the client had before
@@ -202,7 +203,7 @@ class Generation:
             for index, delta in arrived:
                 choice = self._choices[index]
                 if choice.finish is None:  # else a stop string has ended it before this delta
-                    outputs.append(self._advance(choice, index, delta))
+                    outputs += self._outputs_of(choice, index, delta)
                     self._note(choice, delta, now)
         return outputs
 
@@ -291,10 +292,14 @@ class Generation:
                 raise invalid_ids(index, f"{len(ids)} are more than the request may have")
             if not stop_ids.isdisjoint(ids[:-1]):
                 raise invalid_ids(index, "go on after a token that ends the answer")
+            if ids:
+                await self._feed(choice, index, ids, stop_ids)
             if said.finish_reason is not None:
                 choice.finish = Finish(said.finish_reason)
-            elif ids:
-                await self._feed(choice, index, ids, stop_ids)
+                self.resumed.append(_end(index, choice.finish))
+            elif choice.finish is not None:
+                # It was about to be told that its answer has ended, when the stream broke.
+                self._due.append(_end(index, choice.finish))
             choice.completion_tokens = len(ids)
             requests[index] = msgspec.structs.replace(request, output=ids)
 
@@ -311,12 +316,22 @@ class Generation:
             turn = ids[start : start + RESUMED_A_TURN]
             is_last = start + len(turn) == len(ids)
             delta = Delta(choice.rid, turn, finish_reason=reason if is_last else "")
-            self.resumed.append(self._advance(choice, index, delta))
+            self.resumed += self._outputs_of(choice, index, delta)
             if choice.finish is not None:
-                # It was about to be told that its answer has ended, when the stream broke.
-                self._due.append(Output(index, "", [], None, choice.finish, 0))
                 return
             await asyncio.sleep(0)
+
+    def _outputs_of(self, choice: _Choice, index: int, delta: Delta) -> list[Output]:
+        if not self.token_by_token or len(delta.token_ids) < 2:
+            return [self._advance(choice, index, delta)]
+        *others, last = delta.token_ids
+        outputs = []
+        for token in others:
+            outputs.append(self._advance(choice, index, Delta(delta.rid, [token])))
+            if choice.finish is not None:  # by a stop string
+                return outputs
+        end = Delta(delta.rid, [last], finish_reason=delta.finish_reason, error=delta.error)
+        return [*outputs, self._advance(choice, index, end)]
 
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
         if delta.finish_reason:
@@ -380,3 +395,8 @@ class Generation:
     def _count_end(self, choice: _Choice, reason: str) -> None:
         seconds = time.monotonic() - self._begun
         self.service.metrics.ended(reason, seconds, choice.prompt_tokens, choice.completion_tokens)
+
+
+def _end(index: int, finish: Finish) -> Output:
+    """Nothing but that a choice has ended."""
+    return Output(index, "", [], None, finish, 0)

@@ -12,11 +12,16 @@ noise of the sampler (kernels/sampling/noise.py), the detokenizer, the stop stri
 router sends the same body to another worker, with what it was given added to it:
 
     "continuation": {"response": <the header>, "choices": [{"token_ids": [...],
-                     "finish_reason": null or the one that was listed}, ...]}
+                     "finish_reason": null or the one that was listed}, ...],
+                     "events": <how many events the client has had>}
 
 Choices that were never listed may be missing at the end. The stream that answers has only what is
 new. Ids are computed again as a part of the prompt, so a second worker that has the prompt in its
 prefix cache starts from there.
+
+A token of /v1/responses may make several events, and each has a number. They, too, are a function of
+the ids, since a stream of that kind takes its tokens one by one: they are made again from the first
+on, and as many left out as the client has had.
 """
 
 from __future__ import annotations
@@ -77,6 +82,7 @@ class Replay:
 
     origin: Origin | None = None
     choices: Sequence[ContinuedChoice] = ()
+    events: int = 0  # that the client has had
 
     def check(self, choices: int, vocab_size: int) -> None:
         """Refuse what no worker can have listed. A wrong id would fail in a step, for everybody."""
@@ -87,6 +93,11 @@ class Replay:
         for index, choice in enumerate(self.choices):
             if max(choice.token_ids, default=0) >= vocab_size:
                 raise invalid_ids(index, f"must be between 0 and {vocab_size - 1}")
+
+    def check_events(self, made: int) -> None:
+        """Refuse more than the tokens make: as many of the new ones would be left out."""
+        if self.events > made:
+            raise _invalid("events", f"{self.events}, but the tokens make {made}")
 
 
 @dataclass(slots=True)
@@ -125,7 +136,8 @@ def read_replay(
             f"continuation: only for a stream that was begun with `{HEADER}: 1`",
             param="continuation",
         )
-    return Replay(Origin.decode(continuation.response), continuation.choices)
+    origin = Origin.decode(continuation.response)
+    return Replay(origin, continuation.choices, continuation.events)
 
 
 def invalid_ids(choice: int, message: str) -> InvalidRequest:

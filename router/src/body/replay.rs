@@ -26,6 +26,8 @@ pub struct Replay {
     /// As the worker has answered; given back to the next one.
     answer: HeaderValue,
     transcript: Transcript,
+    /// That the client has had. The ids alone do not tell, where a token makes several.
+    events: u64,
     replays: u32,
     /// The worker has not told all tokens, or too many.
     lost_track: bool,
@@ -38,7 +40,7 @@ impl Replay {
     pub fn take(headers: &mut HeaderMap) -> Option<Self> {
         let answer = headers.remove(HEADER).filter(is_good)?;
         let transcript = Transcript::default();
-        Some(Self { answer, transcript, replays: 0, lost_track: false, counted: false })
+        Some(Self { answer, transcript, events: 0, replays: 0, lost_track: false, counted: false })
     }
 
     /// Another worker goes on. False if it does not know how to.
@@ -51,9 +53,16 @@ impl Replay {
     pub fn note(&mut self, event: &[u8]) -> usize {
         let (mut lines, length) = transcript::split(event);
         self.lost_track |= lines.any(|line| self.transcript.note(line).is_err());
-        // OpenAI's mark of the chunk with the counts, which no text can contain unescaped.
-        self.counted |= length == 0 && memmem::find(event, b"\"choices\":[]").is_some();
+        // OpenAI's mark of the chunk with the counts, which no text can contain unescaped. Events with
+        // a name are the Responses API's, which repeat schemas that the client has sent.
+        let is_chunk = length == 0 && event.starts_with(b"data:");
+        self.counted |= is_chunk && memmem::find(event, b"\"choices\":[]").is_some();
         length
+    }
+
+    /// An event, or a comment, goes to the client.
+    pub fn passed(&mut self, event: &[u8]) {
+        self.events += u64::from(!event.starts_with(b":"));
     }
 
     /// Whether all events have come but the last, `[DONE]`.
@@ -91,7 +100,7 @@ impl Replay {
         }
         field.extend_from_slice(b"\",\"choices\":");
         self.transcript.write_json(&mut field);
-        field.extend_from_slice(b"}}");
+        field.extend_from_slice(format!(",\"events\":{}}}}}", self.events).as_bytes());
         let mut whole = BytesMut::with_capacity(fields.len() + field.len());
         whole.extend_from_slice(fields);
         whole.extend_from_slice(&field);
@@ -127,6 +136,8 @@ mod tests {
         ] {
             let mut replay = replay(r#"id="x\y""#).expect("a good answer");
             assert_eq!(replay.note(b":mla 0 1,2\ndata: {}\n\n"), 11);
+            replay.passed(b": a comment\n\n");
+            replay.passed(b"data: {}\n\n");
             let next = replay.next_body(&Bytes::from_static(body.as_bytes())).expect("the first");
             let mut sent: Value = serde_json::from_slice(&next).expect("JSON");
             let field = sent.as_object_mut().expect("an object").remove("continuation");
@@ -136,6 +147,7 @@ mod tests {
                 json!({
                     "response": r#"id="x\y""#,
                     "choices": [{"token_ids": [1, 2], "finish_reason": null}],
+                    "events": 1,
                 })
             );
         }

@@ -2,9 +2,9 @@
 //! filled, and what breaks is continued on another worker or ends with an error that says so.
 //!
 //! The end is the router's to keep, whatever a worker sends: an answer that is complete ends with
-//! `[DONE]`, once, and nothing behind it; one that is not ends with an error event and never with
-//! `[DONE]`. Events in between are passed on unread, a token behind its choice's finish included:
-//! whether it makes sense would take parsing every event.
+//! `[DONE]`, or with the last event of the Responses API, once, and nothing behind it; one that is not
+//! ends with an error event and never with `[DONE]`. Events in between are passed on unread, a token
+//! behind its choice's finish included: whether it makes sense would take parsing every event.
 
 use std::{
     pin::Pin,
@@ -43,6 +43,10 @@ const PING: Bytes = Bytes::from_static(b": ping\n\n");
 /// What a complete answer ends with.
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
+/// The names of the Responses API's last events: its streams have no `[DONE]`.
+const LAST_NAMES: [&[u8]; 4] =
+    [b"response.completed", b"response.incomplete", b"response.failed", b"error"];
+
 /// After the last event, time for the worker to end its response, so that the connection can be kept.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -59,7 +63,9 @@ pub struct EventStream {
     silence: Silence,
     replay: Option<Replay>,
     usage: usage::Reader,
-    /// The last event has been passed on: `[DONE]`, or the worker's own error.
+    /// The event that is being passed on is the last: `[DONE]`, one of [`LAST_NAMES`], or an error.
+    is_last: bool,
+    /// The last event has been passed on.
     all_said: bool,
 }
 
@@ -116,6 +122,7 @@ impl EventStream {
             frame: Bytes::new(),
             replay,
             usage,
+            is_last: false,
             all_said: false,
         }
     }
@@ -199,13 +206,22 @@ impl EventStream {
 
     /// What of an event is for the client.
     fn look(&mut self, piece: Piece) -> Result<Bytes, Failure> {
-        let mut bytes = piece.bytes;
+        let Piece { mut bytes, begins, ends } = piece;
         if self.all_said {
             return Ok(Bytes::new());
         }
-        if !piece.begins {
-            return Ok(bytes);
+        if begins {
+            bytes = self.begin(bytes)?;
         }
+        if self.is_last && ends {
+            self.all_said = true;
+            self.silence.ends_by(Instant::now() + LAST_WORDS);
+        }
+        Ok(bytes)
+    }
+
+    /// What of an event's beginning is for the client; most often it is all of the event.
+    fn begin(&mut self, mut bytes: Bytes) -> Result<Bytes, Failure> {
         if let Some(replay) = &mut self.replay {
             bytes.advance(replay.note(&bytes));
         }
@@ -215,9 +231,9 @@ impl EventStream {
             if self.replay.is_some() && GOING_AWAY.iter().any(goes_away) {
                 return Err(Failure::WorkerEnded);
             }
-            self.end_soon();
-        } else if data.starts_with(b"[DONE]") {
-            self.end_soon();
+            self.is_last = true;
+        } else if data.starts_with(b"[DONE]") || is_last_by_name(&bytes) {
+            self.is_last = true;
         } else if bytes.trim_ascii().is_empty() {
             // Nothing but tokens whose text is to come.
             return Ok(Bytes::new());
@@ -225,12 +241,10 @@ impl EventStream {
         if let State::Flowing { frames, job } = &mut self.state {
             self.usage.look(job, &mut frames.booking, data);
         }
+        if let Some(replay) = &mut self.replay {
+            replay.passed(&bytes);
+        }
         Ok(bytes)
-    }
-
-    fn end_soon(&mut self) {
-        self.all_said = true;
-        self.silence.ends_by(Instant::now() + LAST_WORDS);
     }
 
     /// Whether a stream that has paused for so long will not go on. Where it cannot be continued, a
@@ -296,6 +310,12 @@ impl EventStream {
         self.state = State::Flowing { frames, job };
         Ok(())
     }
+}
+
+fn is_last_by_name(event: &[u8]) -> bool {
+    let Some(name) = event.strip_prefix(b"event:") else { return false };
+    let line = name.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    LAST_NAMES.contains(&line.trim_ascii())
 }
 
 impl Resuming {

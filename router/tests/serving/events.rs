@@ -116,12 +116,40 @@ async fn done_never_follows_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_of_other_kinds_end_as_they_like() {
-    let stream = "event: response.completed\ndata: {}\n\ndata: half";
-    let got = through_with(config(), "/v1/responses", frames(stream, 10), Then::End).await;
+    let stream = "event: progress\ndata: {}\n\ndata: half";
+    let got = through_with(config(), "/v1/others", frames(stream, 10), Then::End).await;
     assert_eq!(got, stream);
-    let stream = "event: response.created\ndata: {}\n\n";
-    let got = through_with(config(), "/v1/responses", frames(stream, 10), Then::Break).await;
+    let stream = "event: progress\ndata: {}\n\n";
+    let got = through_with(config(), "/v1/others", frames(stream, 10), Then::Break).await;
     assert_eq!(error_at_the_end_of(&got), "stream_broken");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_the_responses_api_end_with_the_event_that_says_so() {
+    let path = "/v1/responses";
+    let event = |name: &str, data: &str| format!("event: {name}\ndata: {{\"a\":\"{data}\"}}\n\n");
+    let begun = event("response.created", "");
+    for name in ["response.completed", "response.incomplete", "response.failed", "error"] {
+        for data in ["x".to_owned(), "x".repeat(1 << 18)] {
+            let whole = format!("{begun}{}", event(name, &data));
+            for behind in ["", TOKEN, "data: half"] {
+                for then in [Then::End, Then::Break] {
+                    let sent = frames(&format!("{whole}{behind}"), 10_000);
+                    let got = through_with(config(), path, sent, then).await;
+                    assert!(got == whole, "{name} {behind:?} {then:?}: {} bytes", got.len());
+                }
+            }
+        }
+    }
+    for unfinished in
+        ["", "event: response.completed\ndata: {}\n", "event: response.completed.\n\n"]
+    {
+        for then in [Then::End, Then::Break] {
+            let sent = frames(&format!("{begun}{unfinished}"), 10);
+            let got = through_with(config(), path, sent, then).await;
+            assert_eq!(error_at_the_end_of(&got), "stream_broken", "{unfinished:?} {then:?}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -31,6 +31,7 @@ mod prefix_waits;
 mod queue;
 mod refusals;
 mod replay;
+mod replay_responses;
 mod retry;
 mod slow_readers;
 mod sockets;

@@ -61,12 +61,32 @@ fn first_event() -> usize {
     stream(1, None, true).find("\n\n").expect("an event") + 2
 }
 
-/// What the router asks a worker to go on from. Everything else must be as the client has sent it.
+/// Workers of one kind: what they are asked, and what they say of it.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    pub path: &'static str,
+    pub body: &'static str,
+    pub stream: Arc<Stream>,
+}
+
+/// A whole stream, from what has been said, and with the lines for the router or without.
+type Stream = dyn Fn(Option<&Value>, bool) -> String + Send + Sync;
+
+fn chat(choices: usize) -> Engine {
+    let stream = Arc::new(move |said: Option<&Value>, marks| stream(choices, said, marks));
+    Engine { path: PATH, body: BODY, stream }
+}
+
 fn continuation(seen: &Seen) -> Option<Value> {
+    continuation_of(seen, BODY)
+}
+
+/// What the router asks a worker to go on from. Everything else must be as the client has sent it.
+fn continuation_of(seen: &Seen, body: &str) -> Option<Value> {
     assert_eq!(seen.head.headers["x-mla-replay"], "1");
     let mut sent: Value = serde_json::from_slice(&seen.body).expect("JSON");
     let continuation = sent.as_object_mut().expect("an object").remove("continuation");
-    assert_eq!(sent, serde_json::from_str::<Value>(BODY).expect("JSON"));
+    assert_eq!(sent, serde_json::from_str::<Value>(body).expect("JSON"));
     if let Some(continuation) = &continuation {
         assert_eq!(continuation["response"], ANSWER);
     }
@@ -81,11 +101,12 @@ fn answer() -> HeaderMap {
 /// Bytes after which the next streams break, in order; those that come later do not.
 type Cuts = Arc<Mutex<Vec<(usize, Then)>>>;
 
-async fn engine(choices: usize, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> FakeWorker {
-    let (cuts, requests) = (Arc::clone(cuts), Arc::clone(requests));
+async fn worker(engine: &Engine, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> FakeWorker {
+    let (engine, cuts, requests) = (engine.clone(), Arc::clone(cuts), Arc::clone(requests));
     FakeWorker::start(move |seen| {
         requests.fetch_add(1, Ordering::Relaxed);
-        let stream = stream(choices, continuation(seen).as_ref(), true);
+        let said = continuation_of(seen, engine.body);
+        let stream = (engine.stream)(said.as_ref(), true);
         let (length, then) = cuts.lock().pop().unwrap_or((stream.len(), Then::End));
         let bytes = &stream.as_bytes()[..length.min(stream.len())];
         let frames = bytes.chunks(50).map(Bytes::copy_from_slice).collect();
@@ -95,47 +116,47 @@ async fn engine(choices: usize, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> Fak
 }
 
 /// A router in front of workers with that engine, and what its client gets.
-struct Fleet {
-    choices: usize,
+pub(crate) struct Fleet {
+    engine: Engine,
     cuts: Cuts,
     requests: Arc<AtomicUsize>,
     workers: Vec<FakeWorker>,
-    router: RouterHandle,
+    pub router: RouterHandle,
     client: Client,
 }
 
 impl Fleet {
-    async fn new(config: Config, choices: usize) -> Self {
+    pub(crate) async fn new(config: Config, engine: Engine) -> Self {
         let (cuts, requests) = (Cuts::default(), Arc::default());
         let mut workers = Vec::new();
         for _ in 0..4 {
-            workers.push(engine(choices, &cuts, &requests).await);
+            workers.push(worker(&engine, &cuts, &requests).await);
         }
         let router = router(config, &workers.iter().collect::<Vec<_>>()).await;
         let client = Client::connect(router.local_addr()).await;
-        Self { choices, cuts, requests, workers, router, client }
+        Self { engine, cuts, requests, workers, router, client }
     }
 
     /// The client's stream, when those of the workers are cut like this.
-    async fn ask(&mut self, cuts: &[(usize, Then)]) -> String {
+    pub(crate) async fn ask(&mut self, cuts: &[(usize, Then)]) -> String {
         *self.cuts.lock() = cuts.iter().rev().copied().collect();
         self.requests.store(0, Ordering::Relaxed);
-        let answer = self.client.post(PATH, BODY).await;
+        let answer = self.client.post(self.engine.path, self.engine.body).await;
         assert_eq!(answer.status, StatusCode::OK, "{:?}", answer.body);
         assert!(!answer.headers.contains_key("x-mla-replay"));
         String::from_utf8(answer.body.to_vec()).expect("UTF-8")
     }
 
-    fn requests(&self) -> usize {
+    pub(crate) fn requests(&self) -> usize {
         self.requests.load(Ordering::Relaxed)
     }
 
     /// What the client gets if nothing breaks.
-    fn whole(&self) -> String {
-        stream(self.choices, None, false)
+    pub(crate) fn whole(&self) -> String {
+        (self.engine.stream)(None, false)
     }
 
-    fn replays(&self, outcome: &str) -> String {
+    pub(crate) fn replays(&self, outcome: &str) -> String {
         let page = mla_router::admin::metrics::render(self.router.router());
         let series = format!("mla_router_replays_total{{outcome=\"{outcome}\"}} ");
         let line = page.lines().find_map(|line| line.strip_prefix(&series));
@@ -148,7 +169,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
     for choices in [1, 2] {
         // Every stream of one fails, so that the breakers would take workers out one after another.
         let config = Config { cb_failure_threshold: 10_000, ..config() };
-        let mut fleet = Fleet::new(config, choices).await;
+        let mut fleet = Fleet::new(config, chat(choices)).await;
         let whole = fleet.whole();
         assert_eq!(fleet.ask(&[]).await, whole);
         let sent = stream(choices, None, true).len();
@@ -168,7 +189,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_behind_the_last_event_needs_nobody() {
-    let mut fleet = Fleet::new(config(), 1).await;
+    let mut fleet = Fleet::new(config(), chat(1)).await;
     for then in [Then::Break, Then::Silence] {
         assert_eq!(fleet.ask(&[(usize::MAX, then)]).await, fleet.whole());
         assert_eq!(fleet.requests(), 1);
@@ -177,7 +198,7 @@ async fn a_cut_behind_the_last_event_needs_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_stream_may_break_three_times() {
-    let mut fleet = Fleet::new(config(), 2).await;
+    let mut fleet = Fleet::new(config(), chat(2)).await;
     let whole = fleet.whole();
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -196,7 +217,7 @@ async fn one_stream_may_break_three_times() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_breaks_worker_after_worker_is_given_up() {
-    let mut fleet = Fleet::new(config(), 1).await;
+    let mut fleet = Fleet::new(config(), chat(1)).await;
     let cuts = [(first_event(), Then::Break), (10, Then::Break), (10, Then::Break)];
     let got = fleet.ask(&cuts).await;
     let code = "\"code\":\"stream_not_continued\"";
@@ -211,7 +232,7 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
         cb_timeout_duration_secs: secs(0.01),
         ..config()
     };
-    let mut fleet = Fleet::new(config, 2).await;
+    let mut fleet = Fleet::new(config, chat(2)).await;
     let sent = stream(2, None, true).len();
     for cut in [first_event(), 100, sent / 2, sent - 20] {
         let whole = fleet.whole();
@@ -315,6 +336,7 @@ async fn only_what_can_be_continued_is_asked_for_it() {
         (config(), PATH, BODY, true),
         (config(), "/v1/completions", r#"{"prompt":"a","stream":true} "#, true),
         (config(), "/generate", r#"{"input_ids":[1],"stream":true}"#, true),
+        (config(), "/v1/responses", r#"{"input":"a","stream":true}"#, true),
         (config(), PATH, r#"{"messages":[{"role":"user","content":"}"}]}"#, false),
         (config(), "/generate", r#"{"text":"a","stream":false}"#, false),
         (config(), "/v1/embeddings", r#"{"input":"a","stream":true}"#, false),

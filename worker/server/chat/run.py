@@ -59,9 +59,14 @@ class ChatRun:
 
 
 async def prepare(
-    service: Service, body: ChatRequest, replay: Replay | None, names: FieldNames = CHAT_NAMES
+    service: Service,
+    body: ChatRequest,
+    replay: Replay | None,
+    names: FieldNames = CHAT_NAMES,
+    *,
+    token_by_token: bool = False,
 ) -> ChatRun:
-    """Raises InvalidRequest, naming the field."""
+    """`token_by_token`: an output for each token. Raises InvalidRequest, naming the field."""
     refuse_unsupported(body)
     tools = read_tools(body, names.tool)
     named = body.max_completion_tokens is not None
@@ -93,6 +98,7 @@ async def prepare(
         replay=replay,
         priority=body.priority,
         markers=markers,
+        token_by_token=token_by_token,
     )
     return ChatRun(generation, tools, body.separate_reasoning is not False, inside)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from mla_router.worker.core import FinishReason
 from mla_router.worker.server.body import read_body
 from mla_router.worker.server.chat.choice import ChatChoice
 from mla_router.worker.server.chat.run import ChatRun, FieldNames, prepare
+from mla_router.worker.server.generation import RESUMED_A_TURN, Output
+from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.responses_api.builder import Event, ResponseBuilder
 from mla_router.worker.server.responses_api.request import as_chat
@@ -39,14 +42,17 @@ async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
-    run = await prepare(service, as_chat(body), None, FIELD_NAMES)
+    streams = bool(body.stream)
+    replay = read_replay(request.headers, body.continuation, possible=streams)
+    run = await prepare(service, as_chat(body), replay, FIELD_NAMES, token_by_token=streams)
     answer = _Answer.of(run, body, model)
     async with run.generation.running():
         if body.stream:
             # OpenAI's streams of this kind end with the last event, and without [DONE].
             return await stream(request, answer.events(), lambda: run.generation.headers, done=b"")
-        async for _ in answer.outputs():
-            pass
+        while outputs := await run.generation.next():
+            for output in outputs:
+                answer.take(output)
         return json_response(await answer.response(), headers=run.generation.headers)
 
 
@@ -63,18 +69,16 @@ class _Answer:
         choice = ChatChoice(run, 0)
         return cls(run, choice, ResponseBuilder(choice), _begun(run, body, model))
 
-    async def outputs(self) -> AsyncIterator[list[Event]]:
-        """Run it to the end; the events of what has come at a time."""
-        while outputs := await self.run.generation.next():
-            events: list[Event] = []
-            for output in outputs:
-                for part in self.choice.take(output):
-                    events += self.builder.add(part)
-                if output.finish is not None:
-                    self.reason = output.finish.reason
-                    stopped = self.reason == FinishReason.STOP.value
-                    events += self.builder.close("completed" if stopped else "incomplete")
-            yield events
+    def take(self, output: Output) -> list[Event]:
+        """The events that `output` makes."""
+        events: list[Event] = []
+        for part in self.choice.take(output):
+            events += self.builder.add(part)
+        if output.finish is not None:
+            self.reason = output.finish.reason
+            stopped = self.reason == FinishReason.STOP.value
+            events += self.builder.close("completed" if stopped else "incomplete")
+        return events
 
     async def response(self) -> Response:
         """The whole of it, at the end."""
@@ -98,27 +102,44 @@ class _Answer:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        sequence = 0
+        """The stream; where it goes on with a broken one, what the client has not had of it."""
+        generation = self.run.generation
+        marks, replay = generation.marks(), generation.replay
+        had = 0 if replay is None else replay.events
+        made = 0
 
         def written(events: Iterable[Event]) -> bytes:
-            nonlocal sequence
+            """Those that the client has not had."""
+            nonlocal made
             lines = []
             for body in events:
-                numbered = {"type": body["type"], "sequence_number": sequence, **body}
-                lines.append(event(numbered, f"event: {body['type']}\n".encode()))
-                sequence += 1
+                if made >= had:
+                    numbered = {"type": body["type"], "sequence_number": made, **body}
+                    mark = marks.take(0, self.reason or None)
+                    lines.append(event(numbered, b"%bevent: %b\n" % (mark, body["type"].encode())))
+                made += 1
             return b"".join(lines)
 
-        beginning: list[Event] = [
-            {"type": "response.created", "response": self.begun},
-            {"type": "response.in_progress", "response": self.begun},
-        ]
-        async for events in self.outputs():
-            # The beginning comes with the first output: until then another worker can answer.
-            yield written([*beginning, *events])
-            beginning = []
+        due = written(
+            {"type": f"response.{kind}", "response": self.begun}
+            for kind in ("created", "in_progress")
+        )
+        for place, output in enumerate(generation.resumed, 1):
+            due += written(self.take(output))
+            if place % RESUMED_A_TURN == 0:
+                await asyncio.sleep(0)
+        if replay is not None:
+            replay.check_events(made)
+        # Nothing goes out before the first output: until then another worker can answer.
+        while outputs := await generation.next():
+            for output in outputs:
+                marks.add(0, output.token_ids)
+                due += written(self.take(output))
+            if due:
+                yield due
+                due = b""
         response = await self.response()
-        yield written([*beginning, {"type": f"response.{response.status}", "response": response}])
+        yield due + written([{"type": f"response.{response.status}", "response": response}])
 
 
 def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:

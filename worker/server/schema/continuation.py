@@ -25,3 +25,4 @@ class Continuation(msgspec.Struct, forbid_unknown_fields=True):
 
     response: Annotated[str, Meta(max_length=512, pattern="^[!-~]*$")]
     choices: Annotated[list[ContinuedChoice], Meta(max_length=MAX_PROMPTS)]
+    events: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # that the client has had

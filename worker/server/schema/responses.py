@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from mla_router.worker.server.schema.chat import ContentPart
+from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.fields import SamplingFields
 
 
@@ -65,6 +66,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     seed: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    continuation: Continuation | None = None
     # refused unless neutral
     previous_response_id: Any = None
     conversation: Any = None
