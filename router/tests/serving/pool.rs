@@ -78,9 +78,11 @@ async fn a_request_on_a_connection_that_has_closed_fails() {
     let router = router(quiet(), &[&worker]).await;
     let pool = Arc::clone(&router.router().registry.workers()[0].pool);
     let mut connection = pool.open().await.expect("the worker listens");
+    let request = || Request::post("/generate").body(Full::default()).expect("a valid request");
+    let answer = connection.send(request()).await.expect("an answer");
+    connection.read(&mut answer.into_body(), 1000).await.expect("a whole response");
     worker.kill().await;
-    let request = Request::post("/generate").body(Full::default()).expect("a valid request");
-    let failed = soon(connection.send(request)).await;
+    let failed = soon(connection.send(request())).await;
     assert!(matches!(failed, Err(UpstreamError::Reset(_))), "{failed:?}");
 }
 

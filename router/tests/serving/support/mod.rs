@@ -7,9 +7,10 @@ mod folder;
 mod process;
 mod worker;
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, sync::Once, time::Duration};
 
 use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
 pub(crate) use cable::Cable;
@@ -61,8 +62,18 @@ pub(crate) async fn router_without_waiting(
 ) -> RouterHandle {
     let urls = workers.iter().map(|worker| worker.url().parse().expect("a valid URL"));
     config.worker_urls.extend(urls);
+    allow_files();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
     RouterHandle::serve(listener, config).await.expect("a config to start with")
+}
+
+/// Many tests at a time, each with hundreds of connections, need more files than a shell usually allows.
+fn allow_files() {
+    static ALLOWED: Once = Once::new();
+    ALLOWED.call_once(|| {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("Linux");
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).expect("up to the hard limit anybody may");
+    });
 }
 
 /// Waits until every worker is in that phase.
