@@ -148,12 +148,17 @@ impl HealthCheck {
     /// Asks the worker what it is. Who it is decides whether the tree still knows its cache: another
     /// process starts empty, and so, perhaps, does an engine that does not tell and was severed.
     async fn learn(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
-        let info = WorkerInfo::parse(&self.read(config, "/get_server_info").await);
-        let info = info.with_models(&self.read(config, "/v1/models").await);
+        let told = self.ask_info(config).await;
         let worker = &self.worker;
         if worker.is_removed() {
             return; // meanwhile, and its share of the tree is gone
         }
+        let info = match told {
+            Some(info) => info,
+            // It is busy. The next check asks again, since the connection is gone.
+            None if !self.severed => return,
+            None => WorkerInfo::default(),
+        };
         let before = worker.info.load_full();
         let restarted = before.boot_id.is_some() && info.boot_id != before.boot_id;
         let severed = std::mem::take(&mut self.severed);
@@ -173,13 +178,20 @@ impl HealthCheck {
         registry.announce();
     }
 
-    /// The body of a good answer, or nothing.
-    async fn read(&mut self, config: &Config, path: &str) -> bytes::Bytes {
+    /// What the worker says of itself; `None` if it has not answered in time.
+    async fn ask_info(&mut self, config: &Config) -> Option<WorkerInfo> {
+        let info = WorkerInfo::parse(&self.read(config, "/get_server_info").await?);
+        Some(info.with_models(&self.read(config, "/v1/models").await?))
+    }
+
+    /// The body of an answer, empty if it is not a good one; `None` if there was none in time.
+    async fn read(&mut self, config: &Config, path: &str) -> Option<bytes::Bytes> {
         let limit = config.health_check_timeout_secs.get();
         let call = Call::get(path);
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
-            Ok(Ok((status, body))) if status.is_success() => body,
-            _ => bytes::Bytes::new(),
+            Ok(Ok((status, body))) if status.is_success() => Some(body),
+            Ok(Ok(_)) => Some(bytes::Bytes::new()),
+            _ => None,
         }
     }
 }

@@ -113,6 +113,31 @@ async fn a_suspect_that_is_the_same_process_keeps_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_too_busy_to_say_what_it_is_stays_what_it_was_and_is_asked_again() {
+    let worker = FakeWorker::plain().await;
+    worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":100000}"#);
+    let config = Config { health_check_timeout_secs: secs(0.2), ..config() };
+    let router = router(config, &[&worker]).await;
+    until_boot_id(&router, "one").await;
+    ask(&router).await;
+    let held = blocks_held(&router);
+    assert!(held > 0);
+    worker.withhold_info(true);
+    worker.set_healthy(false);
+    all_in(Phase::Down, &router).await;
+    worker.set_healthy(true);
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(blocks_held(&router), held);
+    assert_eq!(router.workers()[0].boot_id.as_deref(), Some("one"));
+    assert_eq!(router.workers()[0].max_total_num_tokens, Some(100_000));
+
+    worker.set_info(r#"{"boot_id":"two","max_total_num_tokens":100000}"#);
+    worker.withhold_info(false);
+    until_boot_id(&router, "two").await;
+    assert_eq!(blocks_held(&router), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_tree_share_is_bounded_by_the_cache_of_the_worker() {
     let worker = FakeWorker::plain().await;
     worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":64,"model_path":"m"}"#);

@@ -111,6 +111,8 @@ struct State {
     /// Health checks answered badly and well.
     checks: Mutex<(usize, usize)>,
     info: Mutex<Option<String>>,
+    /// What it is is neither told nor refused.
+    withholds_info: AtomicBool,
     models: Mutex<Option<String>>,
 }
 
@@ -164,6 +166,7 @@ impl FakeWorker {
             leaving: Notify::new(),
             checks: Mutex::default(),
             info: Mutex::new(None),
+            withholds_info: AtomicBool::new(false),
             models: Mutex::new(None),
         });
         let port = Port::free().expect("a free port");
@@ -212,6 +215,11 @@ impl FakeWorker {
     /// Health checks so far: answered badly, answered well.
     pub(crate) fn checks(&self) -> (usize, usize) {
         *self.state.checks.lock()
+    }
+
+    /// Whether questions of what it is stay without an answer.
+    pub(crate) fn withhold_info(&self, withhold: bool) {
+        self.state.withholds_info.store(withhold, Ordering::SeqCst);
     }
 
     pub(crate) fn set_info(&self, json: &str) {
@@ -327,6 +335,9 @@ async fn answer(
         "/health" => {
             let status = state.check();
             return respond(Unfinished(None), Reply::status(status)).await;
+        }
+        "/get_server_info" if state.withholds_info.load(Ordering::SeqCst) => {
+            std::future::pending().await
         }
         "/get_server_info" => {
             let info = state.info.lock().clone();
