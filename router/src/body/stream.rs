@@ -225,14 +225,14 @@ impl EventStream {
         if let Some(replay) = &mut self.replay {
             bytes.advance(replay.note(&bytes));
         }
-        let data = bytes.strip_prefix(b"data:").unwrap_or_default().trim_ascii_start();
+        let (name, data) = parts(&bytes);
         if data.starts_with(b"{\"error\"") {
             let goes_away = |code: &&[u8]| memmem::find(data, code).is_some();
             if self.replay.is_some() && GOING_AWAY.iter().any(goes_away) {
                 return Err(Failure::WorkerEnded);
             }
             self.is_last = true;
-        } else if data.starts_with(b"[DONE]") || is_last_by_name(&bytes) {
+        } else if data.starts_with(b"[DONE]") || LAST_NAMES.contains(&name) {
             self.is_last = true;
         } else if bytes.trim_ascii().is_empty() {
             // Nothing but tokens whose text is to come.
@@ -312,10 +312,16 @@ impl EventStream {
     }
 }
 
-fn is_last_by_name(event: &[u8]) -> bool {
-    let Some(name) = event.strip_prefix(b"event:") else { return false };
-    let line = name.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    LAST_NAMES.contains(&line.trim_ascii())
+/// The name of an event, if it has one, and its data.
+fn parts(event: &[u8]) -> (&[u8], &[u8]) {
+    let (name, rest) = match event.strip_prefix(b"event:") {
+        Some(named) => {
+            named.split_at(memchr::memchr(b'\n', named).map_or(named.len(), |end| end + 1))
+        }
+        None => (&[][..], event),
+    };
+    let data = rest.strip_prefix(b"data:").unwrap_or_default();
+    (name.trim_ascii(), data.trim_ascii_start())
 }
 
 impl Resuming {

@@ -15,6 +15,16 @@ fn stream(event: &'static str) -> Reply {
     Reply::Stream(HeaderMap::new(), vec![events.into()], Then::End)
 }
 
+/// A stream of the Responses API.
+fn named() -> Reply {
+    let created = r#"{"type":"response.created","response":{"usage":null}}"#;
+    let completed = r#"{"type":"response.completed","response":{"usage":{"input_tokens":31,"input_tokens_details":{"cached_tokens":16}}}}"#;
+    let events = format!(
+        "event: response.created\ndata: {created}\n\nevent: response.completed\ndata: {completed}\n\n"
+    );
+    Reply::Stream(HeaderMap::new(), vec![events.into()], Then::End)
+}
+
 fn with_headers() -> Reply {
     let mut headers = HeaderMap::new();
     headers.insert("x-mla-prompt-tokens", HeaderValue::from_static("31"));
@@ -27,10 +37,11 @@ fn with_headers() -> Reply {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counts_are_found_in_every_kind_of_answer() {
     type Script = fn() -> Reply;
-    let cases: [(&str, &str, Script); 5] = [
+    let cases: [(&str, &str, Script); 6] = [
         ("/v1/chat/completions", CHAT, with_headers),
         ("/v1/chat/completions", CHAT, || stream(USAGE)),
         ("/v1/chat/completions", WHOLE, || Reply::ok(USAGE)),
+        ("/v1/responses", r#"{"input":"hello","stream":true}"#, named),
         ("/generate", r#"{"text":"a","stream":true}"#, || stream(META)),
         ("/generate", r#"{"text":"a"}"#, || Reply::ok(META)),
     ];
