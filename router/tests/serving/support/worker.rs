@@ -337,7 +337,7 @@ async fn answer(
             return respond(Unfinished(None), Reply::status(status)).await;
         }
         "/get_server_info" if state.withholds_info.load(Ordering::SeqCst) => {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         "/get_server_info" => {
             let info = state.info.lock().clone();
