@@ -143,7 +143,7 @@ def test_a_stream_that_is_cut_within_a_run_goes_on_with_it(workers: dict[str, Ru
             for cut in range(1, len(ids) - 1, 3):
                 given["choices"] = [{"token_ids": ids[:cut], "finish_reason": None}]
                 rest = await stream(http, there, body(1), continuation=given)
-                again = rest.after(len(rest.events) - 2, given["choices"])
+                again = rest.after(len(rest.events) - 2, given)
                 assert again["choices"][0]["token_ids"] == ids
 
     asyncio.run(run())
