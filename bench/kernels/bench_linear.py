@@ -1,4 +1,4 @@
-"""linear in bf16 on few rows, at the weights of V2-Lite's and V3's decode, beside torch's library.
+"""linear in bf16 on one row, at the weights of V2-Lite's and V3's decode, beside torch's library.
 
     python bench/kernels/bench_linear.py [--sweep] [--out bench/results/linear.jsonl]
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from mla_router.worker.kernels.linear import linear_triton
 
@@ -29,16 +28,13 @@ from record import record
 from timing import floor_us, time_graph_us
 
 WEIGHTS = {
-    "V2-Lite router": (64, 2048),
     "V2-Lite output": (2048, 2048),
     "V2-Lite queries and latent": (3648, 2048),
     "V2-Lite shared gate and up": (5632, 2048),
     "V2-Lite shared down": (2048, 2816),
-    "V3 router": (256, 7168),
     "V3 latents": (2112, 7168),
     "V3 shared down": (7168, 2048),
 }
-ROWS = (1, 4, 8)
 TILES = tuple(product((1, 2, 4, 8), (512, 1024, 2048), (4, 8)))
 COLD_BYTES = 200 << 20  # of weights that take turns, so that none is in L2 when its turn comes
 
@@ -46,7 +42,6 @@ COLD_BYTES = 200 << 20  # of weights that take turns, so that none is in L2 when
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS))
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -55,49 +50,39 @@ def parse_args() -> argparse.Namespace:
 Tiles = tuple[int, int, int]
 
 
-def candidates(rows: int) -> list[Tiles]:
-    """Those whose numbers fit into the registers of a block."""
-    tall = triton.next_power_of_2(rows)
-    return [tiles for tiles in TILES if tiles[0] * tiles[1] * tall <= 64 * 32 * tiles[2]]
-
-
 class Case:
-    def __init__(self, name: str, rows: int) -> None:
+    def __init__(self, name: str) -> None:
         outputs, inputs = WEIGHTS[name]
         copies = min(max(2, COLD_BYTES // (2 * outputs * inputs)), 64)
-        self.x = torch.randn(rows, inputs, device="cuda").bfloat16()
+        self.x = torch.randn(1, inputs, device="cuda").bfloat16()
         self.weights = torch.randn(copies, outputs, inputs, device="cuda").bfloat16()
-        self.dtype = torch.float32 if "router" in name else torch.bfloat16
 
     def ours(self, weight: torch.Tensor, tiles: Tiles | None = None) -> torch.Tensor:
-        return linear_triton(self.x, weight, out_dtype=self.dtype, tiles=tiles)
+        return linear_triton(self.x, weight, out_dtype=weight.dtype, constant=True, tiles=tiles)
 
     def time_us(self, product: Callable[[torch.Tensor], torch.Tensor]) -> float:
         turn = cycle(self.weights)
         return time_graph_us(lambda: product(next(turn)), launches=len(self.weights), replays=5)
 
 
-def compile_one(job: tuple[str, int, Tiles]) -> None:
-    name, rows, tiles = job
+def compile_one(job: tuple[str, Tiles]) -> None:
+    name, tiles = job
     outputs, inputs = WEIGHTS[name]
-    x = torch.zeros(rows, inputs, device="cuda", dtype=torch.bfloat16)
+    x = torch.zeros(1, inputs, device="cuda", dtype=torch.bfloat16)
     weight = torch.zeros(outputs, inputs, device="cuda", dtype=torch.bfloat16)
-    dtype = torch.float32 if "router" in name else torch.bfloat16
-    linear_triton(x, weight, out_dtype=dtype, tiles=tiles)
+    linear_triton(x, weight, out_dtype=x.dtype, constant=True, tiles=tiles)
 
 
-def measure(name: str, rows: int, sweep: bool) -> dict[str, Any]:
-    case = Case(name, rows)
-    weight = case.weights[0]
+def measure(name: str, sweep: bool) -> dict[str, Any]:
+    case = Case(name)
     row = {
         "weight": name,
-        "rows": rows,
         "us": round(case.time_us(case.ours), 2),
-        "torch_us": round(case.time_us(lambda w: torch.mm(case.x, w.t(), out_dtype=case.dtype)), 2),
-        "floor_us": round(floor_us(moved_bytes=weight.nbytes, flops=2 * rows * weight.numel()), 2),
+        "torch_us": round(case.time_us(lambda w: torch.mm(case.x, w.t())), 2),
+        "floor_us": round(floor_us(moved_bytes=case.weights[0].nbytes), 2),
     }
     if sweep:
-        times = {t: case.time_us(partial(case.ours, tiles=t)) for t in candidates(rows)}
+        times = {t: case.time_us(partial(case.ours, tiles=t)) for t in TILES}
         best = min(times, key=lambda tiles: times[tiles])
         row |= {"best_us": round(times[best], 2), "best": list(best)}
     return row
@@ -106,18 +91,16 @@ def measure(name: str, rows: int, sweep: bool) -> dict[str, Any]:
 def main() -> None:
     args = parse_args()
     rows = []
-    print(f"{'weight':28} rows       us  torch us    floor  of floor")
-    cases = list(product(args.weights, args.rows))
+    print(f"{'weight':28}       us  torch us    floor  of floor")
     if args.sweep:
-        jobs = [(name, rows, tiles) for name, rows in cases for tiles in candidates(rows)]
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
-            list(pool.map(compile_one, jobs, chunksize=8))
-    for name, batch in cases:
-        row = measure(name, batch, args.sweep)
+            list(pool.map(compile_one, product(args.weights, TILES), chunksize=8))
+    for name in args.weights:
+        row = measure(name, args.sweep)
         rows.append(row)
         print(
-            f"{name:28} {batch:4d} {row['us']:8.2f} {row['torch_us']:9.2f} {row['floor_us']:8.2f} "
+            f"{name:28} {row['us']:8.2f} {row['torch_us']:9.2f} {row['floor_us']:8.2f} "
             f"{row['floor_us'] / row['us']:9.1%}  {row.get('best_us', '')} {row.get('best', '')}",
             flush=True,
         )

@@ -20,14 +20,15 @@ def inputs(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("tokens", [1, 8, 16, 32, 33, 100])
-def test_float64(tokens: int, heads: int) -> None:
+def test_float64(tokens: int, constant: bool, heads: int) -> None:
     """Ours and, with more tokens, the library."""
     q, w_uk, w_uv = inputs(tokens, heads)
     out = q.new_empty(tokens, heads, 128)
     with forbid_waiting():
-        latent = absorb_queries(q, w_uk)
-        expand_values(latent, w_uv, out)
+        latent = absorb_queries(q, w_uk, constant=constant)
+        expand_values(latent, w_uv, out, constant=constant)
     for got, equation, x, weight in (
         (latent, "thd,hdc->thc", q, w_uk),
         (out, "thc,hvc->thv", latent, w_uv),
@@ -43,8 +44,8 @@ def test_chain_in_a_cuda_graph() -> None:
     def chain() -> Tensor:
         x = q
         for _ in range(10):
-            latent, x = absorb_queries(x, w_uk), q.new_empty(8, 16, 128)
-            expand_values(latent, w_uv, x)
+            latent, x = absorb_queries(x, w_uk, constant=True), q.new_empty(8, 16, 128)
+            expand_values(latent, w_uv, x, constant=True)
         return x
 
     replay, out = captured(chain)

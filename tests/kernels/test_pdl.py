@@ -15,12 +15,14 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
+from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write_triton
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.moe.experts import moe_experts_triton
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing_triton
 from mla_router.worker.kernels.moe.tiling import MoeShape, default_tiling
+from mla_router.worker.kernels.norm_linear import norm_linear_triton
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.sampling.sample import sample_triton
@@ -64,7 +66,7 @@ def rule_and_breaches() -> None:
 
 def test_breaches_are_seen() -> None:
     waiting, *breaches = compile_sm90(rule_and_breaches)
-    assert waiting.starts_early and waiting.waits_first
+    assert waiting.starts_early and waiting.waits and not waiting.reads_ahead
     waiting.check()
     for breach in breaches:
         assert breach.starts_early, breach
@@ -88,6 +90,7 @@ def decode_step() -> None:
     x = torch.empty(8, 2048, dtype=torch.bfloat16, device="meta")
     add_rms_norm_triton(x, x, x[0], 1e-6)
     linear_triton(x[:1], x.new_empty(3648, 2048), out_dtype=x.dtype)
+    norm_linear_triton(x[:1], x[:1], x[0], 1e-6, x.new_empty(3648, 2048), out_dtype=x.dtype)
     silu_and_mul_triton(x)
 
     cache, q = x.new_empty(100, 64, 576), x.new_empty(8, 16, 576)
@@ -95,6 +98,10 @@ def decode_step() -> None:
     rotations = torch.empty(8, 32, dtype=torch.complex64, device="meta")
     rope_kv_write_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, interleaved=True
+    )
+    w_uk = x.new_empty(16, 512, 512)
+    rope_absorb_triton(
+        q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, w_uk, interleaved=True
     )
     lengths, chosen = locations.int(), tiling(16, 8)
     decode_schedule_triton(lengths, max_length=4096, tiling=chosen, num_parts=264)
@@ -139,4 +146,4 @@ def decode_step() -> None:
 
 def test_every_kernel_of_a_decode_step_starts_early() -> None:
     for report in compile_sm90(decode_step):
-        assert report.starts_early and report.waits_first, report
+        assert report.starts_early and report.waits and not report.reads_ahead, report

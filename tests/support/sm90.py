@@ -50,7 +50,8 @@ class Report:
     shared_bytes: int  # of a block
     has_wgmma: bool
     starts_early: bool  # launched while the kernel before it may still run
-    waits_first: bool  # for that kernel to end, before anything else can happen
+    waits: bool  # for that kernel to end, before it writes or leaves, on every path
+    reads_ahead: bool  # of that wait
 
     def check(self) -> None:
         """Raises AssertionError if the kernel spills, cannot be launched at all, or starts early
@@ -67,7 +68,14 @@ class Report:
 
     def check_order(self) -> None:
         """The part of `check` that no kernel may fail, however it uses registers."""
-        assert self.waits_first or not self.starts_early, f"does not wait for the last: {self}"
+        constant = any(self.constants.get(name) for name in self.constants if _says_constant(name))
+        in_order = self.waits and (constant or not self.reads_ahead)
+        assert in_order or not self.starts_early, f"does not wait for the last: {self}"
+
+
+def _says_constant(name: str) -> bool:
+    """Of a kernel's constants: that it may read weights ahead, and which launches say so."""
+    return name.rpartition(".")[2] in ("AHEAD", "SHARED")
 
 
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
@@ -138,11 +146,10 @@ def _report(kernel: Any) -> Report:
     ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
-    names = kernel.src.fn.arg_names
     constants = {
-        names[path[0]]: value if isinstance(value, (bool, int, float, str)) else str(value)
-        for path, value in kernel.src.constants.items()
+        _name(kernel.src, path): _plain(value) for path, value in kernel.src.constants.items()
     }
+    waits, reads_ahead = _order(kernel.asm["ptx"])
     return Report(
         kernel=kernel.name,
         constants=constants,
@@ -152,16 +159,57 @@ def _report(kernel: Any) -> Report:
         shared_bytes=kernel.metadata.shared,
         has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
         starts_early=kernel.metadata.launch_pdl,
-        waits_first=_waits_first(kernel.asm["ptx"]),
+        waits=waits,
+        reads_ahead=reads_ahead,
     )
 
 
-def _waits_first(ptx: str) -> bool:
-    """Whether every program waits before it touches memory, can branch or leave."""
-    _, _, body = ptx.partition("// %bb.0:")
-    before, wait, _ = re.sub("//.*", "", body).partition("griddepcontrol.wait")
-    acts = r"\b(ld|st|cp|atom|red|ldu|bra|ret|exit|call)\b(?!\.param)"
-    return bool(wait) and re.search(acts, before) is None
+def _name(source: Any, path: tuple[int, ...]) -> str:
+    """Of an argument, or, with a longer path, of a field of one that is a NamedTuple."""
+    name: str = source.fn.arg_names[path[0]]
+    return ".".join((name, *(source.signature[name]._fields[index] for index in path[1:])))
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    value = getattr(value, "value", value)
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _order(ptx: str) -> tuple[bool, bool]:
+    """Whether every path through a kernel waits before it writes memory that others see, or leaves; and
+    whether any reads such memory before."""
+    body = ptx[ptx.index("{", ptx.index(".entry")) :]
+    steps = [
+        step.strip(" \t{}:")
+        for line in body.splitlines()
+        for step in line.partition("//")[0].split(";")
+    ]
+    places = {step: place for place, step in enumerate(steps) if step.startswith("$")}
+    reads, seen, paths = False, set[int](), [0]
+    while paths:
+        place = paths.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        condition, opcode, rest = _parsed(steps[place])
+        if opcode == "griddepcontrol.wait":
+            continue
+        if re.match(r"(st|atom|red|ret|exit|call)\b(?!\.(shared|param|local))", opcode):
+            return False, reads
+        reads |= bool(re.match(r"(ld|ldu|cp)\b(?!\.(shared|param|local))", opcode))
+        if opcode.startswith("bra"):
+            paths.append(places[rest])
+        if condition or not opcode.startswith("bra"):
+            paths.append(place + 1)
+    return True, reads
+
+
+def _parsed(step: str) -> tuple[str, str, str]:
+    """Predicate, opcode, operands."""
+    words = step.split(maxsplit=1)
+    predicate = words.pop(0) if words and words[0].startswith("@") else ""
+    opcode, _, rest = " ".join(words).partition(" ")
+    return predicate, opcode, rest.strip()
 
 
 def _paths(kernel: Any) -> list[str]:

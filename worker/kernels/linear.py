@@ -1,7 +1,7 @@
 """x @ weight.T, for batches of any size.
 
-Matrix libraries tile for many rows. For one, or for a few rows and few outputs, most of such a tile is
-empty and few programs have work; here each program takes a few outputs, whose weights it streams once.
+Matrix libraries tile for many rows. For one most of such a tile is empty and few programs have work; here
+each program takes a few outputs, whose weights it streams once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-# Where the library is as fast on an H200 (`bench/kernels/bench_linear.py`).
+# Beyond these the library is as fast on an H200 (`bench/kernels/bench_linear.py`), as it is for more rows.
 MAX_OUTPUTS = 32768
-FEW_OUTPUTS, FEW_ROWS = 256, 8
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    constant: bool = False,
 ) -> Tensor:
     """x @ weight.T + bias, [T, N], for x [T, K] and weight [N, K] of one dtype, bias [N].
 
     Products are summed in float32 and rounded once, to `out_dtype` (by default that of x). With
     float32 they are not rounded at all: scores that are compared keep what 16 bits would make ties of.
+    `constant`: that the weight is not the result of a kernel (`pdl.py`).
     """
     out_dtype = out_dtype or x.dtype
     if not on_gpu(x):
         return linear_torch(x, weight, bias, out_dtype=out_dtype)
-    if bias is None and is_small(x.shape[0], weight.shape[0]):
-        return linear_triton(x, weight, out_dtype=out_dtype)
+    if bias is None and x.shape[0] == 1 and weight.shape[0] <= MAX_OUTPUTS:
+        return linear_triton(x, weight, out_dtype=out_dtype, constant=constant)
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
         return torch.mm(x, weight.t(), out_dtype=out_dtype)
@@ -47,17 +52,8 @@ def linear_torch(
     return functional.linear(x, weight, bias)
 
 
-def is_small(rows: int, outputs: int) -> bool:
-    """Whether our kernel is for it."""
-    if outputs <= FEW_OUTPUTS:
-        return 0 < rows <= FEW_ROWS
-    return rows == 1 and outputs <= MAX_OUTPUTS
-
-
-def tiling(rows: int, outputs: int) -> tuple[int, int, int]:
+def tiling(outputs: int) -> tuple[int, int, int]:
     """Outputs and inputs of a block, and warps: the best that the bench's sweep found on an H200."""
-    if outputs <= FEW_OUTPUTS:
-        return 2, 2048 if rows <= 4 else 1024, 8
     return 2 if outputs <= 4096 else 4, 2048, 4
 
 
@@ -66,67 +62,64 @@ def linear_triton(
     weight: Tensor,
     *,
     out_dtype: torch.dtype,
+    constant: bool = False,
     tiles: tuple[int, int, int] | None = None,
 ) -> Tensor:
-    """No bias, at most FEW_ROWS rows. x may be a view, contiguous in its last axis. `tiles` is for
-    measuring others than `tiling`'s."""
+    """No bias, one row, contiguous. `tiles` is for measuring others than `tiling`'s."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert weight.shape == (outputs, inputs) and weight.is_contiguous() and x.stride(1) == 1, (
         f"x {tuple(x.shape)} {x.stride()}, weight {tuple(weight.shape)} {weight.stride()}"
     )
-    assert 0 < rows <= FEW_ROWS, f"{rows} rows"
-    block_outputs, block_inputs, num_warps = tiles or tiling(rows, outputs)
-    out = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
+    assert rows == 1, f"{rows} rows"
+    block_outputs, block_inputs, num_warps = tiles or tiling(outputs)
+    out = torch.empty(1, outputs, dtype=out_dtype, device=x.device)
     _linear_kernel[(triton.cdiv(outputs, block_outputs),)](
         x,
         weight,
         out,
-        rows,
-        x.stride(0),
         OUTPUTS=outputs,
         INPUTS=inputs,
-        BLOCK_ROWS=triton.next_power_of_2(rows),
         BLOCK_OUTPUTS=block_outputs,
         BLOCK_INPUTS=block_inputs,
+        AHEAD=constant,
         num_warps=num_warps,
         **launch_options(),
     )
     return out
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _linear_kernel(
     x,
     weight,
     out,
-    rows,
-    x_stride,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    wait_for_previous()
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inputs = tl.arange(0, BLOCK_INPUTS)
-    row = tl.arange(0, BLOCK_ROWS)
-    is_row, is_output = row < rows, output < OUTPUTS
-    x_at = x + row[:, None] * x_stride + inputs[None, :]
+    is_output = output < OUTPUTS
     weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + inputs[None, :]
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_INPUTS], tl.float32)
+    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INPUTS], tl.float32)
+    if not AHEAD:
+        wait_for_previous()
+    w = _weights(weight_at, is_output, inputs, INPUTS)
+    if AHEAD:
+        wait_for_previous()
     for start in tl.range(0, INPUTS, BLOCK_INPUTS):
-        exists = (start + inputs < INPUTS)[None, :]
-        # Nobody reads a weight a second time before all others have been read
-        w = tl.load(
-            weight_at + start,
-            mask=is_output[:, None] & exists,
-            other=0.0,
-            eviction_policy="evict_first",
-        )
-        a = tl.load(x_at + start, mask=is_row[:, None] & exists, other=0.0)
-        acc += w.to(tl.float32)[None, :, :] * a.to(tl.float32)[:, None, :]
-    at = out + row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    result = tl.sum(acc, 2).to(out.dtype.element_ty)
-    tl.store(at, result, mask=is_row[:, None] & is_output[None, :])
+        a = tl.load(x + start + inputs, mask=start + inputs < INPUTS, other=0.0)
+        acc += w.to(tl.float32) * a.to(tl.float32)[None, :]
+        after = start + BLOCK_INPUTS
+        w = _weights(weight_at + after, is_output, after + inputs, INPUTS)
+    tl.store(out + output, tl.sum(acc, 1).to(out.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _weights(at, is_output, inputs, INPUTS: tl.constexpr):
+    """Nobody reads a weight a second time before all others have been read."""
+    exists = is_output[:, None] & (inputs < INPUTS)[None, :]
+    return tl.load(at, mask=exists, other=0.0, eviction_policy="evict_first")

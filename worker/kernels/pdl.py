@@ -6,8 +6,8 @@ programming guide, "Programmatic Dependent Launch and Synchronization"; compute 
 newer) that start is done by the time the predecessor ends. Captured in a CUDA graph such a launch
 becomes a programmatic edge, to the same effect.
 
-The rule: a kernel launched with `launch_options` calls `wait_for_previous` before it reads or writes any
-memory, in every program and on every path.
+The rule: a kernel launched with `launch_options` calls `wait_for_previous` before it writes any memory
+or leaves, in every program and on every path, and before it reads any but what is constant.
 
 Then it is as if there were no overlap. The wait ends when the predecessor has ended and its writes are
 visible; the predecessor had waited for its own, and so on: all that was launched before has
@@ -16,8 +16,11 @@ without the option (cuBLAS, copies, torch's own) starts when its predecessor has
 of the same chain. So is an event: it is recorded when the kernel before it has ended, and a kernel after
 a wait for it depends on whatever it stands for, so that work on another stream (`beside.py`) begins
 and ends as before. What breaks the chain is a kernel with the option that does not wait, or
-some of whose programs can leave before. Weights are not read ahead of the wait either: they may be the
-result of a kernel, as dequantized ones are.
+some of whose programs can leave before.
+
+Constant is what no kernel writes while a model runs: its weights as they were loaded. An op whose weight
+may also be the result of a kernel, as dequantized ones are, takes `constant`, which says that it is not; then
+its kernel reads the weight, or the beginning of it, to registers while it has nothing else to do than to wait.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ def _supported() -> bool:
 
 @triton.jit
 def wait_for_previous():
-    """To be called first. The next kernel may start as soon as all programs have come so far: earlier,
-    kernels that only wait would pile up on the multiprocessors."""
+    """A second call does nothing. The next kernel may start when all programs have come so far, or ended. So several kernels may
+    wait at a time, each for the one before it: that takes registers which nobody else needs yet, as all
+    programs of those before it have started."""
     if cuda_capability_geq(9, 0):
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

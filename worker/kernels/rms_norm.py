@@ -121,14 +121,19 @@ def _rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     values = tl.load(x + row * x_stride + column, inside, other=0.0)
-    dtype = values.dtype
-    wide = values.to(tl.float32)
     if ADD:
         more = tl.load(residual + row * residual_stride + column, inside, other=0.0)
-        values = (wide + more.to(tl.float32)).to(dtype)
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
         tl.store(total + row * N + column, values, inside)
-        wide = values.to(tl.float32)
+    scale = tl.load(weight + column, inside, other=0.0)
+    tl.store(out + row * N + column, normalized(values, scale, eps, N), inside)
+
+
+@triton.jit
+def normalized(values, scale, eps, N: tl.constexpr):
+    """Of the kernels that normalize on their way: rms_norm of a row [BLOCK], which is 0 from N on, with
+    the weight `scale` [BLOCK]. The sum's order is that of the row's layout."""
+    wide = values.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-    normed = (wide * inverse_rms).to(dtype).to(tl.float32)
-    scale = tl.load(weight + column, inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + column, (scale * normed).to(dtype), inside)
+    normed = (wide * inverse_rms).to(values.dtype).to(tl.float32)
+    return (scale.to(tl.float32) * normed).to(values.dtype)

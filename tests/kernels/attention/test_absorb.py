@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -41,6 +43,11 @@ def inputs(tokens: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor
     [
         (absorb_queries, expand_values, "cpu"),
         (absorb_queries_triton, expand_values_triton, DEVICE),
+        (
+            partial(absorb_queries_triton, constant=True),
+            partial(expand_values_triton, constant=True),
+            DEVICE,
+        ),
     ],
 )
 def test_formula(
@@ -90,11 +97,11 @@ def launches() -> None:
     """V2-Lite's 16 heads and V3's 128."""
     for heads in (16, 128):
         both = torch.empty(heads, 256, 512, dtype=torch.bfloat16, device="meta")
-        for tokens in (1, 16, 32):
+        for tokens, constant in product((1, 16, 32), (True, False)):
             q = both.new_empty(tokens, heads, 192)[..., :128]
-            absorb_queries_triton(q, both[:, :128])
-            latent = both.new_empty(tokens, heads, 512)
-            expand_values_triton(latent, both[:, 128:], both.new_empty(tokens, heads, 128))
+            absorb_queries_triton(q, both[:, :128], constant=constant)
+            latent, out = both.new_empty(tokens, heads, 512), both.new_empty(tokens, heads, 128)
+            expand_values_triton(latent, both[:, 128:], out, constant=constant)
 
 
 def test_compiled_for_sm_90() -> None:

@@ -8,6 +8,8 @@ several. Here all of it is one wave of programs that start early (`pdl.py`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -21,19 +23,22 @@ MAX_TOKENS = 32
 FEW_HEADS = 32
 
 
-def absorb_queries(q: Tensor, w_uk: Tensor) -> Tensor:
+def absorb_queries(q: Tensor, w_uk: Tensor, *, constant: bool = False) -> Tensor:
     """[T, H, C]: of each head q [T, H, D] @ w_uk [H, D, C]. Both may be views, contiguous in the last
-    axis, w_uk within a head."""
-    ours = on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:])
-    return (absorb_queries_triton if ours else absorb_queries_torch)(q, w_uk)
+    axis, w_uk within a head. `constant`: as in `linear`."""
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:]):
+        return absorb_queries_triton(q, w_uk, constant=constant)
+    return absorb_queries_torch(q, w_uk)
 
 
-def expand_values(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
+def expand_values(latent: Tensor, w_uv: Tensor, out: Tensor, *, constant: bool = False) -> None:
     """out [T, H, V] = latent [T, H, C] @ w_uv [H, V, C] transposed, of each head. All may be views,
-    contiguous in the last axis, w_uv within a head."""
+    contiguous in the last axis, w_uv within a head. `constant`: as in `linear`."""
     outputs, inputs = w_uv.shape[1:]
-    ours = on_gpu(latent) and is_small(latent.shape[0], inputs, outputs)
-    (expand_values_triton if ours else expand_values_torch)(latent, w_uv, out)
+    if on_gpu(latent) and is_small(latent.shape[0], inputs, outputs):
+        expand_values_triton(latent, w_uv, out, constant=constant)
+    else:
+        expand_values_torch(latent, w_uv, out)
 
 
 def is_small(tokens: int, inputs: int, outputs: int) -> bool:
@@ -57,21 +62,30 @@ def expand_values_torch(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
     torch.bmm(latent.transpose(0, 1), w_uv.transpose(1, 2), out=out.transpose(0, 1))
 
 
-def absorb_queries_triton(q: Tensor, w_uk: Tensor, *, columns: int | None = None) -> Tensor:
+def absorb_queries_triton(
+    q: Tensor, w_uk: Tensor, *, constant: bool = False, columns: int | None = None
+) -> Tensor:
     """C is a multiple of the columns of a program, D a power of 2, at least 64. `columns` is for measuring
     others than `tiling`'s."""
     tokens, heads, _ = q.shape
     out = q.new_empty(tokens, heads, w_uk.shape[2])
-    _launch(q, w_uk, out, columns or tiling(heads, tokens)[0], transposed=False)
+    columns = columns or tiling(heads, tokens)[0]
+    _launch(q, w_uk, out, columns, transposed=False, constant=constant)
     return out
 
 
 def expand_values_triton(
-    latent: Tensor, w_uv: Tensor, out: Tensor, *, columns: int | None = None
+    latent: Tensor,
+    w_uv: Tensor,
+    out: Tensor,
+    *,
+    constant: bool = False,
+    columns: int | None = None,
 ) -> None:
     """V is a multiple of the columns of a program, C a power of 2, at least 64."""
     tokens, heads, _ = latent.shape
-    _launch(latent, w_uv, out, columns or tiling(heads, tokens)[1], transposed=True)
+    columns = columns or tiling(heads, tokens)[1]
+    _launch(latent, w_uv, out, columns, transposed=True, constant=constant)
 
 
 def _is_cut(inputs: int) -> bool:
@@ -79,7 +93,47 @@ def _is_cut(inputs: int) -> bool:
     return inputs >= 64 and inputs & (inputs - 1) == 0
 
 
-def _launch(x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool) -> None:
+def _launch(
+    x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
+) -> None:
+    work = absorb_work(x, weight, out, columns, transposed=transposed, constant=constant)
+    tokens, heads, _ = x.shape
+    row_blocks = triton.cdiv(tokens, work.BLOCK_ROWS.value)
+    _absorb_kernel[(work.programs, heads, row_blocks)](
+        work, tokens, num_warps=4, **launch_options()
+    )
+
+
+class AbsorbWork(NamedTuple):
+    """What `absorb_program` gets: of each head x [T, INPUTS] @ weight to out [T, OUTPUTS]. TRANSPOSED: the
+    weight has a row for each output."""
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    x_stride_t: int
+    x_stride_h: int
+    weight_stride: int
+    out_stride_t: int
+    out_stride_h: int
+    INPUTS: tl.constexpr
+    OUTPUTS: tl.constexpr
+    BLOCK_ROWS: tl.constexpr
+    BLOCK_OUTPUTS: tl.constexpr
+    BLOCK_INPUTS: tl.constexpr
+    TRANSPOSED: tl.constexpr
+    AHEAD: tl.constexpr  # all of a program's weights are read before the wait, at once
+
+    @property
+    def programs(self) -> int:
+        """For a head and BLOCK_ROWS tokens."""
+        return int(self.OUTPUTS.value) // int(self.BLOCK_OUTPUTS.value)
+
+
+def absorb_work(
+    x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
+) -> AbsorbWork:
+    """For any number of tokens; checks shapes and strides."""
     tokens, heads, inputs = x.shape
     outputs = out.shape[2]
     matrix = (outputs, inputs) if transposed else (inputs, outputs)
@@ -90,64 +144,73 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed:
         x.stride(2) == out.stride(2) == weight.stride(2) == 1 and weight.stride(1) == matrix[1]
     ), f"strides of x {x.stride()}, weight {weight.stride()}, out {out.stride()}"
     assert outputs % columns == 0 and _is_cut(inputs), f"{inputs} to {outputs}"
-    block_rows = min(max(triton.next_power_of_2(tokens), 16), 64)
-    _absorb_kernel[(outputs // columns, heads, triton.cdiv(tokens, block_rows))](
+    # More rows leave no room for a program's weights all at once
+    ahead = constant and tokens <= 16
+    return AbsorbWork(
         x,
         weight,
         out,
-        tokens,
         x.stride(0),
         x.stride(1),
         weight.stride(0),
         out.stride(0),
         out.stride(1),
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        BLOCK_ROWS=block_rows,
-        BLOCK_OUTPUTS=columns,
-        BLOCK_INPUTS=inputs // 4,
-        TRANSPOSED=transposed,
-        num_warps=4,
-        **launch_options(),
+        INPUTS=tl.constexpr(inputs),
+        OUTPUTS=tl.constexpr(outputs),
+        BLOCK_ROWS=tl.constexpr(min(max(triton.next_power_of_2(tokens), 16), 64)),
+        BLOCK_OUTPUTS=tl.constexpr(columns),
+        BLOCK_INPUTS=tl.constexpr(inputs if ahead else inputs // 4),
+        TRANSPOSED=tl.constexpr(transposed),
+        AHEAD=tl.constexpr(ahead),
     )
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _absorb_kernel(
-    x,
+def _absorb_kernel(work, tokens):
+    absorb_program(tl.program_id(0), tl.program_id(1), tl.program_id(2), work, tokens)
+
+
+@triton.jit
+def absorb_program(block, head, row_block, work, tokens):
+    """BLOCK_OUTPUTS columns of one head's product, for BLOCK_ROWS tokens. Waits for the previous kernel."""
+    if not work.AHEAD:
+        wait_for_previous()
+    INPUTS: tl.constexpr = work.INPUTS
+    OUTPUTS: tl.constexpr = work.OUTPUTS
+    BLOCK_INPUTS: tl.constexpr = work.BLOCK_INPUTS
+    weight = work.weight + head.to(tl.int64) * work.weight_stride
+    row = row_block * work.BLOCK_ROWS + tl.arange(0, work.BLOCK_ROWS)
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    column = block * work.BLOCK_OUTPUTS + tl.arange(0, work.BLOCK_OUTPUTS)
+    is_row = (row < tokens)[:, None]
+    x_at = work.x + row.to(tl.int64)[:, None] * work.x_stride_t + head * work.x_stride_h
+    if work.AHEAD:
+        w = _weight(weight, 0, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
+        wait_for_previous()
+        values = tl.load(x_at + inputs[None, :], mask=is_row, other=0.0)
+        acc = tl.dot(values, w, input_precision="ieee")
+    else:
+        acc = tl.zeros([work.BLOCK_ROWS, work.BLOCK_OUTPUTS], tl.float32)
+        # As many stages as steps: all loads are under way before the first product
+        for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=INPUTS // BLOCK_INPUTS + 1):
+            values = tl.load(x_at + start + inputs[None, :], mask=is_row, other=0.0)
+            w = _weight(weight, start, inputs, column, INPUTS, OUTPUTS, work.TRANSPOSED)
+            acc = tl.dot(values, w, acc, input_precision="ieee")
+    at = work.out + row.to(tl.int64)[:, None] * work.out_stride_t + head * work.out_stride_h
+    tl.store(at + column[None, :], acc.to(work.out.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def _weight(
     weight,
-    out,
-    tokens,
-    x_stride_t,
-    x_stride_h,
-    weight_stride,
-    out_stride_t,
-    out_stride_h,
+    start,
+    inputs,
+    column,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INPUTS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):
-    """BLOCK_OUTPUTS columns of one head's product, for BLOCK_ROWS tokens. TRANSPOSED: the weight has a
-    row for each output."""
-    wait_for_previous()
-    block, head = tl.program_id(0), tl.program_id(1)
-    weight += head.to(tl.int64) * weight_stride
-    row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    inputs = tl.arange(0, BLOCK_INPUTS)
-    column = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    is_row = (row < tokens)[:, None]
-    x_at = x + row.to(tl.int64)[:, None] * x_stride_t + head * x_stride_h + inputs[None, :]
-    acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32)
-    # As many stages as steps: all loads are under way before the first product
-    for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=INPUTS // BLOCK_INPUTS + 1):
-        values = tl.load(x_at + start, mask=is_row, other=0.0)
-        if TRANSPOSED:
-            w = tl.trans(tl.load(weight + column[:, None] * INPUTS + start + inputs[None, :]))
-        else:
-            w = tl.load(weight + (start + inputs[:, None]) * OUTPUTS + column[None, :])
-        acc = tl.dot(values, w, acc, input_precision="ieee")
-    at = out + row.to(tl.int64)[:, None] * out_stride_t + head * out_stride_h + column[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=is_row)
+    """[inputs from `start`, columns]"""
+    if TRANSPOSED:
+        return tl.trans(tl.load(weight + column[:, None] * INPUTS + start + inputs[None, :]))
+    return tl.load(weight + (start + inputs[:, None]) * OUTPUTS + column[None, :])

@@ -7,6 +7,8 @@ Its parts are `rotary`, `rms_norm` and `kv_write`, of which the torch function i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +17,7 @@ from torch import Tensor
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.rms_norm import rms_norm_torch
+from mla_router.worker.kernels.rms_norm import normalized, rms_norm_torch
 from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
 
 # Heads of a token that one program rotates.
@@ -79,6 +81,52 @@ def rope_kv_write_triton(
     num_warps: int = 4,
 ) -> None:
     """For every token one program for each 16 heads, and one for the row of the cache."""
+    work = rope_kv_work(
+        q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved
+    )
+    _rope_kv_write_kernel[(len(q), work.programs)](work, num_warps=num_warps, **launch_options())
+
+
+class RopeKvWork(NamedTuple):
+    """What `rope_kv_program` gets: the arguments of `rope_kv_write`, their strides and widths, and blocks
+    of H heads, C latents and R rotated numbers."""
+
+    q_pe: Tensor
+    kv: Tensor
+    norm_weight: Tensor
+    rotations: Tensor  # [T, R/2, 2] float32
+    cache: Tensor
+    locations: Tensor
+    q_token_stride: int
+    q_head_stride: int
+    kv_stride: int
+    eps: float
+    H: tl.constexpr
+    C: tl.constexpr
+    R: tl.constexpr
+    BLOCK_H: tl.constexpr
+    BLOCK_C: tl.constexpr
+    BLOCK_R: tl.constexpr
+    INTERLEAVED: tl.constexpr
+
+    @property
+    def programs(self) -> int:
+        """For a token."""
+        return -(-int(self.H.value) // int(self.BLOCK_H.value)) + 1
+
+
+def rope_kv_work(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    *,
+    interleaved: bool,
+) -> RopeKvWork:
+    """Of a call of `rope_kv_write`, whose shapes and strides it checks."""
     tokens, heads, _ = q.shape
     latent, width = len(norm_weight), 2 * rotations.shape[1]
     assert (
@@ -96,8 +144,7 @@ def rope_kv_write_triton(
         f"rotations {tuple(rotations.shape)}, cache {tuple(cache.shape)} "
         f"contiguous {cache.is_contiguous()}, locations {tuple(locations.shape)}"
     )
-    block = min(triton.next_power_of_2(heads), _BLOCK_HEADS)
-    _rope_kv_write_kernel[(tokens, triton.cdiv(heads, block) + 1)](
+    return RopeKvWork(
         q[..., -width:],
         kv,
         norm_weight,
@@ -108,58 +155,58 @@ def rope_kv_write_triton(
         q.stride(1),
         kv.stride(0),
         eps,
-        H=heads,
-        C=latent,
-        R=width,
-        BLOCK_H=block,
-        BLOCK_C=triton.next_power_of_2(latent),
-        BLOCK_R=triton.next_power_of_2(width),
-        INTERLEAVED=interleaved,
-        num_warps=num_warps,
-        **launch_options(),
+        H=tl.constexpr(heads),
+        C=tl.constexpr(latent),
+        R=tl.constexpr(width),
+        BLOCK_H=tl.constexpr(min(triton.next_power_of_2(heads), _BLOCK_HEADS)),
+        BLOCK_C=tl.constexpr(triton.next_power_of_2(latent)),
+        BLOCK_R=tl.constexpr(triton.next_power_of_2(width)),
+        INTERLEAVED=tl.constexpr(interleaved),
     )
 
 
 @triton.jit
-def _rope_kv_write_kernel(
-    q_pe,
-    kv,
-    norm_weight,
-    rotations,
-    cache,
-    locations,
-    q_token_stride,
-    q_head_stride,
-    kv_stride,
-    eps,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
+def _rope_kv_write_kernel(work):
     wait_for_previous()
-    token = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    cos, sin = rotation_of(rotations, token, R, BLOCK_R)
-    if block * BLOCK_H < H:
-        head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
-        rows = q_pe + token * q_token_stride + head * q_head_stride
-        rotate_rows(rows, rows, head < H, cos, sin, R, BLOCK_H, BLOCK_R, INTERLEAVED)
+    rope_kv_program(tl.program_id(0), tl.program_id(1), work)
+
+
+@triton.jit
+def rope_kv_program(token, block, work):
+    """Rotates the heads of `block`, or, behind the last of them, writes the token's row of the cache."""
+    token = token.to(tl.int64)
+    cos, sin = rotation_of(work.rotations, token, work.R, work.BLOCK_R)
+    if block * work.BLOCK_H < work.H:
+        head = block * work.BLOCK_H + tl.arange(0, work.BLOCK_H)[:, None]
+        rows = work.q_pe + token * work.q_token_stride + head * work.q_head_stride
+        rotate_rows(
+            rows,
+            rows,
+            head < work.H,
+            cos,
+            sin,
+            work.R,
+            work.BLOCK_H,
+            work.BLOCK_R,
+            work.INTERLEAVED,
+        )
     else:
-        source = kv + token * kv_stride
-        target = cache + tl.load(locations + token) * (C + R)
-        column = tl.arange(0, BLOCK_C)
-        values = tl.load(source + column, column < C, other=0.0)
-        wide = values.to(tl.float32)
-        inverse_rms = tl.rsqrt(tl.sum(wide * wide, 0) / C + eps)
-        normed = (wide * inverse_rms).to(values.dtype).to(tl.float32)
-        scale = tl.load(norm_weight + column, column < C, other=0.0).to(tl.float32)
-        row = (scale * normed).to(values.dtype).to(cache.dtype.element_ty)
-        tl.store(target + column, row, column < C)
+        source = work.kv + token * work.kv_stride
+        target = work.cache + tl.load(work.locations + token) * (work.C + work.R)
+        column = tl.arange(0, work.BLOCK_C)
+        values = tl.load(source + column, column < work.C, other=0.0)
+        scale = tl.load(work.norm_weight + column, column < work.C, other=0.0)
+        row = normalized(values, scale, work.eps, work.C).to(target.dtype.element_ty)
+        tl.store(target + column, row, column < work.C)
         one = tl.zeros((1, 1), dtype=tl.int32)
         rotate_rows(
-            source + C + one, target + C + one, one == 0, cos, sin, R, 1, BLOCK_R, INTERLEAVED
+            source + work.C + one,
+            target + work.C + one,
+            one == 0,
+            cos,
+            sin,
+            work.R,
+            1,
+            work.BLOCK_R,
+            work.INTERLEAVED,
         )

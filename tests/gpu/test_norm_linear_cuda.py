@@ -1,0 +1,123 @@
+"""norm_linear in bfloat16 at real shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.linear import linear_triton
+from mla_router.worker.kernels.norm_linear import (
+    has_kernel,
+    norm_linear,
+    norm_linear_triton,
+    tiling,
+)
+from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+EPS = 1e-6
+# V2-Lite's joined projection, V3's, V3's queries from their latent, Llama's
+SHAPES = [(3648, 2048), (2112, 7168), (24576, 1536), (6144, 4096)]
+
+
+def inputs(outputs: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x is a view, as that of V3's query latent is."""
+    torch.manual_seed(width)
+    x = torch.randn(1, width + 576, device="cuda").bfloat16()[:, :width]
+    residual = torch.randn(1, width, device="cuda").bfloat16()
+    scale = (1 + torch.randn(width, device="cuda") / 4).bfloat16()
+    weight = (torch.randn(outputs, width, device="cuda") / width**0.5).bfloat16()
+    return x, residual, scale, weight
+
+
+def exact(total: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """In float64, with the roundings of the normalized row."""
+    wide = total.double()
+    normed = (wide / (wide.square().mean() + EPS).sqrt()).bfloat16().double()
+    return (normed * scale.double()).bfloat16().double() @ weight.double().T
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(("outputs", "width"), SHAPES)
+def test_float64(outputs: int, width: int, added: bool, constant: bool) -> None:
+    x, residual, scale, weight = inputs(outputs, width)
+    assert has_kernel(x, outputs)
+    other = residual if added else None
+    with forbid_waiting():
+        got, total, _ = norm_linear(x, other, scale, EPS, weight, constant=constant)
+    assert torch.equal(total, x + residual if added else x)
+    expected = exact(total, scale, weight)
+    assert (got.double() - expected).abs().max() / expected.abs().max() < 2**-8
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(("outputs", "width"), SHAPES)
+def test_as_the_two_kernels(outputs: int, width: int, added: bool) -> None:
+    """Bit for bit, if the product has the same tiles: then all sums have the same order."""
+    x, residual, scale, weight = inputs(outputs, width)
+    normed = add_rms_norm(x, residual, scale, EPS)[0] if added else rms_norm(x, scale, EPS)
+    block_outputs, num_warps = tiling(1, width, outputs)
+    tiles = (block_outputs, 1 << (width - 1).bit_length(), num_warps)
+    expected = linear_triton(normed, weight, out_dtype=x.dtype, tiles=tiles)
+    other = residual if added else None
+    got, _, _ = norm_linear_triton(x, other, scale, EPS, weight, out_dtype=x.dtype)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "width"), [(2, 64, 2048), (128, 64, 2048), (20, 160, 5120), (9, 256, 7168)]
+)
+def test_routers(rows: int, outputs: int, width: int) -> None:
+    _, _, scale, weight = inputs(outputs, width)
+    x, residual = torch.randn(2, rows, width, device="cuda").bfloat16()
+    assert has_kernel(x, outputs)
+    with forbid_waiting():
+        got, total, normed = norm_linear(
+            x,
+            residual,
+            scale,
+            EPS,
+            weight,
+            out_dtype=torch.float32,
+            keep_normed=True,
+            constant=True,
+        )
+    expected_normed, expected_total = add_rms_norm(x, residual, scale, EPS)
+    assert normed is not None and torch.equal(total, expected_total)
+    assert (normed.double() - expected_normed.double()).norm() < 1e-3 * normed.double().norm()
+    expected = normed.double() @ weight.double().T
+    assert (got.double() - expected).abs().max() / expected.abs().max() < 1e-5
+
+
+def test_chain_in_a_cuda_graph() -> None:
+    """Each kernel starts while the one before it still runs, and reads what it has written."""
+    first, residual, scale, weight = inputs(2048, 2048)
+
+    def chain() -> tuple[Tensor, Tensor]:
+        x, stream = first, residual
+        for _ in range(10):
+            x, stream, _ = norm_linear(x, stream, scale, EPS, weight, constant=True)
+        return x, stream
+
+    replay, (x, stream) = captured(chain)
+    for _ in range(3):
+        first.copy_(torch.randn_like(first))
+        weight.mul_(0.9)  # after the capture: nothing of it was kept
+        replay()
+        expected, total = first, residual
+        for _ in range(10):
+            normed, total = add_rms_norm(expected, total, scale, EPS)
+            expected = linear_triton(normed, weight, out_dtype=x.dtype)
+            torch.cuda.synchronize()
+        assert torch.equal(stream, total)
+        assert torch.equal(x, expected)
+
+
+def test_what_else_has_no_kernel() -> None:
+    row = torch.empty(1, 2048, device="cuda", dtype=torch.bfloat16)
+    assert not has_kernel(row.expand(2, -1), 3648) and not has_kernel(row.float(), 3648)
+    assert not has_kernel(row, 102400) and not has_kernel(row.new_empty(1, 16384), 3648)

@@ -1,0 +1,146 @@
+"""rope_absorb against the two kernels that it joins, bit for bit: what they do is tested with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
+from mla_router.worker.kernels.attention.rope_absorb import rope_absorb, rope_absorb_triton
+from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
+from support.sm90 import compile_sm90
+from support.triton_device import DEVICE
+from support.turned import turned
+
+EPS = 1e-6
+NOPE, LATENT, PAGE = 64, 128, 4
+
+
+@dataclass
+class Inputs:
+    q: Tensor
+    kv: Tensor
+    norm_weight: Tensor
+    angles: Tensor
+    cache: Tensor
+    locations: Tensor
+    w_uk: Tensor
+
+    @property
+    def written(self) -> tuple[Tensor, Tensor, Tensor, float, Tensor, Tensor, Tensor]:
+        """The arguments of `rope_kv_write`."""
+        rotations = torch.polar(torch.ones_like(self.angles), self.angles).to(torch.complex64)
+        return (
+            self.q,
+            self.kv,
+            self.norm_weight,
+            EPS,
+            rotations,
+            self.cache,
+            self.locations,
+        )
+
+    def copy(self) -> Inputs:
+        """With memory of its own for what is written."""
+        return replace(self, q=self.q.clone(), cache=self.cache.clone())
+
+
+def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
+    """Views of one joined projection, a half of another matrix, and NaN in all of the cache."""
+    draw = torch.Generator().manual_seed(tokens * 100 + heads)
+    rope = 2 * pairs
+    width = heads * (NOPE + rope)
+    joined = torch.randn(tokens, width + LATENT + rope, generator=draw).to(DEVICE, dtype)
+    both = (torch.randn(heads, NOPE + 32, LATENT, generator=draw) / 8).to(DEVICE, dtype)
+    pages = tokens // PAGE + 2
+    locations = PAGE + torch.randperm((pages - 1) * PAGE, generator=draw)[:tokens]
+    return Inputs(
+        joined[:, :width].view(tokens, heads, NOPE + rope),
+        joined[:, width:],
+        torch.randn(LATENT, generator=draw).to(DEVICE, dtype),
+        (6 * torch.rand(tokens, pairs, generator=draw, dtype=torch.float64)).to(DEVICE),
+        torch.full((pages, PAGE, LATENT + rope), float("nan"), device=DEVICE, dtype=dtype),
+        locations.to(DEVICE),
+        both[:, :NOPE],
+    )
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("tokens", "heads", "pairs"), [(1, 1, 4), (5, 3, 3), (17, 20, 8)])
+def test_as_the_two_kernels(
+    tokens: int, heads: int, pairs: int, dtype: torch.dtype, interleaved: bool
+) -> None:
+    """Both kinds of programs more than once, and blocks of heads and tokens that are not full."""
+    apart, joined = (inputs(tokens, heads, pairs, dtype).copy() for _ in range(2))
+    rope_kv_write_triton(*apart.written, interleaved=interleaved)
+    expected = absorb_queries_triton(apart.q[..., :NOPE], apart.w_uk)
+    got = rope_absorb_triton(*joined.written, joined.w_uk, interleaved=interleaved)
+    assert torch.equal(got, expected)
+    ahead = inputs(tokens, heads, pairs, dtype).copy()
+    got = rope_absorb_triton(*ahead.written, ahead.w_uk, interleaved=interleaved, constant=True)
+    assert torch.equal(ahead.q, apart.q)
+    torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)  # summed in another order
+    assert torch.equal(joined.q, apart.q)
+    assert torch.equal(joined.cache.nan_to_num(7.0), apart.cache.nan_to_num(7.0))
+    assert joined.cache.isfinite().all(dim=-1).sum() == tokens
+
+
+@pytest.mark.parametrize("op", [rope_absorb, rope_absorb_triton])
+def test_formula(op: object) -> None:
+    assert callable(op)
+    was = inputs(5, 3, 4, torch.float32)
+    own = was.copy()
+    got = op(*own.written, own.w_uk, interleaved=True)
+    expected = torch.einsum("thd,hdc->thc", was.q[..., :NOPE].double(), was.w_uk.double())
+    torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-5)
+    q_pe = turned(was.q[..., NOPE:], was.angles, interleaved=True)
+    torch.testing.assert_close(own.q[..., NOPE:].double(), q_pe, rtol=1e-5, atol=1e-5)
+    k_pe = turned(was.kv[:, None, LATENT:], was.angles, interleaved=True)[:, 0]
+    latent = was.kv[:, :LATENT].double()
+    normed = latent / (latent.square().mean(-1, keepdim=True) + EPS).sqrt()
+    row = torch.cat((normed * was.norm_weight.double(), k_pe), dim=-1)
+    rows = own.cache.view(-1, own.cache.shape[-1])[own.locations]
+    torch.testing.assert_close(rows.double(), row, rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_kernel_is_not_for_is_named() -> None:
+    """Overlapping parts of the queries, and more tokens than its programs cover."""
+    own = inputs(2, 3, 4, torch.float32)
+    with pytest.raises(AssertionError, match=r"q \(2, 3, 72\), w_uk \(3, 128, 128\)"):
+        rope_absorb_triton(*own.written, own.w_uk.repeat(1, 2, 1), interleaved=True)
+    own = inputs(33, 1, 4, torch.float32)
+    with pytest.raises(AssertionError, match=r"q \(33, 1, 72\)"):
+        rope_absorb_triton(*own.written, own.w_uk, interleaved=True)
+
+
+def launches() -> None:
+    """V2-Lite's 16 heads and V3's 128, as views of what the model has."""
+    with torch.device("meta"):
+        for heads in (16, 128):
+            both = torch.empty(heads, 256, 512, dtype=torch.bfloat16)
+            for tokens in (1, 8, 32):
+                joined = torch.empty(tokens, heads * 192 + 576, dtype=torch.bfloat16)
+                q, kv = torch.split(joined, [heads * 192, 576], dim=-1)
+                rope_absorb_triton(
+                    q.view(tokens, heads, 192),
+                    kv,
+                    torch.empty(512, dtype=torch.bfloat16),
+                    EPS,
+                    torch.empty(tokens, 32, dtype=torch.complex64),
+                    torch.empty(9, 64, 576, dtype=torch.bfloat16),
+                    torch.empty(tokens, dtype=torch.int64),
+                    both[:, :128],
+                    interleaved=True,
+                    constant=True,
+                )
+
+
+def test_compiled_for_sm_90() -> None:
+    for report in compile_sm90(launches):
+        report.check()
+        assert report.starts_early, report
+        assert report.reads_ahead == (report.constants["absorb.BLOCK_ROWS"] == 16), report

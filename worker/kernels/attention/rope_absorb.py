@@ -1,0 +1,135 @@
+"""`rope_kv_write` and `absorb_queries` in one kernel: all that stands between the projections of multi-head
+latent attention and the attention of a decode step.
+
+Neither reads what the other writes: one has the rotary part of the queries and the token's own row, the
+other has the rest of the queries. So they are two kinds of programs of one grid, and there is one kernel
+less to start and to wait for.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.attention.absorb import (
+    MAX_TOKENS,
+    absorb_program,
+    absorb_queries,
+    absorb_work,
+    is_small,
+)
+from mla_router.worker.kernels.attention.absorb import tiling as absorb_tiling
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.kv_cache.rope_kv_write import (
+    rope_kv_program,
+    rope_kv_work,
+    rope_kv_write,
+)
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
+
+def rope_absorb(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    w_uk: Tensor,
+    *,
+    interleaved: bool,
+    constant: bool = False,
+) -> Tensor:
+    """`rope_kv_write` with all arguments but w_uk [H, D, C], q being [T, H, D + R]; and what it leaves
+    alone of q absorbed: `absorb_queries(q[..., :D], w_uk)`, [T, H, C]. `constant`: of w_uk, as in `linear`."""
+    ours = on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:])
+    return (rope_absorb_triton if ours else rope_absorb_apart)(
+        q,
+        kv,
+        norm_weight,
+        eps,
+        rotations,
+        cache,
+        locations,
+        w_uk,
+        interleaved=interleaved,
+        constant=constant,
+    )
+
+
+def rope_absorb_apart(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    w_uk: Tensor,
+    *,
+    interleaved: bool,
+    constant: bool = False,
+) -> Tensor:
+    """The definition: one after the other, each as its own op thinks best."""
+    rope_kv_write(q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved)
+    return absorb_queries(q[..., : w_uk.shape[1]], w_uk, constant=constant)
+
+
+def rope_absorb_triton(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    cache: Tensor,
+    locations: Tensor,
+    w_uk: Tensor,
+    *,
+    interleaved: bool,
+    constant: bool = False,
+    columns: int | None = None,
+    num_warps: int = 4,
+) -> Tensor:
+    """For what `absorb.is_small` is true of. `columns`, of an absorbing program, and `num_warps` are for
+    measuring others than the two ops have when alone."""
+    tokens, heads, width = q.shape
+    # Else programs of one kind would read what those of the other write, or leave tokens out
+    assert width == w_uk.shape[1] + 2 * rotations.shape[1] and 0 < tokens <= MAX_TOKENS, (
+        f"q {tuple(q.shape)}, w_uk {tuple(w_uk.shape)}, rotations {tuple(rotations.shape)}"
+    )
+    out = q.new_empty(tokens, heads, w_uk.shape[2])
+    rope = rope_kv_work(
+        q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved
+    )
+    absorb = absorb_work(
+        q[..., : w_uk.shape[1]],
+        w_uk,
+        out,
+        columns or absorb_tiling(heads, tokens)[0],
+        transposed=False,
+        constant=constant,
+    )
+    _rope_absorb_kernel[(tokens * rope.programs + heads * absorb.programs,)](
+        rope,
+        absorb,
+        tokens,
+        ROPES=rope.programs,
+        ABSORBS=absorb.programs,
+        num_warps=num_warps,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _rope_absorb_kernel(rope, absorb, tokens, ROPES: tl.constexpr, ABSORBS: tl.constexpr):
+    """ROPES programs for each token, then ABSORBS for each head: the first are few, and slow."""
+    program = tl.program_id(0)
+    absorbing = program - tokens * ROPES
+    if absorbing < 0:
+        wait_for_previous()
+        rope_kv_program(program // ROPES, program % ROPES, rope)
+    else:
+        absorb_program(absorbing % ABSORBS, absorbing // ABSORBS, 0, absorb, tokens)

@@ -1,0 +1,219 @@
+"""rms_norm, alone or with the addition to the residual stream before it, and the projection of its result,
+in one kernel: for one row of a small decode step, and for the router's few outputs of more rows.
+
+There the norm is a kernel of a few programs, whose start, and the next kernel's wait for it, take longer
+than its work. Here every program of the projection does that work for itself, with the weights that it
+will multiply already there or on their way. So a row has to fit into registers beside a few rows of weights.
+For many rows and outputs the norm would be done too often, and the library's products are faster (`linear.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.dispatch import on_gpu
+from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear_torch
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, normalized, rms_norm_torch
+from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
+
+MAX_INPUTS = 8192
+# For several rows, each of which reads all weights from L2: 128 rows of V2-Lite's router, 9 of V3's
+FEW_OUTPUTS, MAX_ROWS, MAX_READS = 256, 128, 1 << 24
+
+
+class NormLinear(NamedTuple):
+    product: Tensor  # [T, N]
+    total: Tensor  # [T, K], x + residual; x itself without one
+    normed: Tensor | None  # [T, K], if asked for
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    keep_normed: bool = False,
+    constant: bool = False,
+) -> NormLinear:
+    """rms_norm(x + residual) @ weight.T, and what else is wanted of the way there.
+
+    x and residual [T, K], norm_weight [K] and weight [N, K] of one dtype, to which sum and normalized row
+    are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same.
+    `constant`: of both weights, as in `linear`.
+    """
+    out_dtype = out_dtype or x.dtype
+    if has_kernel(x, weight.shape[0]):
+        return norm_linear_triton(
+            x,
+            residual,
+            norm_weight,
+            eps,
+            weight,
+            out_dtype=out_dtype,
+            keep_normed=keep_normed,
+            constant=constant,
+        )
+    return norm_linear_torch(
+        x, residual, norm_weight, eps, weight, out_dtype=out_dtype, keep_normed=keep_normed
+    )
+
+
+def has_kernel(x: Tensor, outputs: int) -> bool:
+    """Whether one kernel does it all, for x [T, K] and so many outputs. Where none does, the two ops that
+    this one joins are faster than its torch form."""
+    rows, inputs = x.shape
+    if not on_gpu(x) or inputs > MAX_INPUTS:
+        return False
+    if outputs > FEW_OUTPUTS:
+        return rows == 1 and outputs <= MAX_OUTPUTS
+    return 0 < rows <= MAX_ROWS and rows * inputs * outputs <= MAX_READS
+
+
+def norm_linear_torch(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    keep_normed: bool = False,
+) -> NormLinear:
+    if residual is None:
+        normed, total = rms_norm_torch(x, norm_weight, eps), x
+    else:
+        normed, total = add_rms_norm_torch(x, residual, norm_weight, eps)
+    product = linear_torch(normed, weight, out_dtype=out_dtype)
+    return NormLinear(product, total, normed if keep_normed else None)
+
+
+def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
+    """Outputs of a program, and warps: as many as in `rms_norm`, whose sum then has the same order. More rows
+    are more programs, each of which had better normalize for more outputs."""
+    warps = norm_tiling(inputs)[1]
+    if outputs > FEW_OUTPUTS:
+        return 4 if inputs <= 2048 else 2, warps
+    block = min(max(triton.next_power_of_2(rows) // 2, 1), 8)
+    return min(block, 16 * 1024 * warps // (4 * triton.next_power_of_2(inputs))), warps
+
+
+def norm_linear_triton(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    keep_normed: bool = False,
+    constant: bool = False,
+    tiles: tuple[int, int] | None = None,
+) -> NormLinear:
+    """At most MAX_ROWS rows of MAX_INPUTS. x and residual may be views, contiguous in the last axis. `tiles` is
+    for measuring others than `tiling`'s."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    other = x if residual is None else residual
+    assert (
+        0 < rows <= MAX_ROWS
+        and inputs <= MAX_INPUTS
+        and other.shape == x.shape
+        and norm_weight.shape == (inputs,)
+        and weight.shape == (outputs, inputs)
+        and x.dtype == other.dtype == norm_weight.dtype == weight.dtype
+        and x.stride(1) == other.stride(1) == norm_weight.stride(0) == 1
+        and weight.is_contiguous()
+    ), (
+        f"x {tuple(x.shape)} {x.stride()} {x.dtype}, residual {tuple(other.shape)} {other.stride()} "
+        f"{other.dtype}, norm_weight {tuple(norm_weight.shape)} {norm_weight.dtype}, "
+        f"weight {tuple(weight.shape)} {weight.stride()} {weight.dtype}"
+    )
+    block_outputs, num_warps = tiles or tiling(rows, inputs, outputs)
+    product = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
+    total = x if residual is None else x.new_empty(rows, inputs)
+    normed = x.new_empty(rows, inputs) if keep_normed else None
+    _norm_linear_kernel[(triton.cdiv(outputs, block_outputs), rows)](
+        x,
+        other,
+        norm_weight,
+        weight,
+        product,
+        total,
+        normed,
+        x.stride(0),
+        other.stride(0),
+        eps,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        BLOCK_OUTPUTS=block_outputs,
+        BLOCK_INPUTS=triton.next_power_of_2(inputs),
+        ADD=residual is not None,
+        AHEAD=constant,
+        num_warps=num_warps,
+        **launch_options(),
+    )
+    return NormLinear(product, total, normed)
+
+
+@triton.jit
+def _norm_linear_kernel(
+    x,
+    residual,
+    norm_weight,
+    weight,
+    product,
+    total,
+    normed,
+    x_stride,
+    residual_stride,
+    eps,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    ADD: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    output = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    column = tl.arange(0, BLOCK_INPUTS)
+    is_output, inside = (output < OUTPUTS)[:, None], column < INPUTS
+    weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + column[None, :]
+    if AHEAD:
+        w = tl.load(
+            weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first"
+        )
+        scale = tl.load(norm_weight + column, inside, other=0.0)
+        wait_for_previous()
+    else:
+        wait_for_previous()
+    values = tl.load(x + row * x_stride + column, inside, other=0.0)
+    if ADD:
+        more = tl.load(residual + row * residual_stride + column, inside, other=0.0)
+    if not AHEAD:
+        # Asked for before the sum over the row is waited for, and after what that needs
+        scale = tl.load(norm_weight + column, inside, other=0.0)
+        w = tl.load(
+            weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first"
+        )
+    once = inside & (block == 0)
+    if ADD:
+        values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
+        tl.store(total + row * INPUTS + column, values, once)
+    a = normalized(values, scale, eps, INPUTS)
+    if normed is not None:
+        tl.store(normed + row * INPUTS + column, a, once)
+    result = tl.sum(w.to(tl.float32) * a.to(tl.float32)[None, :], 1)
+    tl.store(
+        product + row * OUTPUTS + output, result.to(product.dtype.element_ty), output < OUTPUTS
+    )
