@@ -8,9 +8,14 @@ from torch import Tensor
 
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe.align import moe_align
-from mla_router.worker.kernels.moe.experts import moe_experts, moe_experts_torch
+from mla_router.worker.kernels.moe.experts import (
+    SharedWeights,
+    moe_experts,
+    moe_experts_torch,
+    takes_shared,
+)
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing, moe_routing_torch
-from support.cuda import forbid_waiting
+from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -67,6 +72,51 @@ def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     expected = in_float64(x, *experts, weights, ids) + plus.double()
     got = moe_experts(x, *experts, weights, ids, lambda: plus).double()
     assert (got - expected).norm() < 4e-3 * expected.norm()
+
+
+def shared_weights(experts: tuple[Tensor, Tensor]) -> SharedWeights:
+    """Two of the routed experts as the shared ones."""
+    gate_up, down = experts
+    gates, ups = gate_up[:2].unflatten(1, (2, WIDTH)).transpose(0, 1).flatten(1, 2)
+    return SharedWeights(torch.cat((gates, ups)), torch.cat((down[0], down[1]), dim=1))
+
+
+def test_shared_experts_along(experts: tuple[Tensor, Tensor]) -> None:
+    """As if a token was routed to them, too; in a chain of kernels, each of which starts early."""
+    x, weights, ids = routed(1)
+    shared = shared_weights(experts)
+    assert takes_shared(x, experts[0], 2 * WIDTH)
+    rows = x
+    for _ in range(5):
+        with forbid_waiting():
+            got = moe_experts(rows, *experts, weights, ids, shared)
+        expected = in_float64(rows, *experts, weights, ids)
+        expected += in_float64(
+            rows, *experts, torch.ones(1, 2, device="cuda"), ids.new_tensor([[0, 1]])
+        )
+        assert (got.double() - expected).norm() < 4e-3 * expected.norm()
+        rows = got
+
+
+def test_shared_experts_in_a_cuda_graph(experts: tuple[Tensor, Tensor]) -> None:
+    first, weights, ids = routed(1)
+    shared = shared_weights(experts)
+
+    def chain() -> Tensor:
+        rows = first
+        for _ in range(10):
+            rows = first + moe_experts(rows / 4, *experts, weights, ids, shared)
+        return rows
+
+    replay, out = captured(chain)
+    for _ in range(3):
+        first.copy_(torch.randn_like(first))
+        replay()
+        expected = first
+        for _ in range(10):
+            expected = first + moe_experts(expected / 4, *experts, weights, ids, shared)
+            torch.cuda.synchronize()
+        assert out.isfinite().all() and torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("tokens", [2, 8, 32, 1024])

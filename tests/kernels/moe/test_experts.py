@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.kernels.moe.experts import moe_experts, moe_experts_triton
+from mla_router.worker.kernels.moe.experts import (
+    SharedWeights,
+    moe_experts,
+    moe_experts_triton,
+)
 from mla_router.worker.kernels.moe.tiling import (
     TABLES,
     MoeShape,
@@ -149,6 +153,34 @@ def test_plus_is_added(tiling: MoeTiling | None) -> None:
     )
 
 
+@pytest.mark.parametrize("tiling", [None, TILINGS[0], MoeTiling(1, Tile(2, 64), Tile(2, 8))])
+@pytest.mark.parametrize("shares", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens: int) -> None:
+    inputs = drawn(tokens, 4, 2, seed=8, hidden=40, width=24)
+    draw = torch.Generator().manual_seed(9)
+    gate_up = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3
+    shared = SharedWeights(gate_up, torch.randn(40, shares * 24, generator=draw) * 0.3)
+    if tiling is None:
+        got = moe_experts(*inputs, shared)
+    else:
+        got = moe_experts_triton(*inputs, shared, tiling=tiling)
+    everybodys = torch.ones(tokens, 1), torch.zeros(tokens, 1, dtype=torch.int32)
+    expected = one_by_one(*inputs) + one_by_one(
+        inputs[0], shared.gate_up[None], shared.down[None], *everybodys
+    )
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+def test_shared_experts_are_not_for_sorted_pairs() -> None:
+    inputs = drawn(5, 4, 2, seed=8)
+    shared = SharedWeights(torch.ones(16, 16), torch.ones(16, 8))
+    with pytest.raises(AssertionError, match="shared weights with"):
+        moe_experts_triton(*inputs, shared, tiling=TILINGS[1])
+
+
 V2_LITE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
 V3 = MoeShape(experts=256, hidden=7168, width=2048, dtype=torch.bfloat16)
 
@@ -166,6 +198,35 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
         lambda: meta(tokens, shape.hidden),
         tiling=tiling,
     )
+
+
+def launch_shared(shape: MoeShape, top_k: int, shares: int) -> None:
+    def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    moe_experts_triton(
+        meta(1, shape.hidden),
+        meta(shape.experts, 2 * shape.width, shape.hidden),
+        meta(shape.experts, shape.hidden, shape.width),
+        meta(1, top_k, dtype=torch.float32),
+        meta(1, top_k, dtype=torch.int32),
+        SharedWeights(
+            meta(2 * shares * shape.width, shape.hidden), meta(shape.hidden, shares * shape.width)
+        ),
+        tiling=default_tiling(shape, 1, top_k),
+    )
+
+
+def launches_with_shared() -> None:
+    launch_shared(V2_LITE, 6, 2)
+    launch_shared(V3, 8, 1)
+
+
+def test_shared_experts_compiled_for_sm_90() -> None:
+    """Their weights are read while the routed ones are not known yet."""
+    for report in compile_sm90(launches_with_shared):
+        report.check()
+        assert report.starts_early and report.reads_ahead, report
 
 
 def launches() -> None:

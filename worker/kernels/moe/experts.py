@@ -1,7 +1,7 @@
 """The feed-forward experts of a mixture, each token through the ones it was routed to.
 
-On a GPU one or a few tokens stream the weights of each pair's expert (`gemv.py`); more are sorted
-by expert (`align.py`) for grouped matrix products (`gemm.py`). With plain torch, tokens are
+On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`), one alone those of the shared
+experts along with them; more are sorted by expert (`align.py`) for grouped matrix products (`gemm.py`). With plain torch, tokens are
 sorted as well and each projection is one grouped product over the stacked weights (Gale et al., 2022,
 arXiv:2211.15841).
 """
@@ -9,7 +9,8 @@ arXiv:2211.15841).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,21 +24,32 @@ from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
+class SharedWeights(NamedTuple):
+    """Of S experts that all tokens go through, as one layer of their widths together; constant (`pdl.py`)."""
+
+    gate_up: Tensor  # [2SI, N], all gates first
+    down: Tensor  # [N, SI]
+
+
+# What all tokens get beside their own experts
+Plus = Callable[[], Tensor] | SharedWeights | None
+
+
 def moe_experts(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
     weights: Tensor,
     ids: Tensor,
-    plus: Callable[[], Tensor] | None = None,
+    plus: Plus = None,
 ) -> Tensor:
-    """plus() + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
+    """plus + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
 
     x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
     int32, distinct within a token. The result is [T, N] in x's dtype, summed in float32 and in the
     order of k, so that it does not depend on what else is in the batch (only on how many tokens, by
-    which the tiling is chosen). `plus`, whose result is [T, N] in x's dtype, is called as late as
-    can be: it may wait for work that runs beside.
+    which the tiling is chosen). `plus` is a function whose result is [T, N] in x's dtype, and which is called
+    as late as can be: it may wait for work that runs beside. Or, where `takes_shared`, it is weights.
 
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
@@ -57,17 +69,23 @@ def moe_experts(
     return moe_experts_torch(x, gate_up, down, weights, ids, plus)
 
 
+def takes_shared(x: Tensor, gate_up: Tensor, shared_width: int) -> bool:
+    """Whether shared experts, of this width together, are best had along with the routed ones [E, 2I, N]."""
+    return on_gpu(x) and x.shape[0] == 1 and shared_width % (gate_up.shape[1] // 2) == 0
+
+
 def moe_experts_triton(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
     weights: Tensor,
     ids: Tensor,
-    plus: Callable[[], Tensor] | None = None,
+    plus: Plus = None,
     *,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
-    """At least one token. `tiling` is by default the table's for this device and shape."""
+    """At least one token. `tiling` is by default the table's for this device and shape; only one whose pairs
+    are not sorted is for shared weights."""
     tokens, hidden = x.shape
     experts, double, _ = gate_up.shape
     assert gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
@@ -76,8 +94,11 @@ def moe_experts_triton(
         shape = MoeShape(experts, hidden, double // 2, x.dtype)
         tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1])
     if tiling.rows == 1:
-        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up)
-        return down_pairs(gated, down, weights, ids, tiling.down, plus and plus())
+        shared = plus if isinstance(plus, SharedWeights) else None
+        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up)
+        added = plus() if callable(plus) else None
+        return down_pairs(gated, down, weights, ids, tiling.down, added, shared and shared.down)
+    assert not isinstance(plus, SharedWeights), f"shared weights with {tiling}"
     blocks = blocks_for(ids, experts, tiling.rows)
     gated = gate_up_blocks(x, gate_up, blocks, tiling.gate_up)
     rows = down_blocks(gated, down, blocks, tiling.down)
@@ -95,8 +116,10 @@ def moe_experts_torch(
     down: Tensor,
     weights: Tensor,
     ids: Tensor,
-    plus: Callable[[], Tensor] | None = None,
+    plus: Plus = None,
 ) -> Tensor:
+    if isinstance(plus, SharedWeights):
+        plus = partial(_shared_torch, x, plus)
     tokens, hidden = x.shape
     experts, top_k = len(gate_up), ids.shape[1]
     sorted_ids, order = ids.flatten().sort(stable=True)
@@ -112,6 +135,10 @@ def moe_experts_torch(
 
     unsorted = torch.empty_like(rows).index_copy_(0, order, rows)
     return weighted_sum(unsorted.view(tokens, top_k, hidden), weights, plus)
+
+
+def _shared_torch(x: Tensor, shared: SharedWeights) -> Tensor:
+    return functional.linear(silu_and_mul(functional.linear(x, shared.gate_up)), shared.down)
 
 
 def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:

@@ -19,37 +19,46 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 def _gate_up_gemv(
     x,
     weight,
+    shared,
     ids,
     out,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[pair] = silu(gate) * up of its token, BLOCK_N of its WIDTH columns."""
-    wait_for_previous()
+    """out[pair] = silu(gate) * up of its token, BLOCK_N of its WIDTH columns. A token's first SHARED pairs
+    are with the shared experts: they know their weights, and read them, before the ids are there."""
     pair = tl.program_id(1).to(tl.int64)
-    expert = tl.load(ids + pair).to(tl.int64)
+    choice = pair % (SHARED + TOP_K) - SHARED
+    token = pair // (SHARED + TOP_K)
+    if SHARED:
+        if choice < 0:
+            first = shared + (choice + SHARED) * (WIDTH * HIDDEN)
+            between = SHARED * WIDTH * HIDDEN
+        else:
+            first, between = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
+    else:
+        first, between = _routed(weight, ids + token * TOP_K + choice, HIDDEN, WIDTH)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    gate_at = weight + expert * (2 * WIDTH * HIDDEN) + (n % WIDTH)[:, None] * HIDDEN + k[None, :]
-    x_at = x + pair // TOP_K * HIDDEN + k
+    gate_at = first + (n % WIDTH)[:, None] * HIDDEN + k[None, :]
+    up_at = gate_at + between
     gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    w_gate = _streamed(gate_at, k, HIDDEN)
+    w_up = _streamed(up_at, k, HIDDEN)
+    wait_for_previous()
+    x_at = x + token * HIDDEN + k
     for start in tl.static_range(0, HIDDEN, BLOCK_K):
-        inside = start + k < HIDDEN
-        # Nobody reads the weights again before the next step: they need not push others out of L2
-        w_gate = tl.load(gate_at + start, inside[None, :], other=0.0, eviction_policy="evict_first")
-        w_up = tl.load(
-            gate_at + (WIDTH * HIDDEN + start),
-            inside[None, :],
-            other=0.0,
-            eviction_policy="evict_first",
-        )
-        row = tl.load(x_at + start, inside, other=0.0).to(tl.float32)[None, :]
+        row = tl.load(x_at + start, start + k < HIDDEN, other=0.0).to(tl.float32)[None, :]
         gate += w_gate.to(tl.float32) * row
         up += w_up.to(tl.float32) * row
+        if start + BLOCK_K < HIDDEN:
+            w_gate = _streamed(gate_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN)
+            w_up = _streamed(up_at + (start + BLOCK_K), start + BLOCK_K + k, HIDDEN)
     g = tl.sum(gate, axis=1)
     u = tl.sum(up, axis=1)
     gated = (g / (1 + tl.exp(-g)) * u).to(out.dtype.element_ty)
@@ -60,33 +69,46 @@ def _gate_up_gemv(
 def _down_gemv(
     gated,
     weight,
+    shared,
     weights,
     ids,
     plus,
     out,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[token] = sum over k of weights[token, k] * down(gated[token, k]), BLOCK_N of its columns."""
-    wait_for_previous()
+    """out[token] = sum over k of weights[token, k] * down(gated[token, k]), BLOCK_N of its columns; that of
+    the shared experts first, whose weights are read ahead."""
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_K)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    gated += token * (SHARED + TOP_K) * WIDTH
+    row_at = (n % HIDDEN)[:, None]
+    if SHARED:
+        BOTH: tl.constexpr = SHARED * WIDTH
+        shared_at = shared + row_at * BOTH + i[None, :]
+        w = _streamed(shared_at, i, BOTH)
+        wait_for_previous()
+        for start in tl.static_range(0, BOTH, BLOCK_K):
+            row = tl.load(gated + start + i, start + i < BOTH, other=0.0).to(tl.float32)
+            total += w.to(tl.float32) * row[None, :]
+            if start + BLOCK_K < BOTH:
+                w = _streamed(shared_at + (start + BLOCK_K), start + BLOCK_K + i, BOTH)
+    else:
+        wait_for_previous()
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         expert = tl.load(ids + pair).to(tl.int64)
         share = tl.load(weights + pair)
-        weight_at = weight + expert * (HIDDEN * WIDTH) + (n % HIDDEN)[:, None] * WIDTH + i[None, :]
+        weight_at = weight + expert * (HIDDEN * WIDTH) + row_at * WIDTH + i[None, :]
         for start in tl.static_range(0, WIDTH, BLOCK_K):
-            inside = start + i < WIDTH
-            w = tl.load(
-                weight_at + start, inside[None, :], other=0.0, eviction_policy="evict_first"
-            )
-            row = tl.load(gated + pair * WIDTH + start + i, inside, other=0.0)
+            w = _streamed(weight_at + start, start + i, WIDTH)
+            row = tl.load(gated + (SHARED + k) * WIDTH + start + i, start + i < WIDTH, other=0.0)
             total += w.to(tl.float32) * (share * row.to(tl.float32))[None, :]
     result = tl.sum(total, axis=1)
     at = token * HIDDEN + n
@@ -95,16 +117,38 @@ def _down_gemv(
     tl.store(out + at, result.to(out.dtype.element_ty), n < HIDDEN)
 
 
-def gate_up_pairs(x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor:
-    """[T * K, I] in x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], ids [T, K] int32."""
+@triton.jit
+def _routed(weight, chosen, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the gate rows of a routed expert begin, and how far from them its up rows."""
+    wait_for_previous()
+    expert = tl.load(chosen).to(tl.int64)
+    return weight + expert * (2 * WIDTH * HIDDEN), WIDTH * HIDDEN
+
+
+@triton.jit
+def _streamed(at, column, WIDTH: tl.constexpr):
+    """Nobody reads the weights again before the next step: they need not push others out of L2."""
+    return tl.load(at, (column < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
+
+
+def gate_up_pairs(
+    x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile, shared: Tensor | None = None
+) -> Tensor:
+    """[T * (S + K), I] in x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], ids [T, K] int32,
+    shared [2SI, N]."""
     _, double, hidden = gate_up.shape
-    out = x.new_empty(ids.numel(), double // 2)
-    _gate_up_gemv[(triton.cdiv(double // 2, tile.block_n), ids.numel())](
+    tokens, top_k = ids.shape
+    shares = 0 if shared is None else len(shared) // double
+    pairs = tokens * (shares + top_k)
+    out = x.new_empty(pairs, double // 2)
+    _gate_up_gemv[(triton.cdiv(double // 2, tile.block_n), pairs)](
         x,
         gate_up,
+        shared,
         ids,
         out,
-        TOP_K=ids.shape[1],
+        TOP_K=top_k,
+        SHARED=shares,
         HIDDEN=hidden,
         WIDTH=double // 2,
         BLOCK_N=tile.block_n,
@@ -122,20 +166,23 @@ def down_pairs(
     ids: Tensor,
     tile: Tile,
     plus: Tensor | None = None,
+    shared: Tensor | None = None,
 ) -> Tensor:
-    """[T, N] in gated's dtype. gated [T * K, I] contiguous, down [E, N, I], weights [T, K] float32,
-    plus [T, N] contiguous: added to the sum."""
+    """[T, N] in gated's dtype. gated [T * (S + K), I] contiguous, down [E, N, I], weights [T, K] float32,
+    plus [T, N] contiguous: added to the sum; shared [N, SI]."""
     _, hidden, width = down.shape
     tokens, top_k = ids.shape
     out = gated.new_empty(tokens, hidden)
     _down_gemv[(triton.cdiv(hidden, tile.block_n), tokens)](
         gated,
         down,
+        shared,
         weights,
         ids,
         plus,
         out,
         TOP_K=top_k,
+        SHARED=0 if shared is None else shared.shape[1] // width,
         HIDDEN=hidden,
         WIDTH=width,
         BLOCK_N=tile.block_n,

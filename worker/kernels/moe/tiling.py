@@ -81,7 +81,7 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
     that keep the tensor cores busy.
     """
     if tokens == 1:
-        return MoeTiling(rows=1, gate_up=Tile(2, 1024, num_warps=8), down=Tile(4, 2048))
+        return MoeTiling(rows=1, gate_up=Tile(2, 2048), down=Tile(2, 512, num_warps=2))
     if tokens == 2:
         return MoeTiling(rows=1, gate_up=Tile(2, 2048, num_warps=8), down=Tile(4, 1024))
     rows_each = tokens * top_k / shape.experts
