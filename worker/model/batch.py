@@ -23,6 +23,12 @@ class ForwardBatch:
     attention: StepAttention
     output_rows: Tensor | None  # [R] int64, rows of T whose hidden states are wanted; None: of all
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether its rows are decodes and nothing else. A step that is recorded in pieces, for whatever rows
+        will come, says no."""
+        return 0 < self.num_decodes == len(self.tokens)
+
     def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """`attend(self, q, cache, out)`: the part of a layer, and the only one, in which more matters than
         the number of rows. A step that is recorded in pieces is cut here."""

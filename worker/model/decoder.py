@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.layers import Embedding, RMSNorm
+from mla_router.worker.model.layers import Embedding, FeedForward, RMSNorm
 
 
 class Decoder(nn.Module):
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and a feed-forward layer, each on the normalized stream and added to it."""
 
-    def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: FeedForward) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = self_attn
@@ -67,8 +67,9 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the layer before adds to the residual stream [T, hidden_size], and the stream without
         it (None before the first layer); returns the same for the layer after. Addition and norm are
-        one step: nothing else reads the stream in between."""
-        normed, stream = self.input_layernorm.add(update, stream)
-        update = self.self_attn(normed, rotations, batch, cache)
-        normed, stream = self.post_attention_layernorm.add(update, stream)
-        return self.mlp(normed), stream
+        one step: nothing else reads the stream in between. Attention gets the norm as well, since for one
+        row its first product does all three (`RMSNorm.add_then`)."""
+        update, stream = self.self_attn(
+            self.input_layernorm, update, stream, rotations, batch, cache
+        )
+        return self.mlp.after(self.post_attention_layernorm, update, stream)

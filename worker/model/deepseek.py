@@ -14,17 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
+from mla_router.worker.kernels.attention.rope_absorb import rope_absorb
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
 from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.moe.experts import Plus, SharedWeights
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
 from mla_router.worker.model.experts import Experts
-from mla_router.worker.model.layers import MLP, Linear, RMSNorm, empty_parameter
+from mla_router.worker.model.layers import MLP, FeedForward, Linear, RMSNorm, empty_parameter
 from mla_router.worker.model.rope import rotation_table, softmax_scale
 
 # The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
@@ -49,7 +52,7 @@ def latent_attention(config: DeepseekConfig) -> LatentAttention:
     return ExpandedAttention(config) if config.expanded_cache else LatentAttention(config)
 
 
-def feed_forward(config: DeepseekConfig, index: int) -> nn.Module:
+def feed_forward(config: DeepseekConfig, index: int) -> FeedForward:
     """The first few layers are dense, or all of them."""
     if index < config.num_dense_layers or not config.num_experts:
         return MLP(config.hidden_size, config.intermediate_size)
@@ -92,14 +95,24 @@ class LatentAttention(nn.Module):
         self.o_proj = Linear(config.num_heads * config.v_head_dim, hidden, bias=bias)
 
     def forward(
-        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
-        q, kv = self.queries_and_latents(hidden)
-        self.rotate_and_write(q, kv, rotations, batch, cache)
-        out = q.new_empty(len(hidden), self.num_heads, self.v_head_dim)
-        batch.attend(self.attend, q, cache, out)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
+        self,
+        norm: RMSNorm,
+        update: Tensor,
+        stream: Tensor | None,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Of the normalized sum of `update` and `stream`, which are `DecoderLayer`'s; and the sum."""
+        joined, stream = norm.add_then(self.q_kv_proj, update, stream)
+        q, kv = self.queries_and_latents(joined)
+        out = q.new_empty(len(q), self.num_heads, self.v_head_dim)
+        if batch.is_decode:
+            self.write_and_decode(q, kv, rotations, batch, cache, out)
+        else:
+            self.rotate_and_write(q, kv, rotations, batch, cache)
+            batch.attend(self.attend, q, cache, out)
+        return self.o_proj(out.flatten(1)), stream
 
     def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         decodes = batch.num_decodes
@@ -108,13 +121,12 @@ class LatentAttention(nn.Module):
         if decodes < len(q):
             self.prefill(batch, q[decodes:], cache, out[decodes:])
 
-    def queries_and_latents(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def queries_and_latents(self, joined: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
-        joined = self.q_kv_proj(hidden)
         q, kv = torch.split(joined, self.q_kv_proj.part_sizes, dim=-1)
         if self.q_lora_rank is not None:
-            q = self.q_b_proj(self.q_a_layernorm(q))
-        return q.view(len(hidden), self.num_heads, -1), kv
+            q, _ = self.q_a_layernorm.add_then(self.q_b_proj, q, None)
+        return q.view(len(joined), self.num_heads, -1), kv
 
     def rotate_and_write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
@@ -131,13 +143,51 @@ class LatentAttention(nn.Module):
             interleaved=self.interleaved,
         )
 
+    def write_and_decode(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+        out: Tensor,
+    ) -> None:
+        """`rotate_and_write` and `decode` of the same rows."""
+        w_uk, w_uv = self.up_projections()
+        q_latent = rope_absorb(
+            q,
+            kv,
+            self.kv_a_layernorm.weight,
+            self.kv_a_layernorm.eps,
+            rotations,
+            cache,
+            batch.cache_locations,
+            w_uk,
+            interleaved=self.interleaved,
+            constant=self.kv_b_proj.constant,
+        )
+        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
+
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed: attends over the cached rows as they are."""
         w_uk, w_uv = self.up_projections()
-        q_nope, q_pe = torch.split(q, [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
-        q_latent = absorb_queries(q_nope, w_uk)
+        q_nope = q[..., : self.qk_nope_head_dim]
+        q_latent = absorb_queries(q_nope, w_uk, constant=self.kv_b_proj.constant)
+        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
+
+    def decode_latents(
+        self,
+        batch: ForwardBatch,
+        q_latent: Tensor,
+        q: Tensor,
+        cache: Tensor,
+        w_uv: Tensor,
+        out: Tensor,
+    ) -> None:
+        """The rest of `decode`, once the queries are absorbed."""
+        q_pe = q[..., self.qk_nope_head_dim :]
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
-        expand_values(latent, w_uv, out)
+        expand_values(latent, w_uv, out, constant=self.kv_b_proj.constant)
 
     def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Multi-head: expands prefixes and chunks."""
@@ -180,6 +230,18 @@ class ExpandedAttention(LatentAttention):
             interleaved=self.interleaved,
         )
 
+    def write_and_decode(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+        out: Tensor,
+    ) -> None:
+        self.rotate_and_write(q, kv, rotations, batch, cache)
+        self.decode(batch, q, cache, out)
+
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         batch.attention.gqa_decode(q, cache, out, scale=self.scale)
 
@@ -187,7 +249,7 @@ class ExpandedAttention(LatentAttention):
         batch.attention.gqa_prefill(q, cache, out, scale=self.scale)
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(FeedForward):
     """A few routed experts for each token, and shared ones for all."""
 
     def __init__(self, config: DeepseekConfig) -> None:
@@ -201,10 +263,24 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        shared = beside(hidden, self.shared_experts) if self.shared_experts is not None else None
-        weights, ids = self.gate(hidden)
-        out: Tensor = self.experts(hidden, weights, ids, plus=shared)
+        shared = self.shared(hidden)
+        out: Tensor = self.experts(hidden, *self.gate(hidden), shared)
         return out
+
+    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.gate.follows(update):
+            return super().after(norm, update, stream)
+        hidden, stream, weights, ids = self.gate.after(norm, update, stream)
+        return self.experts(hidden, weights, ids, self.shared(hidden)), stream
+
+    def shared(self, hidden: Tensor) -> Plus:
+        """The shared experts' part: begun beside the others', or left to them."""
+        layer = self.shared_experts
+        if layer is None:
+            return None
+        if self.experts.takes(layer, hidden):
+            return SharedWeights(layer.gate_up_proj.weight, layer.down_proj.weight)
+        return beside(hidden, layer)
 
 
 class Gate(nn.Module):
@@ -228,5 +304,29 @@ class Gate(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits = linear(hidden, self.weight, out_dtype=torch.float32)
+        """Weights [T, K] float32 and expert ids [T, K] int32."""
+        return self.choose(linear(hidden, self.weight, out_dtype=torch.float32, constant=True))
+
+    def follows(self, update: Tensor) -> bool:
+        """Whether `after` has a kernel. If not, the norm and `forward` are several, but fast ones."""
+        return has_kernel(update, len(self.weight))
+
+    def after(
+        self, norm: RMSNorm, update: Tensor, stream: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`norm` of update + stream, that sum, and weights and ids of the normalized rows."""
+        logits, total, hidden = norm_linear(
+            update,
+            stream,
+            norm.weight,
+            norm.eps,
+            self.weight,
+            out_dtype=torch.float32,
+            keep_normed=True,
+            constant=True,
+        )
+        assert hidden is not None
+        return hidden, total, *self.choose(logits)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return moe_routing(logits, self.rule, self.e_score_correction_bias)

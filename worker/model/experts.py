@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.moe.experts import moe_experts
-from mla_router.worker.model.layers import Linear
+from mla_router.worker.kernels.moe.experts import Plus, moe_experts, takes_shared
+from mla_router.worker.model.layers import MLP, Linear
 
 
 class Experts(nn.Module):
@@ -27,9 +25,15 @@ class Experts(nn.Module):
         hidden: Tensor,
         weights: Tensor,
         ids: Tensor,
-        plus: Callable[[], Tensor] | None = None,
+        plus: Plus = None,
     ) -> Tensor:
-        """The sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32; and
-        plus(), which is called last."""
-        gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
-        return moe_experts(hidden, gate_up, down, weights, ids, plus)
+        """The sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32; and `plus`, as of
+        `moe_experts`."""
+        return moe_experts(
+            hidden, self.gate_up_proj.weight, self.down_proj.weight, weights, ids, plus
+        )
+
+    def takes(self, shared: MLP, hidden: Tensor) -> bool:
+        """Whether `plus` had better be the weights of these experts for all tokens than their result."""
+        constant = shared.gate_up_proj.constant and shared.down_proj.constant
+        return constant and takes_shared(hidden, self.gate_up_proj.weight, shared.down_proj.inputs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
 from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
@@ -30,6 +31,8 @@ class Linear(nn.Module):
     for the others. With `experts` it is the weights of that many
     layers, stacked to [experts, outputs, inputs], for `moe_experts` to choose from.
     """
+
+    constant = True  # whether dense_weight() is what was loaded, and not a kernel's result
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Linear(nn.Module):
         return outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.dense_weight(), self.bias)
+        return linear(x, self.dense_weight(), self.bias, constant=self.constant)
 
 
 class Embedding(nn.Module):
@@ -96,8 +99,37 @@ class RMSNorm(nn.Module):
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, stream, self.weight, self.eps)
 
+    def add_then(
+        self, projection: Linear, x: Tensor, stream: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`add`, then the projection of what is normalized instead of that; for one row as one kernel."""
+        if projection.bias is None and has_kernel(x, projection.outputs):
+            product, total, _ = norm_linear(
+                x,
+                stream,
+                self.weight,
+                self.eps,
+                projection.dense_weight(),
+                constant=projection.constant,
+            )
+            return product, total
+        normed, stream = self.add(x, stream)
+        return projection(normed), stream
 
-class MLP(nn.Module):
+
+class FeedForward(nn.Module):
+    """What follows the attention in a decoder layer: maps normalized rows [T, hidden_size] to what is
+    added to the residual stream."""
+
+    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """Its result for `norm` of update + stream, and that sum, the stream it is to be added to. Some
+        kinds have kernels that begin with the norm."""
+        normed, stream = norm.add(update, stream)
+        out: Tensor = self(normed)
+        return out, stream
+
+
+class MLP(FeedForward):
     """SwiGLU feed-forward layer, gate and up projection in one."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:

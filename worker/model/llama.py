@@ -17,7 +17,7 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
-from mla_router.worker.model.layers import MLP, Linear
+from mla_router.worker.model.layers import MLP, Linear, RMSNorm
 from mla_router.worker.model.rope import rotation_table
 
 
@@ -53,11 +53,19 @@ class GroupedQueryAttention(nn.Module):
         self.o_proj = Linear(queries, config.hidden_size, bias=config.attention_bias)
 
     def forward(
-        self, hidden: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
+        self,
+        norm: RMSNorm,
+        update: Tensor,
+        stream: Tensor | None,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Of the normalized sum of `update` and `stream`, which are `DecoderLayer`'s; and the sum."""
+        joined, stream = norm.add_then(self.qkv_proj, update, stream)
         # Queries [T, H, head_dim], keys and values [T, G, head_dim]
         q, k, v = torch.split(
-            self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim),
+            joined.view(len(joined), -1, self.head_dim),
             [self.num_heads, self.num_kv_heads, self.num_kv_heads],
             dim=1,
         )
@@ -74,8 +82,7 @@ class GroupedQueryAttention(nn.Module):
         )
         out = q.new_empty(q.shape)
         batch.attend(self.attend, q, cache, out)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
+        return self.o_proj(out.flatten(1)), stream
 
     def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         attention, decodes = batch.attention, batch.num_decodes

@@ -16,6 +16,8 @@ class Fp8Linear(Linear):
     Each joined part has blocks of its own, as in the checkpoint, so that its last one may be cut off.
     """
 
+    constant = False
+
     def __init__(self, plain: Linear, quantization: Quantization) -> None:
         super().__init__(
             plain.inputs,

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.moe.experts import moe_experts, weighted_sum
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
+from mla_router.worker.model.layers import MLP
 from mla_router.worker.model.quantization.fp8 import Fp8Linear
 
 
@@ -30,6 +31,7 @@ class Fp8Experts(nn.Module):
         ids: Tensor,
         plus: Callable[[], Tensor] | None = None,
     ) -> Tensor:
+        """As of `Experts`."""
         if hidden.device.type != "cpu":  # to ask which experts are needed would wait for the device
             gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
             return moe_experts(hidden, gate_up, down, weights, ids, plus)
@@ -39,3 +41,7 @@ class Fp8Experts(nn.Module):
             gate_up = functional.linear(hidden[at[0]], self.gate_up_proj.dense_expert(expert))
             each[at] = functional.linear(silu_and_mul(gate_up), self.down_proj.dense_expert(expert))
         return weighted_sum(each, weights, plus)
+
+    def takes(self, shared: MLP, hidden: Tensor) -> bool:
+        del shared, hidden
+        return False
