@@ -22,7 +22,7 @@ EPS = 1e-6
 # (outputs, inputs): V2-Lite's joined projection, V3's, V3's queries from their latent, Llama's
 SHAPES = [(3648, 2048), (2112, 7168), (24576, 1536), (6144, 4096)]
 # (rows, outputs, inputs): the most rows of the routers of V2-Lite, V2 and V3
-ROUTERS = [(128, 64, 2048), (20, 160, 5120), (9, 256, 7168)]
+ROUTERS = [(128, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
 
 
 def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple[Tensor, ...]:

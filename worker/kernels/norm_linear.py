@@ -23,8 +23,10 @@ from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, normalized, r
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 
 MAX_INPUTS = 8192
-# For several rows, each of which reads all weights from L2: 128 rows of V2-Lite's router, 9 of V3's
-FEW_OUTPUTS, MAX_ROWS, MAX_READS = 256, 128, 1 << 24
+FEW_OUTPUTS = 256
+# For several rows, each of which reads all weights from L2 (`bench/kernels/bench_joined.py`): up to 128 of
+# V2-Lite's router. Of V3's, whose rows leave registers for few outputs, 8 were slower than by two kernels.
+SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 128, 128 * 64
 
 
 class NormLinear(NamedTuple):
@@ -71,11 +73,12 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
     """Whether one kernel does it all, for x [T, K] and so many outputs. Where none does, the two ops that
     this one joins are faster than its torch form."""
     rows, inputs = x.shape
-    if not on_gpu(x) or inputs > MAX_INPUTS:
+    if not on_gpu(x):
         return False
-    if outputs > FEW_OUTPUTS:
-        return rows == 1 and outputs <= MAX_OUTPUTS
-    return 0 < rows <= MAX_ROWS and rows * inputs * outputs <= MAX_READS
+    if rows == 1:
+        return inputs <= MAX_INPUTS and outputs <= MAX_OUTPUTS
+    few = outputs <= FEW_OUTPUTS and rows * outputs <= MAX_PRODUCTS
+    return 1 < rows <= MAX_ROWS and inputs <= SHORT_INPUTS and few
 
 
 def norm_linear_torch(
@@ -100,10 +103,9 @@ def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
     """Outputs of a program, and warps: as many as in `rms_norm`, whose sum then has the same order. More rows
     are more programs, each of which had better normalize for more outputs."""
     warps = norm_tiling(inputs)[1]
-    if outputs > FEW_OUTPUTS:
-        return 4 if inputs <= 2048 else 2, warps
-    block = min(max(triton.next_power_of_2(rows) // 2, 1), 8)
-    return min(block, 16 * 1024 * warps // (4 * triton.next_power_of_2(inputs))), warps
+    if rows == 1 and outputs > FEW_OUTPUTS:
+        return 4 if inputs <= SHORT_INPUTS else 2, warps
+    return min(max(triton.next_power_of_2(rows) // 2, 1), 8), warps
 
 
 def norm_linear_triton(
