@@ -43,37 +43,14 @@ def rope_absorb(
     constant: bool = False,
 ) -> Tensor:
     """`rope_kv_write` with all arguments but w_uk [H, D, C], q being [T, H, D + R]; and what it leaves
-    alone of q absorbed: `absorb_queries(q[..., :D], w_uk)`, [T, H, C]. `constant`: of w_uk, as in `linear`."""
-    ours = on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:])
-    return (rope_absorb_triton if ours else rope_absorb_apart)(
-        q,
-        kv,
-        norm_weight,
-        eps,
-        rotations,
-        cache,
-        locations,
-        w_uk,
-        interleaved=interleaved,
-        constant=constant,
-    )
+    alone of q absorbed: `absorb_queries(q[..., :D], w_uk)`, [T, H, C]. `constant`: of w_uk, as in `linear`.
 
-
-def rope_absorb_apart(
-    q: Tensor,
-    kv: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    rotations: Tensor,
-    cache: Tensor,
-    locations: Tensor,
-    w_uk: Tensor,
-    *,
-    interleaved: bool,
-    constant: bool = False,
-) -> Tensor:
-    """The definition: one after the other, each as its own op thinks best."""
-    rope_kv_write(q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved)
+    So the definition is one after the other, each as its own op thinks best.
+    """
+    rows = (q, kv, norm_weight, eps, rotations, cache, locations)
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:]):
+        return rope_absorb_triton(*rows, w_uk, interleaved=interleaved, constant=constant)
+    rope_kv_write(*rows, interleaved=interleaved)
     return absorb_queries(q[..., : w_uk.shape[1]], w_uk, constant=constant)
 
 
