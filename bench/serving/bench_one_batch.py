@@ -49,7 +49,7 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
         action="store_true",
         help="decode only, over a cache that nobody has written",
     )
-    parser.add_argument("--profile", type=Path, help="folder for a trace of each batch size")
+    parser.add_argument("--profile", type=Path, help="folder for traces of each batch size")
     parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
     parser.add_argument("--out", type=Path)
     worker_config.add_flags(parser)
@@ -191,6 +191,9 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
         print(f"Total. latency: {total:6.3f} s, throughput: {tokens / total:9.2f} token/s")
     if args.profile:
         trace(engine, plans[:4], args.profile / f"decode_{size}.json")
+        if not args.no_prefill:
+            prompts = list(batch.prefill_plans(budget))[:4]
+            trace(engine, prompts, args.profile / f"prefill_{size}.json")
     floor = floor_ms(engine, size, args.input_len + args.output_len // 2, speed)
     distinct = len({token for result in results for token in result.tokens})
     return {
