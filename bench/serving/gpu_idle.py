@@ -1,6 +1,6 @@
 """How long a GPU waited for its host, from a trace of torch's profiler.
 
-    python bench/serving/bench_one_batch.py ... --profile DIR; python bench/serving/gpu_idle.py DIR/*.json
+    python bench/serving/bench_one_batch.py ... --profile DIR; python bench/serving/gpu_idle.py DIR/decode_*.json
 
 or from one that /start_profile wrote. A step ends with the copy of its tokens to the host: what lies
 between that copy and the next thing the GPU does is time between steps. Gaps within a step are told apart.
