@@ -68,7 +68,7 @@ class Report:
 
     def check_order(self) -> None:
         """The part of `check` that no kernel may fail, however it uses registers."""
-        constant = any(self.constants.get(name) for name in self.constants if _says_constant(name))
+        constant = any(value for name, value in self.constants.items() if _says_constant(name))
         in_order = self.waits and (constant or not self.reads_ahead)
         assert in_order or not self.starts_early, f"does not wait for the last: {self}"
 

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear_torch
+from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
-from mla_router.worker.kernels.rms_norm import add_rms_norm_torch, normalized, rms_norm_torch
+from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 
 MAX_INPUTS = 8192
@@ -51,6 +51,8 @@ def norm_linear(
     x and residual [T, K], norm_weight [K] and weight [N, K] of one dtype, to which sum and normalized row
     are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same.
     `constant`: of both weights, as in `linear`.
+
+    So the definition is one op after the other, as it is done wherever no kernel does both.
     """
     out_dtype = out_dtype or x.dtype
     if has_kernel(x, weight.shape[0]):
@@ -64,14 +66,16 @@ def norm_linear(
             keep_normed=keep_normed,
             constant=constant,
         )
-    return norm_linear_torch(
-        x, residual, norm_weight, eps, weight, out_dtype=out_dtype, keep_normed=keep_normed
-    )
+    if residual is None:
+        normed, total = rms_norm(x, norm_weight, eps), x
+    else:
+        normed, total = add_rms_norm(x, residual, norm_weight, eps)
+    product = linear(normed, weight, out_dtype=out_dtype, constant=constant)
+    return NormLinear(product, total, normed if keep_normed else None)
 
 
 def has_kernel(x: Tensor, outputs: int) -> bool:
-    """Whether one kernel does it all, for x [T, K] and so many outputs. Where none does, the two ops that
-    this one joins are faster than its torch form."""
+    """Whether one kernel does it all, for x [T, K] and so many outputs."""
     rows, inputs = x.shape
     if not on_gpu(x):
         return False
@@ -79,24 +83,6 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
         return inputs <= MAX_INPUTS and outputs <= MAX_OUTPUTS
     few = outputs <= FEW_OUTPUTS and rows * outputs <= MAX_PRODUCTS
     return 1 < rows <= MAX_ROWS and inputs <= SHORT_INPUTS and few
-
-
-def norm_linear_torch(
-    x: Tensor,
-    residual: Tensor | None,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    *,
-    out_dtype: torch.dtype,
-    keep_normed: bool = False,
-) -> NormLinear:
-    if residual is None:
-        normed, total = rms_norm_torch(x, norm_weight, eps), x
-    else:
-        normed, total = add_rms_norm_torch(x, residual, norm_weight, eps)
-    product = linear_torch(normed, weight, out_dtype=out_dtype)
-    return NormLinear(product, total, normed if keep_normed else None)
 
 
 def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
@@ -191,23 +177,15 @@ def _norm_linear_kernel(
     column = tl.arange(0, BLOCK_INPUTS)
     is_output, inside = (output < OUTPUTS)[:, None], column < INPUTS
     weight_at = weight + output.to(tl.int64)[:, None] * INPUTS + column[None, :]
-    if AHEAD:
-        w = tl.load(
-            weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first"
-        )
-        scale = tl.load(norm_weight + column, inside, other=0.0)
+    if not AHEAD:
         wait_for_previous()
-    else:
+    w = tl.load(weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first")
+    scale = tl.load(norm_weight + column, inside, other=0.0)
+    if AHEAD:
         wait_for_previous()
     values = tl.load(x + row * x_stride + column, inside, other=0.0)
     if ADD:
         more = tl.load(residual + row * residual_stride + column, inside, other=0.0)
-    if not AHEAD:
-        # Asked for before the sum over the row is waited for, and after what that needs
-        scale = tl.load(norm_weight + column, inside, other=0.0)
-        w = tl.load(
-            weight_at, is_output & inside[None, :], other=0.0, eviction_policy="evict_first"
-        )
     once = inside & (block == 0)
     if ADD:
         values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)

@@ -48,9 +48,9 @@ def _supported() -> bool:
 
 @triton.jit
 def wait_for_previous():
-    """A second call does nothing. The next kernel may start when all programs have come so far, or ended. So several kernels may
-    wait at a time, each for the one before it: that takes registers which nobody else needs yet, as all
-    programs of those before it have started."""
+    """A second call does nothing. The next kernel may start when all programs have come so far, or ended. So
+    several kernels may wait at a time, each for the one before it: that takes registers which nobody else
+    needs yet, as all programs of those before it have started."""
     if cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

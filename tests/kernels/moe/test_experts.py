@@ -185,41 +185,29 @@ V2_LITE = MoeShape(experts=64, hidden=2048, width=1408, dtype=torch.bfloat16)
 V3 = MoeShape(experts=256, hidden=7168, width=2048, dtype=torch.bfloat16)
 
 
-def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling) -> None:
+def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling, *, shares: int = 0) -> None:
+    """With so many shared experts along, or, without any, something else that is added."""
+
     def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
+    shared = SharedWeights(
+        meta(2 * shares * shape.width, shape.hidden), meta(shape.hidden, shares * shape.width)
+    )
     moe_experts_triton(
         meta(tokens, shape.hidden),
         meta(shape.experts, 2 * shape.width, shape.hidden),
         meta(shape.experts, shape.hidden, shape.width),
         meta(tokens, top_k, dtype=torch.float32),
         meta(tokens, top_k, dtype=torch.int32),
-        lambda: meta(tokens, shape.hidden),
+        shared if shares else lambda: meta(tokens, shape.hidden),
         tiling=tiling,
     )
 
 
-def launch_shared(shape: MoeShape, top_k: int, shares: int) -> None:
-    def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
-        return torch.empty(*sizes, dtype=dtype, device="meta")
-
-    moe_experts_triton(
-        meta(1, shape.hidden),
-        meta(shape.experts, 2 * shape.width, shape.hidden),
-        meta(shape.experts, shape.hidden, shape.width),
-        meta(1, top_k, dtype=torch.float32),
-        meta(1, top_k, dtype=torch.int32),
-        SharedWeights(
-            meta(2 * shares * shape.width, shape.hidden), meta(shape.hidden, shares * shape.width)
-        ),
-        tiling=default_tiling(shape, 1, top_k),
-    )
-
-
 def launches_with_shared() -> None:
-    launch_shared(V2_LITE, 6, 2)
-    launch_shared(V3, 8, 1)
+    for shape, top_k, shares in ((V2_LITE, 6, 2), (V3, 8, 1)):
+        launch(shape, top_k, 1, default_tiling(shape, 1, top_k), shares=shares)
 
 
 def test_shared_experts_compiled_for_sm_90() -> None:
