@@ -16,6 +16,7 @@ from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
+from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.loader import load_model
@@ -34,6 +35,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     if device.type == "cuda":
         # Triton's and FlashInfer's kernels go to the current device, wherever their tensors are.
         torch.cuda.set_device(device)
+        prefer_shared_memory()
     model_config = choose_config(config)
     # Before the weights: a wrong setting must not cost their loading
     context_length = choose_context_length(config, model_config)
