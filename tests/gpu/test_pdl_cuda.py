@@ -51,6 +51,40 @@ def chain(x: Tensor) -> Tensor:
     return first
 
 
+@triton.jit
+def _row_of(table, at, previous, out, BLOCK: tl.constexpr):
+    """out = previous + the row of the table that is named at `at`: the last two are looked up ahead of the wait."""
+    row = tl.load(table + tl.load(at) * BLOCK + tl.arange(0, BLOCK))
+    wait_for_previous()
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + place, row + tl.load(previous + place))
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_what_is_settled_can_be_read_ahead(capture: bool) -> None:
+    """Written by a slow kernel, but before one of torch's, after which there are only early ones."""
+    x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
+    zero, at = torch.zeros_like(x), torch.tensor(5, device="cuda")
+
+    def step() -> Tensor:
+        table = slow_sum(x, zero, torch.empty_like(x))
+        one = x + 1
+        two = slow_sum(one, zero, torch.empty_like(x))
+        out = torch.empty_like(x)
+        _row_of[(ROWS,)](table, at, two, out, BLOCK=BLOCK, **launch_options())
+        return out
+
+    replay, recorded = captured(step) if capture else (None, None)
+    for turn in range(20):
+        x.add_(turn)
+        if replay is None or recorded is None:
+            result = step()
+        else:
+            replay()
+            result = recorded
+        assert torch.equal(result, x + 1 + x[5])
+
+
 def expected_chain(x: Tensor) -> Tensor:
     first = torch.zeros_like(x)
     for _ in range(4):

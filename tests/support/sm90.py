@@ -75,7 +75,7 @@ class Report:
 
 def _says_constant(name: str) -> bool:
     """Of a kernel's constants: that it may read weights ahead, and which launches say so."""
-    return name.rpartition(".")[2] in ("AHEAD", "SHARED")
+    return name.rpartition(".")[2] in ("AHEAD", "SHARED", "SETTLED")
 
 
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:

@@ -21,6 +21,11 @@ some of whose programs can leave before.
 Constant is what no kernel writes while a model runs: its weights as they were loaded. An op whose weight
 may also be the result of a kernel, as dequantized ones are, takes `constant`, which says that it is not; then
 its kernel reads the weight, or the beginning of it, to registers while it has nothing else to do than to wait.
+
+Settled is what was written before the last kernel without the option: nothing that comes after that one starts
+before it, and it starts when all before it has ended. Of a step these are slots, lengths, page table, locations,
+rotations and the schedule of its attention, all older than the embedding, which is torch's. An op that takes
+`settled` is told that there is such a kernel between; then its kernel looks them up ahead of the wait, too.
 """
 
 from __future__ import annotations

@@ -33,9 +33,10 @@ class Decoder(nn.Module):
 
     def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
         """What the last layer adds to the residual stream [T, hidden_size], and the stream."""
+        # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
+        rotations = self.rotations[batch.positions]
         update: Tensor = self.embed_tokens(batch.tokens)
         stream: Tensor | None = None
-        rotations = self.rotations[batch.positions]
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
         assert stream is not None, "a model without layers"

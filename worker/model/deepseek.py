@@ -165,6 +165,7 @@ class LatentAttention(nn.Module):
             w_uk,
             interleaved=self.interleaved,
             constant=self.kv_b_proj.constant,
+            settled=True,
         )
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 

@@ -49,10 +49,13 @@ def launches() -> None:
         out = torch.empty(requests, 16, 512, dtype=torch.bfloat16, device="meta")
         chosen = merge_tiling(requests * 16, 512)
         for tiles in (chosen, *SWEPT):
-            merge_parts(*partial_results(schedule, out, 16), schedule, out, tiles=tiles)
+            for settled in (False, True):
+                results = partial_results(schedule, out, 16)
+                merge_parts(*results, schedule, out, settled=settled, tiles=tiles)
 
 
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         report.check()
         assert report.starts_early, report
+        assert report.reads_ahead == report.constants["SETTLED"], report

@@ -92,6 +92,7 @@ class TritonAttention:
             layout.decode_lengths,
             self.schedule,
             scale=scale,
+            settled=True,
         )
 
     def mla_prefill(

@@ -30,10 +30,11 @@ def merge_parts(
     schedule: DecodeSchedule,
     out: Tensor,
     *,
+    settled: bool = False,
     tiles: MergeTiling | None = None,
 ) -> None:
-    """Writes into `out`, contiguous, the rows of the requests that lie in several parts. `tiles` is for
-    measuring others than `merge_tiling`'s."""
+    """Writes into `out`, contiguous, the rows of the requests that lie in several parts. `settled`: the
+    schedule is (`pdl.py`). `tiles` is for measuring others than `merge_tiling`'s."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)
     merge_kernel[(requests * rows, triton.cdiv(width, tiles.block_width))](
@@ -47,6 +48,7 @@ def merge_parts(
         BLOCK_WIDTH=tiles.block_width,
         BLOCK_PARTS=tiles.block_parts,
         STAGES=tiles.num_stages,
+        SETTLED=settled,
         num_warps=tiles.num_warps,
         **launch_options(),
     )
@@ -64,6 +66,7 @@ def merge_kernel(
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    SETTLED: tl.constexpr,
 ):
     """Weighs together what several parts computed of one row; a row that one part computed whole is
     already in place.
@@ -71,7 +74,8 @@ def merge_kernel(
     With several STAGES blocks of parts are copied to shared memory, all under way at once. With one they
     are loaded to registers, where the assembler puts most loads next to their uses: one after another.
     """
-    wait_for_previous()
+    if not SETTLED:
+        wait_for_previous()
     request = tl.program_id(0) // ROWS
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
@@ -79,6 +83,7 @@ def merge_kernel(
     size = tl.load(part_size)
     first = tl.load(block_starts + request) // size
     last = (tl.load(block_starts + request + 1) - 1) // size
+    wait_for_previous()
     if first < last:
         place = (first + request).to(tl.int64) * ROWS + row
         values_at = partial_out + place * WIDTH + columns[None, :]

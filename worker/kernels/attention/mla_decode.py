@@ -35,13 +35,15 @@ def mla_decode(
     *,
     scale: float,
     queries: int = 1,
+    settled: bool = False,
 ) -> Tensor:
     """softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows.
 
     q_latent [B, H, C] and q_pe [B, H, R], strided views allowed if their last dimension is
     contiguous; cache [pages, page_size, C + R]; page_table [all slots, P] int32; for each of
     B / queries requests, slots [] int64: its line in page_table, and lengths [] int32: its rows, at
-    least `queries` and at most schedule.max_length; schedule: made of these lengths.
+    least `queries` and at most schedule.max_length; schedule: made of these lengths. `settled`: page_table,
+    slots, lengths and schedule are (`pdl.py`).
 
     Query b * queries + i is that of the i-th of the last `queries` tokens of request b, and sees the
     rows up to its own. The result is [B, H, C] in q_latent's dtype; scores, weights and sums are
@@ -69,6 +71,7 @@ def mla_decode(
         schedule,
         scale=scale,
         queries=queries,
+        settled=settled,
     )
 
 
@@ -83,6 +86,7 @@ def mla_decode_triton(
     *,
     scale: float,
     queries: int = 1,
+    settled: bool = False,
 ) -> Tensor:
     """C and R: powers of 2, at least 16."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
@@ -129,10 +133,11 @@ def mla_decode_triton(
         BLOCK_TOKENS=tiling.block_tokens,
         STAGES=tiling.num_stages,
         PIECES=min(tiling.pieces, latent // 16),
+        SETTLED=settled,
         num_warps=tiling.num_warps,
         **launch_options(),
     )
-    merge_parts(partial_out, partial_lse, schedule, out)
+    merge_parts(partial_out, partial_lse, schedule, out, settled=settled)
     return out
 
 

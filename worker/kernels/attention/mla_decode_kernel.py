@@ -44,8 +44,10 @@ def attend_kernel(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     PIECES: tl.constexpr,
+    SETTLED: tl.constexpr,
 ):
-    wait_for_previous()
+    if not SETTLED:
+        wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Neighbours share a part, and its KV rows in L2
@@ -68,6 +70,8 @@ def attend_kernel(
         )
         # Before the queries: where a block lies is on the path of all that follows
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
+        if SETTLED:
+            wait_for_previous()
         token = (request * QUERIES).to(tl.int64)
         q_c = tl.tuple(())
         for piece in tl.static_range(PIECES):
@@ -115,6 +119,8 @@ def attend_kernel(
             tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
         position = request_end
         request += 1
+    if SETTLED:
+        wait_for_previous()  # for a part without pieces
 
 
 @triton.jit

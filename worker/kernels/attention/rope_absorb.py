@@ -41,15 +41,19 @@ def rope_absorb(
     *,
     interleaved: bool,
     constant: bool = False,
+    settled: bool = False,
 ) -> Tensor:
     """`rope_kv_write` with all arguments but w_uk [H, D, C], q being [T, H, D + R]; and what it leaves
     alone of q absorbed: `absorb_queries(q[..., :D], w_uk)`, [T, H, C]. `constant`: of w_uk, as in `linear`.
+    `settled`: rotations and locations are (`pdl.py`), and norm_weight is constant.
 
     So the definition is one after the other, each as its own op thinks best.
     """
     rows = (q, kv, norm_weight, eps, rotations, cache, locations)
     if on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:]):
-        return rope_absorb_triton(*rows, w_uk, interleaved=interleaved, constant=constant)
+        return rope_absorb_triton(
+            *rows, w_uk, interleaved=interleaved, constant=constant, settled=settled
+        )
     rope_kv_write(*rows, interleaved=interleaved)
     return absorb_queries(q[..., : w_uk.shape[1]], w_uk, constant=constant)
 
@@ -66,6 +70,7 @@ def rope_absorb_triton(
     *,
     interleaved: bool,
     constant: bool = False,
+    settled: bool = False,
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
@@ -94,6 +99,7 @@ def rope_absorb_triton(
         tokens,
         ROPES=rope.programs,
         ABSORBS=absorb.programs,
+        SETTLED=settled,
         num_warps=num_warps,
         **launch_options(),
     )
@@ -101,12 +107,15 @@ def rope_absorb_triton(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _rope_absorb_kernel(rope, absorb, tokens, ROPES: tl.constexpr, ABSORBS: tl.constexpr):
+def _rope_absorb_kernel(
+    rope, absorb, tokens, ROPES: tl.constexpr, ABSORBS: tl.constexpr, SETTLED: tl.constexpr
+):
     """ROPES programs for each token, then ABSORBS for each head: the first are few, and slow."""
     program = tl.program_id(0)
     absorbing = program - tokens * ROPES
     if absorbing < 0:
-        wait_for_previous()
+        if not SETTLED:
+            wait_for_previous()
         rope_kv_program(program // ROPES, program % ROPES, rope)
     else:
         absorb_program(absorbing % ABSORBS, absorbing // ABSORBS, 0, absorb, tokens)

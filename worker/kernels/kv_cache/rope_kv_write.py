@@ -179,6 +179,7 @@ def rope_kv_program(token, block, work):
     if block * work.BLOCK_H < work.H:
         head = block * work.BLOCK_H + tl.arange(0, work.BLOCK_H)[:, None]
         rows = work.q_pe + token * work.q_token_stride + head * work.q_head_stride
+        wait_for_previous()
         rotate_rows(
             rows,
             rows,
@@ -194,8 +195,9 @@ def rope_kv_program(token, block, work):
         source = work.kv + token * work.kv_stride
         target = work.cache + tl.load(work.locations + token) * (work.C + work.R)
         column = tl.arange(0, work.BLOCK_C)
-        values = tl.load(source + column, column < work.C, other=0.0)
         scale = tl.load(work.norm_weight + column, column < work.C, other=0.0)
+        wait_for_previous()
+        values = tl.load(source + column, column < work.C, other=0.0)
         row = normalized(values, scale, work.eps, work.C).to(target.dtype.element_ty)
         tl.store(target + column, row, column < work.C)
         one = tl.zeros((1, 1), dtype=tl.int32)
