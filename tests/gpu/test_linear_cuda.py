@@ -1,4 +1,4 @@
-"""linear in bfloat16 at real shapes, by our kernel and by the library."""
+"""linear in bfloat16 at real shapes, by our kernels and by the library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", [(64, 2048), (3648, 2048), (2048, 10944), (256, 7168)])
+@pytest.mark.parametrize(
+    "shape", [(64, 2048), (3648, 2048), (2048, 2816), (2048, 10944), (256, 7168)]
+)
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("rows", [1, 7, 64, 500])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 64, 500])
 def test_float64(rows: int, constant: bool, shape: tuple[int, int], out_dtype: torch.dtype) -> None:
     torch.manual_seed(rows)
     x = torch.randn(rows, shape[1] + 64, device="cuda").bfloat16()[:, 64:]

@@ -271,8 +271,10 @@ class MixtureOfExperts(FeedForward):
     def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         if not self.gate.follows(update):
             return super().after(norm, update, stream)
-        hidden, stream, weights, ids = self.gate.after(norm, update, stream)
-        return self.experts(hidden, weights, ids, self.shared(hidden)), stream
+        hidden, stream, logits = self.gate.after(norm, update, stream)
+        # Before the choice, which leaves a GPU to what is begun beside it
+        shared = self.shared(hidden)
+        return self.experts(hidden, *self.gate.choose(logits), shared), stream
 
     def shared(self, hidden: Tensor) -> Plus:
         """The shared experts' part: begun beside the others', or left to them."""
@@ -312,10 +314,8 @@ class Gate(nn.Module):
         """Whether `after` has a kernel. If not, the norm and `forward` are several, but fast ones."""
         return has_kernel(update, len(self.weight))
 
-    def after(
-        self, norm: RMSNorm, update: Tensor, stream: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`norm` of update + stream, that sum, and weights and ids of the normalized rows."""
+    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`norm` of update + stream, that sum, and what to `choose` by for the normalized rows."""
         logits, total, hidden = norm_linear(
             update,
             stream,
@@ -327,7 +327,7 @@ class Gate(nn.Module):
             constant=True,
         )
         assert hidden is not None
-        return hidden, total, *self.choose(logits)
+        return hidden, total, logits
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return moe_routing(logits, self.rule, self.e_score_correction_bias)
