@@ -89,8 +89,10 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
         return MoeTiling(rows=16, gate_up=Tile(32, 128, 4, 4, 5), down=Tile(64, 128, 1, 4, 5))
     if rows_each <= 8:
         return MoeTiling(rows=16, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
-    if rows_each <= 32:
+    if rows_each <= 16:
         return MoeTiling(rows=64, gate_up=Tile(64, 64, 4, 4, 3), down=Tile(128, 64, 2, 4, 3))
-    if rows_each <= 96:
-        return MoeTiling(rows=64, gate_up=Tile(128, 64, 8, 8, 4), down=Tile(128, 64, 2, 4, 3))
+    if rows_each <= 56:
+        return MoeTiling(rows=64, gate_up=Tile(64, 128, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
+    if rows_each <= 112:
+        return MoeTiling(rows=128, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(128, 64, 1, 8, 3))
     return MoeTiling(rows=128, gate_up=Tile(128, 64, 2, 8, 4), down=Tile(256, 64, 2, 8, 4))
