@@ -12,6 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+from mla_router.worker.kernels.carveout import prefer_shared_memory
+
+prefer_shared_memory()  # as the engine does, before any kernel is loaded
+
 # Of one H200, measured: a read of device memory, and cuBLAS's bf16 product of 8192-cubed.
 H200_BYTES_PER_SECOND = 4.34e12
 H200_BF16_FLOPS = 748e12
