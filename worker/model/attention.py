@@ -27,12 +27,13 @@ class StepAttention(Protocol):
         q: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
+        out: Tensor,
         *,
         kv_lora_rank: int,
         scale: float,
-    ) -> Tensor:
+    ) -> None:
         """Multi-head: q [N, H, K + R] over keys and values that `expand` makes of latents: from
-        [S, C] it gives [S, H, K + V], C being kv_lora_rank. The result is [N, H, V]."""
+        [S, C] it gives [S, H, K + V], C being kv_lora_rank. Writes `out` [N, H, V], contiguous."""
         ...
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:

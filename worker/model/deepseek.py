@@ -192,10 +192,8 @@ class LatentAttention(nn.Module):
 
     def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Multi-head: expands prefixes and chunks."""
-        out.copy_(
-            batch.attention.mla_prefill(
-                q, cache, self.expand, kv_lora_rank=self.kv_lora_rank, scale=self.scale
-            )
+        batch.attention.mla_prefill(
+            q, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank, scale=self.scale
         )
 
     def expand(self, latent: Tensor) -> Tensor:

@@ -173,6 +173,21 @@ def test_later_keys_do_not_matter_even_if_they_are_nan(
     assert after[4:].isnan().all()
 
 
+@pytest.mark.parametrize("attend", [ragged_attention, ragged_attention_triton])
+def test_rows_of_a_tensor_that_is_given(attend: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    extents = [(5, 9), (70, 70)]
+    device = DEVICE if attend is ragged_attention_triton else "cpu"
+    inputs = drawn(extents, heads=4, widths=(16, 16, 16), device=device)
+    work = PrefillWork.on(device, extents)
+    rows = torch.full((80, 4, 16), -7.0, device=device)
+    arguments = inputs.q, inputs.k, inputs.v, inputs.shared, work
+    got, _ = attend(*arguments, scale=SCALE, causal=True, out=rows[3:78])
+    assert got.data_ptr() == rows[3:].data_ptr()
+    expected, _ = one_by_one(inputs, extents, causal=True)
+    torch.testing.assert_close(rows[3:78].double().cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert (rows[:3] == -7).all() and (rows[78:] == -7).all()
+
+
 def test_a_table_may_be_longer_than_its_work() -> None:
     """So that one captured graph serves many steps."""
     extents = [(70, 80)]

@@ -115,7 +115,7 @@ class FlashInferAttention(TritonAttention):
         self._planned: dict[Pass, Any] = {}  # by the first layer, which brings the scale
 
     def attend(
-        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
+        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if over not in self._planned:
             self._planned[over] = self._wrappers.planned(
@@ -123,5 +123,5 @@ class FlashInferAttention(TritonAttention):
             )
         d = q.shape[-1] - k_pe.shape[-1]
         k = torch.cat((kv[..., :d], k_pe[:, None].expand(-1, kv.shape[1], -1)), dim=-1)
-        out, lse = self._planned[over].run(q, k, kv[..., d:], return_lse=True)
-        return out, lse  # in base 2, as ours
+        attended, lse = self._planned[over].run(q, k, kv[..., d:], out=out, return_lse=True)
+        return attended, lse  # in base 2, as ours

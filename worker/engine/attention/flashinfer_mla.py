@@ -154,8 +154,9 @@ class FlashInferMlaAttention(TorchAttention):
         q: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
+        out: Tensor,
         *,
         kv_lora_rank: int,
         scale: float,
-    ) -> Tensor:
-        return self._prefill.mla_prefill(q, cache, expand, kv_lora_rank=kv_lora_rank, scale=scale)
+    ) -> None:
+        self._prefill.mla_prefill(q, cache, expand, out, kv_lora_rank=kv_lora_rank, scale=scale)

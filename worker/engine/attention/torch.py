@@ -46,14 +46,15 @@ class TorchAttention:
         q: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
+        out: Tensor,
         *,
         kv_lora_rank: int,
         scale: float,
-    ) -> Tensor:
+    ) -> None:
         rows = self._rows(cache).to(q.dtype)
         latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
         k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)
-        return ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale)[0]
+        ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale, out=out)
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         layout = self.layout
@@ -70,7 +71,7 @@ class TorchAttention:
 
     def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         k, v = keys_and_values(self._rows(cache).to(q.dtype), q.shape[-1], out.shape[-1])
-        out.copy_(ragged_attention_torch(q, k, v, None, self._extents(), scale=scale)[0])
+        ragged_attention_torch(q, k, v, None, self._extents(), scale=scale, out=out)
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Of all tokens that the chunks' requests have in the cache."""

@@ -100,21 +100,22 @@ class TritonAttention:
         q: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
+        out: Tensor,
         *,
         kv_lora_rank: int,
         scale: float,
-    ) -> Tensor:
-        def attend(over: Pass) -> tuple[Tensor, Tensor]:
+    ) -> None:
+        def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             latent, k_pe = self._rows(cache, over).tensor_split([kv_lora_rank], dim=-1)
-            return self.attend(q, expand(latent), k_pe, over, scale)
+            return self.attend(q, expand(latent), k_pe, over, scale, into)
 
-        return self._in_passes(attend)
+        self._in_passes(attend, out)
 
     def attend(
-        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float
+        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """As `kernels/attention/mla_prefill.py`."""
-        return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal)
+        return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal, out=out)
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         layout = self.layout
@@ -131,19 +132,23 @@ class TritonAttention:
         )
 
     def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
-        def attend(over: Pass) -> tuple[Tensor, Tensor]:
+        def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             k, v = keys_and_values(self._rows(cache, over), q.shape[-1], out.shape[-1])
-            return ragged_attention(q, k, v, None, over.work, scale=scale, causal=over.causal)
+            return ragged_attention(
+                q, k, v, None, over.work, scale=scale, causal=over.causal, out=into
+            )
 
-        out.copy_(self._in_passes(attend))
+        self._in_passes(attend, out)
 
-    def _in_passes(self, attend: Callable[[Pass], tuple[Tensor, Tensor]]) -> Tensor:
-        """`attend` gives the result over the keys of a pass, and its log-sum-exps."""
+    def _in_passes(
+        self, attend: Callable[[Pass, Tensor | None], tuple[Tensor, Tensor]], out: Tensor
+    ) -> None:
+        """`attend` gives the result over the keys of a pass, in the tensor if it is given one, and its
+        log-sum-exps."""
         first, *others = self.passes
-        out, lse = attend(first)
+        _, lse = attend(first, out)
         for over in others:
-            merge_states(out, lse, *attend(over))
-        return out
+            merge_states(out, lse, *attend(over, None))
 
     def _rows(self, cache: Tensor, over: Pass) -> Tensor:
         """Of the keys of a pass."""

@@ -14,7 +14,14 @@ from mla_router.worker.kernels.attention.ragged_attention import ragged_attentio
 
 
 def mla_prefill(
-    q: Tensor, kv: Tensor, k_pe: Tensor, work: PrefillWork, *, scale: float, causal: bool = True
+    q: Tensor,
+    kv: Tensor,
+    k_pe: Tensor,
+    work: PrefillWork,
+    *,
+    scale: float,
+    causal: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention within each chunk of `work`, ragged.
 
@@ -23,4 +30,6 @@ def mla_prefill(
     of the scores in base 2; all else as `ragged_attention` says.
     """
     d = q.shape[-1] - k_pe.shape[-1]
-    return ragged_attention(q, kv[..., :d], kv[..., d:], k_pe, work, scale=scale, causal=causal)
+    return ragged_attention(
+        q, kv[..., :d], kv[..., d:], k_pe, work, scale=scale, causal=causal, out=out
+    )

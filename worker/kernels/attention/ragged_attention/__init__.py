@@ -25,6 +25,7 @@ def ragged_attention(
     *,
     scale: float,
     causal: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q . keys * scale) . v within each chunk of `work`, for each head.
 
@@ -34,7 +35,7 @@ def ragged_attention(
     queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
     all see all keys of their chunk. `work` must have been made with the same `causal`.
 
-    Returns [N, H, V] in q's dtype, and the log-sum-exp of each row of scores in base 2, [N, H]
+    Returns [N, H, V] in q's dtype, which is `out` if that is given (contiguous), and the log-sum-exp of each row of scores in base 2, [N, H]
     float32: what `merge_states` needs. A row that sees no key is 0, its log-sum-exp -inf.
     """
     (num_queries, heads, width), (num_keys, groups, d) = q.shape, k.shape
@@ -48,7 +49,11 @@ def ragged_attention(
     assert num_queries == work.num_queries and num_keys == work.num_keys, (
         f"q {tuple(q.shape)}, k {tuple(k.shape)}, extents {work.extents}"
     )
+    assert out is None or out.is_contiguous(), f"out {tuple(out.shape)}, strides {out.stride()}"
     if on_gpu(q):
-        return ragged_attention_triton(q, k, v, shared_keys, work, scale=scale, causal=causal)
-    extents = work.extents
-    return ragged_attention_torch(q, k, v, shared_keys, extents, scale=scale, causal=causal)
+        return ragged_attention_triton(
+            q, k, v, shared_keys, work, scale=scale, causal=causal, out=out
+        )
+    return ragged_attention_torch(
+        q, k, v, shared_keys, work.extents, scale=scale, causal=causal, out=out
+    )

@@ -230,6 +230,7 @@ def ragged_attention_triton(
     *,
     scale: float,
     causal: bool,
+    out: Tensor | None = None,
     tiles: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `ragged_attention`; products are of the tensors' dtype, sums are float32. `tiles` other than
@@ -245,7 +246,8 @@ def ragged_attention_triton(
         assert tensor.stride(-1) == 1 and tensor.dtype == q.dtype, (
             f"strides {tensor.stride()}, {tensor.dtype} beside {q.dtype}"
         )
-    out = q.new_empty(num_queries, heads, v_width)
+    if out is None:
+        out = q.new_empty(num_queries, heads, v_width)
     lse = q.new_empty(num_queries, heads, dtype=torch.float32)
     tiles = tiles or tiling(work.block_queries, q.element_size())
     _ragged_attention[(work.query_blocks.shape[0] * heads,)](

@@ -21,6 +21,7 @@ def ragged_attention_torch(
     *,
     scale: float,
     causal: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `ragged_attention`, in float32 or, if q is float64, in that. `extents` are those of its work:
     query rows and key rows of each chunk."""
@@ -28,7 +29,9 @@ def ragged_attention_torch(
     num_queries, heads, _ = q.shape
     _, groups, own = k.shape
     grouped = q.view(num_queries, groups, heads // groups, -1)
-    out = q.new_empty(num_queries, groups, heads // groups, v.shape[-1])
+    if out is None:
+        out = q.new_empty(num_queries, heads, v.shape[-1])
+    by_group = out.view(num_queries, groups, heads // groups, -1)
     lse = q.new_empty(num_queries, groups, heads // groups, dtype=exact)
     first_query = first_key = 0
     for queries, keys in extents:
@@ -49,8 +52,8 @@ def ragged_attention_torch(
                 future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
                 scores[..., seen - size :].masked_fill_(future, float("-inf"))
             attended = torch.matmul(scores.softmax(dim=-1), chunk_v[..., :seen, :])
-            out[rows] = attended.permute(2, 0, 1, 3).to(q.dtype)
+            by_group[rows] = attended.permute(2, 0, 1, 3).to(q.dtype)
             lse[rows] = scores.logsumexp(dim=-1).permute(2, 0, 1) * math.log2(math.e)
         first_query += queries
         first_key += keys
-    return out.flatten(1, 2), lse.flatten(1, 2)
+    return out, lse.flatten(1, 2)
