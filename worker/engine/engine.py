@@ -17,8 +17,9 @@ from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExt
 from mla_router.worker.engine.compiled_decode import CompiledDecode
 from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
-from mla_router.worker.engine.pieces import PieceGraphs, record_pieces
+from mla_router.worker.engine.pieces import Pieces, record_pieces
 from mla_router.worker.engine.readback import Readback, ReadbackRing
+from mla_router.worker.engine.recordings import Recordings
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
 from mla_router.worker.engine.slots import SlotState
@@ -74,14 +75,14 @@ class Engine:
         nobody = torch.empty(0, dtype=torch.int64, device=device)
         self._unattended = StepLayout(self.slots.page_table, nobody, nobody.to(torch.int32), 0)
         self._graphs = DecodeGraphs()
-        self._pieces = PieceGraphs()
+        self._pieces = Recordings[Pieces]()
         self._packer = InputPacker(device)
         self._readback = ReadbackRing(device)
 
     @torch.inference_mode()
     def record_graphs(self, sizes: GraphSizes) -> None:
         """Steps of these sizes become one launch, or one for each layer beside its attention."""
-        self._graphs, self._pieces = DecodeGraphs(), PieceGraphs()  # memory of earlier ones is free
+        self._graphs, self._pieces = DecodeGraphs(), Recordings()  # memory of earlier ones is free
         gc.collect()
         gc.disable()  # nothing may be freed on the device in the middle of a recording
         try:
@@ -150,7 +151,7 @@ class Engine:
         if pieces is None:
             hidden = self.model(batch, self.cache)
         else:
-            update, stream = pieces.replay(batch, inputs.token_slots, self.slots.idle_slot)
+            update, stream = pieces.replay(batch, inputs.token_slots)
             hidden = self.model.model.finish(update, stream, inputs.output_rows)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored

@@ -8,21 +8,16 @@ table points to page 0, and what they compute is nobody's.
 
 from __future__ import annotations
 
-import logging
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.alias import alias
-
-logger = logging.getLogger(__name__)
+from mla_router.worker.engine.recordings import Recordings, record_sizes
 
 # From the slots [B] and lengths [B], int64, of decode rows to their logits [B, V].
 Decode = Callable[[Tensor, Tensor], Tensor]
@@ -69,15 +64,13 @@ class DecodeGraphs:
     """Recordings of some batch sizes; without any, every step is launched kernel by kernel."""
 
     def __init__(self, recordings: Sequence[Recording] = ()) -> None:
-        self._recordings = sorted(recordings, key=lambda recording: recording.size)
-        self._sizes = [recording.size for recording in self._recordings]
+        self._recordings = Recordings(recordings)
 
     def fitting(self, plan: StepPlan) -> Recording | None:
         """What can be replayed for `plan`, if anything."""
         if plan.chunks or not plan.decode_slots:
             return None
-        at = bisect_left(self._sizes, len(plan.decode_slots))
-        return self._recordings[at] if at < len(self._sizes) else None
+        return self._recordings.fitting(len(plan.decode_slots))
 
 
 def record_graphs(
@@ -88,21 +81,12 @@ def record_graphs(
     idle_slot: int,
     device: torch.device,
 ) -> DecodeGraphs:
-    """Record `decode` for each of `sizes`. All recordings share their memory: only one of them runs at
-    a time. Says how long it took and how much memory."""
-    begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]
-    pool = torch.cuda.graph_pool_handle()
-    # The largest first: the others fit into the memory that it has asked for.
-    progress = tqdm(sorted(sizes, reverse=True), desc="Recording CUDA graphs", disable=None)
-    recordings = [_record(decode, prepare, size, idle_slot, device, pool) for size in progress]
-    logger.info(
-        "CUDA graphs of %d batch sizes up to %d: %.1f s, %.0f MB",
-        len(sizes),
-        max(sizes),
-        time.perf_counter() - begin,
-        (free - torch.cuda.mem_get_info(device)[0]) / 1e6,
-    )
-    return DecodeGraphs(recordings)
+    """Record `decode` for each of `sizes`."""
+
+    def record(size: int, pool: Any) -> Recording:
+        return _record(decode, prepare, size, idle_slot, device, pool)
+
+    return DecodeGraphs(record_sizes("decode steps", record, sizes, device))
 
 
 def _record(

@@ -11,21 +11,17 @@ thousand tokens.
 
 from __future__ import annotations
 
-import logging
-import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mla_router.worker.engine.alias import alias
+from mla_router.worker.engine.padded_rows import PaddedRows
+from mla_router.worker.engine.recordings import Recordings, record_sizes
 from mla_router.worker.model.batch import Attend, ForwardBatch
-
-logger = logging.getLogger(__name__)
 
 # Update and stream of all rows of a batch: `Decoder.run_layers` over the engine's cache.
 RunLayers = Callable[[ForwardBatch], tuple[Tensor, Tensor]]
@@ -56,39 +52,25 @@ class Cut:
 class Pieces:
     """The recording of one number of rows: a graph, a cut, a graph, and so on."""
 
-    size: int
-    inputs: Tensor  # [3, size] int64: tokens, slots and positions that the first graph reads
+    rows: PaddedRows  # that the first graph reads
     graphs: list[torch.cuda.CUDAGraph]
     cuts: list[Cut]
     update: Tensor
     stream: Tensor
 
-    def replay(self, batch: ForwardBatch, slots: Tensor, idle_slot: int) -> tuple[Tensor, Tensor]:
+    @property
+    def size(self) -> int:
+        return self.rows.size
+
+    def replay(self, batch: ForwardBatch, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Update and stream of the rows of `batch`; the next replay of any pieces writes over them."""
         rows = len(slots)
-        self.inputs[0, :rows] = batch.tokens
-        self.inputs[1, :rows] = slots
-        self.inputs[2, :rows] = batch.positions
-        if rows < self.size:
-            self.inputs[1, rows:] = idle_slot
-            self.inputs[2, rows:] = 0
+        self.rows.write(batch.tokens, slots, batch.positions)
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             cut.attend(batch, cut.q[:rows], cut.cache, cut.out[:rows])
         self.graphs[-1].replay()
         return self.update[:rows], self.stream[:rows]
-
-
-class PieceGraphs:
-    """Recordings of some numbers of rows."""
-
-    def __init__(self, recordings: Sequence[Pieces] = ()) -> None:
-        self._recordings = sorted(recordings, key=lambda pieces: pieces.size)
-        self._sizes = [pieces.size for pieces in self._recordings]
-
-    def fitting(self, rows: int) -> Pieces | None:
-        at = bisect_left(self._sizes, rows)
-        return self._recordings[at] if at < len(self._sizes) else None
 
 
 def record_pieces(
@@ -98,33 +80,22 @@ def record_pieces(
     *,
     idle_slot: int,
     device: torch.device,
-) -> PieceGraphs:
-    """Record for each of `sizes`. All recordings share their memory: only one of them runs at a time.
-    Says how long it took and how much memory."""
-    begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]
-    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    # The largest first: the others fit into the memory that it has asked for.
-    progress = tqdm(sorted(sizes, reverse=True), desc="Recording steps in pieces", disable=None)
-    recordings = []
-    for size in progress:
-        inputs = torch.zeros(3, size, dtype=torch.int64, device=device)
-        inputs[1] = idle_slot
+) -> Recordings[Pieces]:
+    """Record for each of `sizes`."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def record(size: int, pool: Any) -> Pieces:
+        rows = PaddedRows(size, idle_slot, device)
         # Kernels are compiled and libraries set up before they are recorded.
-        run_layers(compose(_Unattended, *inputs.unbind()))
+        run_layers(compose(_Unattended, *rows.read()))
         torch.cuda.synchronize(device)
-        recordings.append(_record(run_layers, compose, inputs, stream, pool))
-    logger.info(
-        "Steps of %d sizes up to %d rows recorded in pieces: %.1f s, %.0f MB",
-        len(sizes),
-        max(sizes),
-        time.perf_counter() - begin,
-        (free - torch.cuda.mem_get_info(device)[0]) / 1e6,
-    )
-    return PieceGraphs(recordings)
+        return _record(run_layers, compose, rows, stream, pool)
+
+    return Recordings(record_sizes("steps in pieces", record, sizes, device))
 
 
 def _record(
-    run_layers: RunLayers, compose: Compose, inputs: Tensor, stream: torch.cuda.Stream, pool: Any
+    run_layers: RunLayers, compose: Compose, rows: PaddedRows, stream: torch.cuda.Stream, pool: Any
 ) -> Pieces:
     graphs: list[torch.cuda.CUDAGraph] = []
     cuts: list[Cut] = []
@@ -142,10 +113,10 @@ def _record(
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         begin()
-        update, residual = run_layers(compose(Cutting, *inputs.unbind()))
+        update, residual = run_layers(compose(Cutting, *rows.read()))
         graphs[-1].capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    return Pieces(inputs.shape[1], inputs, graphs, cuts, alias(update), alias(residual))
+    return Pieces(rows, graphs, cuts, alias(update), alias(residual))
 
 
 class _Unattended(ForwardBatch):
