@@ -122,7 +122,8 @@ class WorkerConfig:
     )
     piecewise_cuda_graph_max_tokens: int = _flag(
         4096,
-        "largest step with prompt tokens that is recorded, in pieces around its attention; 0: none",
+        "largest step with prompt tokens that is recorded, in pieces around its attention or, where it is "
+        "one prompt without a cached prefix, whole; 0: none",
         low=0,
         high=65536,
     )

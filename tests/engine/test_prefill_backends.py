@@ -1,9 +1,12 @@
-"""Prefill in passes over parts of the keys gives what one pass over all of them does.
+"""Prefill in passes over parts of the keys gives what one pass over all of them does, and so does that of a
+prompt of which the rows' locations are all that is known.
 
 On a CPU, where each op takes its torch way: what is tested is what they are given.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.model.attention import StepAttention
 from mla_router.worker.model.config.cache_rows import HeadRows
 
 HEADS, RANK, NOPE, ROPE, VALUE = 2, 6, 4, 2, 3
@@ -64,3 +68,60 @@ def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
         results.append(torch.full((15, KEY_HEADS * SHARE, VALUE), float("nan")))
         backend.plan(layout).gqa_prefill(q, cache, results[-1], scale=0.5)
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
+
+
+NEW, ROWS = 9, 16  # tokens of a prompt, rows of what is planned for it
+
+
+def fresh_prompt(layout: StepLayout) -> tuple[StepLayout, Tensor]:
+    """The layout of a prompt in slot 2, and the locations of its rows and of padding."""
+    pages = layout.page_table[2].long()
+    own = (pages[:, None] * 4 + torch.arange(4)).flatten()[:NEW]
+    locations = torch.cat((own, torch.zeros(ROWS - NEW, dtype=torch.int64)))
+    return replace(layout, chunks=(ChunkExtent(2, 0, NEW),)), locations
+
+
+# One pass takes all new tokens, however few keys there are to be in one
+@pytest.mark.parametrize("most_keys", [1000, 4])
+def test_latents_of_a_fresh_prompt(layout: StepLayout, most_keys: int) -> None:
+    cache = torch.randn(33, 4, RANK + ROPE)
+    weight = torch.randn(HEADS * (NOPE + VALUE), RANK)
+    q = torch.randn(ROWS, HEADS, NOPE + ROPE)
+    layout, locations = fresh_prompt(layout)
+    planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
+    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, CPU)
+    ours.max_keys = most_keys
+
+    def attend(step: StepAttention, queries: Tensor) -> Tensor:
+        out = torch.full((len(queries), HEADS, VALUE), float("nan"))
+        step.mla_prefill(
+            queries,
+            cache,
+            lambda latent: (latent @ weight.T).view(len(latent), HEADS, -1),
+            out,
+            kv_lora_rank=RANK,
+            scale=0.5,
+        )
+        return out
+
+    expected = attend(TorchBackend().plan(layout), q[:NEW])
+    got = attend(ours.fresh_prompt(planned)(locations), q)
+    torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
+    assert got.isfinite().all()  # the others' keys are in page 0
+
+
+def test_keys_and_values_of_a_fresh_prompt(layout: StepLayout) -> None:
+    width = NOPE + ROPE
+    cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
+    q = torch.randn(ROWS, KEY_HEADS * SHARE, width)
+    layout, locations = fresh_prompt(layout)
+    planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
+    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, HeadRows(KEY_HEADS, width, VALUE), CPU)
+    expected, got = (torch.full((n, KEY_HEADS * SHARE, VALUE), float("nan")) for n in (NEW, ROWS))
+    TorchBackend().plan(layout).gqa_prefill(q[:NEW], cache, expected, scale=0.5)
+    ours.fresh_prompt(planned)(locations).gqa_prefill(q, cache, got, scale=0.5)
+    torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_planned_on_the_host_for_each_step_has_no_fresh_prompts(layout: StepLayout) -> None:
+    assert TorchBackend().fresh_prompt(fresh_prompt(layout)[0]) is None

@@ -1,16 +1,22 @@
-"""Decode steps as CUDA graphs give what they give kernel by kernel."""
+"""Steps as CUDA graphs, whole or in pieces, give what they give kernel by kernel."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.fresh_prompts import FreshPrompt
 from mla_router.worker.engine.loader import choose_config
+from mla_router.worker.engine.pieces import Pieces
 from mla_router.worker.engine.working_memory import measure_working_memory
+from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.loader import load_model
 from support.cuda import forbid_waiting
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -136,6 +142,124 @@ def test_prompts_in_pieces(engine: Engine) -> None:
             torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         finally:
             engine.record_graphs(GraphSizes([], []))
+
+
+NONE, PROMPTS = GraphSizes([], []), GraphSizes([], [16, 32])
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type, int]]:
+    """What steps with prompts were replayed: of which kind, of how many rows."""
+    seen: list[tuple[type, int]] = []
+
+    def watch(kind: type[FreshPrompt | Pieces]) -> None:
+        replay = kind.replay
+
+        def watched(self: FreshPrompt | Pieces, *arguments: Any) -> tuple[Tensor, Tensor]:
+            seen.append((kind, self.size))
+            return replay(self, *arguments)
+
+        monkeypatch.setattr(kind, "replay", watched)
+
+    watch(FreshPrompt)
+    watch(Pieces)
+    return seen
+
+
+def prompt(slot: int, start: int, length: int) -> tuple[PrefillChunk, Admitted]:
+    tokens = tuple(range(length, 2 * length))
+    chunk = PrefillChunk(slot, start, tokens, is_last=True)
+    return chunk, Admitted(slot, SamplingParams(50), tokens)
+
+
+def run_all(
+    engine: Engine, sizes: GraphSizes, plans: list[StepPlan]
+) -> list[tuple[Tensor, Tensor]]:
+    """Logits and cache after each of `plans`, from an empty cache; each is launched before the one before
+    it was waited for. Page 0 takes what rows too many write."""
+    results, before = [], None
+    engine.record_graphs(sizes)
+    engine.cache.zero_()
+    try:
+        for plan in plans:
+            launched = engine.forward(plan)
+            results.append((launched.logits.clone(), engine.cache[:, 1:].clone()))
+            readback = engine.sample(launched)
+            engine.slots.last_token.fill_(7)  # near ties must not lead apart
+            if before is not None:
+                before.wait()
+            before = readback
+        assert before is not None
+        before.wait()
+    finally:
+        engine.record_graphs(NONE)
+    return results
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["in pieces", "kernel by kernel"])
+def test_prompts_alone(
+    engine: Engine,
+    alike: bool,
+    replayed: list[tuple[type, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against pieces, which have the same rows, padding included, and against kernels without padding: other
+    numbers of rows round differently, by which other experts may be chosen; and a single row has kernels
+    of its own."""
+    lengths = [31, 5, 32, 1, 16, 15, 33]
+    if not alike:
+        dense = isinstance(engine.model.config, LlamaConfig)
+        lengths = [31, 5, 32, 16, 15, 33] if dense else [32, 16, 33]
+    taken = [16 if length <= 16 else 32 for length in lengths if length <= 32]
+    pages = tuple((4, page, 50 + page) for page in range(10))
+    plans = []
+    for length in lengths:
+        chunk, admitted = prompt(4, 0, length)
+        plans.append(StepPlan((), (), (chunk,), pages, (admitted,)))
+
+    with monkeypatch.context() as without:
+        without.setattr(engine.attention, "fresh_prompt", lambda _: None)
+        want = run_all(engine, PROMPTS if alike else NONE, plans)
+    assert replayed == [(Pieces, size) for size in taken if alike]
+    replayed.clear()
+    got = run_all(engine, PROMPTS, plans)
+    assert replayed == [(FreshPrompt, size) for size in taken]
+    for got_one, want_one in zip(got, want, strict=True):
+        torch.testing.assert_close(got_one, want_one, rtol=2e-2, atol=2e-2)
+
+
+def test_a_prompt_alone_waits_for_nothing(engine: Engine, replayed: list[tuple[type, int]]) -> None:
+    chunk, admitted = prompt(4, 0, 20)
+    pages = tuple((4, page, 50 + page) for page in range(10))
+    plan = StepPlan((), (), (chunk,), pages, (admitted,))
+    engine.record_graphs(PROMPTS)
+    try:
+        engine.sample(engine.forward(plan)).wait()
+        with forbid_waiting():
+            engine.sample(engine.forward(plan))
+        assert replayed == [(FreshPrompt, 32)] * 2
+    finally:
+        engine.record_graphs(NONE)
+
+
+def test_prompts_not_alone_go_in_pieces(engine: Engine, replayed: list[tuple[type, int]]) -> None:
+    """After a prefix, beside another prompt, beside a decode row; 16 rows each, so that none is padded."""
+    pages = tuple((slot, page, 1 + 10 * slot + page) for slot in range(6) for page in range(10))
+    (first, admitted), (after, _) = prompt(4, 0, 16), prompt(4, 16, 16)
+    (left, of_left), (right, of_right) = prompt(1, 0, 10), prompt(2, 0, 6)
+    beside, of_beside = prompt(3, 0, 15)
+    plans = [
+        StepPlan((), (), (first,), pages, (admitted,)),
+        StepPlan((), (), (after,), (), ()),
+        StepPlan((), (), (left, right), (), (of_left, of_right)),
+        StepPlan((1,), (11,), (beside,), (), (of_beside,)),
+    ]
+    want = run_all(engine, NONE, plans)
+    assert not replayed
+    got = run_all(engine, PROMPTS, plans)
+    assert replayed == [(FreshPrompt, 16)] + [(Pieces, 16)] * 3
+    for got_one, want_one in zip(got, want, strict=True):
+        torch.testing.assert_close(got_one, want_one, rtol=2e-2, atol=2e-2)
 
 
 def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.compiled_decode import CompiledDecode
+from mla_router.worker.engine.fresh_prompts import FreshPrompts, RunPrompt, record_fresh_prompts
 from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
 from mla_router.worker.engine.pieces import Pieces, record_pieces
@@ -43,7 +44,7 @@ class GraphSizes:
     """What to record as CUDA graphs, ascending."""
 
     decode: Sequence[int]  # batch sizes of steps without prompts
-    pieces: Sequence[int]  # rows of others
+    prompts: Sequence[int]  # rows of steps with prompts
     compiled: int = 0  # batch sizes of `decode` up to this one go through torch.compile
 
 
@@ -76,14 +77,16 @@ class Engine:
         self._unattended = StepLayout(self.slots.page_table, nobody, nobody.to(torch.int32), 0)
         self._graphs = DecodeGraphs()
         self._pieces = Recordings[Pieces]()
+        self._fresh_prompts = FreshPrompts()
         self._packer = InputPacker(device)
         self._readback = ReadbackRing(device)
 
     @torch.inference_mode()
     def record_graphs(self, sizes: GraphSizes) -> None:
         """Steps of these sizes become one launch, or one for each layer beside its attention."""
-        self._graphs, self._pieces = DecodeGraphs(), Recordings()  # memory of earlier ones is free
-        gc.collect()
+        self._graphs, self._pieces = DecodeGraphs(), Recordings()
+        self._fresh_prompts = FreshPrompts()
+        gc.collect()  # memory of earlier ones is free
         gc.disable()  # nothing may be freed on the device in the middle of a recording
         try:
             self._record(sizes)
@@ -105,16 +108,39 @@ class Engine:
             )
             if compiled:
                 compiled.report()
-        if sizes.pieces:
+        if sizes.prompts:
             self._pieces = record_pieces(
                 lambda batch: self.model.model.run_layers(batch, self.cache),
                 lambda kind, tokens, slots, positions: self._compose(
                     kind, tokens, slots, positions, self._unattended, None
                 ),
-                sizes.pieces,
+                sizes.prompts,
                 idle_slot=idle,
                 device=self.device,
             )
+        runs = {size: run for size in sizes.prompts if (run := self._plan_fresh_prompt(size))}
+        if runs:
+            self._fresh_prompts = record_fresh_prompts(runs, idle_slot=idle, device=self.device)
+
+    def _plan_fresh_prompt(self, rows: int) -> RunPrompt | None:
+        chunk = ChunkExtent(self.slots.idle_slot, 0, rows)
+        attention = self.attention.fresh_prompt(replace(self._unattended, chunks=(chunk,)))
+        if attention is None:
+            return None
+
+        def run(tokens: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+            locations = self.slots.cache_locations(slots, positions, self.capacity.page_size)
+            batch = ForwardBatch(
+                tokens=tokens,
+                positions=positions,
+                cache_locations=locations,
+                num_decodes=0,
+                attention=attention(locations),
+                output_rows=None,
+            )
+            return self.model.model.run_layers(batch, self.cache)
+
+        return run
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
@@ -134,25 +160,8 @@ class Engine:
         )
 
     def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
-        """Any step that is not one recording: in recorded pieces if it is small enough for them."""
-        decodes = len(plan.decode_slots)
-        layout = StepLayout(
-            page_table=self.slots.page_table,
-            decode_slots=inputs.token_slots[:decodes],
-            decode_lengths=inputs.decode_lengths.to(torch.int32),
-            max_decode_length=max(plan.decode_lengths, default=0),
-            chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
-        )
-        tokens = self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens)
-        batch = self._compose(
-            ForwardBatch, tokens, inputs.token_slots, inputs.positions, layout, inputs.output_rows
-        )
-        pieces = self._pieces.fitting(len(tokens))
-        if pieces is None:
-            hidden = self.model(batch, self.cache)
-        else:
-            update, stream = pieces.replay(batch, inputs.token_slots)
-            hidden = self.model.model.finish(update, stream, inputs.output_rows)
+        """Any step with prompts, and what no recording of decode rows is large enough for."""
+        hidden = self._run(plan, inputs)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
         rows = inputs.output_rows[:num_sampled]
@@ -173,6 +182,34 @@ class Engine:
             inputs.positions[rows] + 1,
             prompt_scores,
         )
+
+    def _run(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
+        """Hidden states [R + S, hidden_size] of a step's output rows: by one recording of a prompt alone,
+        or in recorded pieces, if it is small enough for them."""
+        fresh = self._fresh_prompts.fitting(plan)
+        if fresh is not None:
+            update, stream = fresh.replay(
+                inputs.prompt_tokens, inputs.token_slots, inputs.positions
+            )
+            return self.model.model.finish(update, stream, inputs.output_rows)
+        decodes = len(plan.decode_slots)
+        layout = StepLayout(
+            page_table=self.slots.page_table,
+            decode_slots=inputs.token_slots[:decodes],
+            decode_lengths=inputs.decode_lengths.to(torch.int32),
+            max_decode_length=max(plan.decode_lengths, default=0),
+            chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
+        )
+        tokens = self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens)
+        batch = self._compose(
+            ForwardBatch, tokens, inputs.token_slots, inputs.positions, layout, inputs.output_rows
+        )
+        pieces = self._pieces.fitting(len(tokens))
+        if pieces is None:
+            hidden: Tensor = self.model(batch, self.cache)
+            return hidden
+        update, stream = pieces.replay(batch, inputs.token_slots)
+        return self.model.model.finish(update, stream, inputs.output_rows)
 
     def _prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         self.attention.prepare_decode(

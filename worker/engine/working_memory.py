@@ -78,8 +78,8 @@ def measure_working_memory(
 
 
 def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:
-    """Of all recordings: they share the memory of the largest, and each needs some of its own, found by
-    recording the smallest beside it."""
+    """Of all recordings: those of a kind share the memory of the largest, and each needs some of its own,
+    found by recording the smallest beside it."""
 
     def taken(some: GraphSizes) -> int:
         engine.record_graphs(GraphSizes((), ()))
@@ -96,7 +96,7 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
         return largest + max(0, each) * (len(sizes) - 1)
 
     return of_all(sizes.decode, lambda some: GraphSizes(some, ())) + of_all(
-        sizes.pieces, lambda some: GraphSizes((), some)
+        sizes.prompts, lambda some: GraphSizes((), some)
     )
 
 

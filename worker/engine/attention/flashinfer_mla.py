@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mla_router.worker.config import ConfigError
 from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class, loading
-from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.layout import AtLocations, AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.torch import TorchAttention
 from mla_router.worker.model.attention import StepAttention
 
@@ -67,6 +67,9 @@ class FlashInferMlaBackend(AttentionBackend):
             max_decode_length=0,
         )
         return FlashInferMlaAttention(layout, self._prefill.plan(chunks_alone), self._decode)
+
+    def fresh_prompt(self, layout: StepLayout) -> AtLocations | None:
+        return self._prefill.fresh_prompt(layout)
 
 
 def check_widths(latent: int, rotary: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,10 @@ class StepLayout:
     chunks: tuple[ChunkExtent, ...] = ()
 
 
+# From where in the cache, counted in rows, a prompt's rows lie: [N] int64.
+AtLocations = Callable[[Tensor], StepAttention]
+
+
 class AttentionBackend(Protocol):
     """Turns the layout of a step into what all layers of the model use in it."""
 
@@ -60,3 +64,11 @@ class AttentionBackend(Protocol):
     def plan(self, layout: StepLayout) -> StepAttention:
         """Does not wait for the device."""
         ...
+
+    def fresh_prompt(self, layout: StepLayout) -> AtLocations | None:
+        """For any step of nothing but a chunk that begins its request, of as many rows as that of `layout`, so
+        that a CUDA graph can be made of such steps: planned here, once, and good as long as the result is
+        kept. What is launched is the same for all of them and reads the locations of the rows instead of
+        slots and page table. None: each step has to be planned on the host."""
+        del layout
+        return None

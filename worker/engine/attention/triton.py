@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.layout import AtLocations, AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass, plan_passes
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
@@ -36,6 +36,7 @@ class TritonBackend(AttentionBackend):
         """`expanded`: numbers of key and value together that a token has in all heads in prefill."""
         self.max_keys = MAX_EXPANDED // expanded
         self._tiles = tiles
+        self._device = device
         self._upload = Upload(device)
 
     @classmethod
@@ -68,6 +69,11 @@ class TritonBackend(AttentionBackend):
         if layout.chunks:
             passes = plan_passes(layout.chunks, self.max_keys, self._upload)
         return TritonAttention(layout, schedule, passes)
+
+    def fresh_prompt(self, layout: StepLayout) -> AtLocations:
+        # Into memory of its own: no later step's tables are written over it.
+        passes = plan_passes(layout.chunks, self.max_keys, Upload(self._device))
+        return lambda locations: FreshPromptAttention(layout, passes, locations)
 
 
 class TritonAttention:
@@ -161,3 +167,17 @@ class TritonAttention:
             work.key_starts,
             work.num_keys,
         )
+
+
+class FreshPromptAttention(TritonAttention):
+    """Of one prompt that begins its request: its own rows, at `locations` in the cache, are all its keys."""
+
+    def __init__(self, layout: StepLayout, passes: list[Pass], locations: Tensor) -> None:
+        super().__init__(layout, None, passes)
+        self._locations = locations
+
+    def _rows(self, cache: Tensor, over: Pass) -> Tensor:
+        assert over.work.num_keys == len(self._locations), (
+            f"{over.work.num_keys} keys, {len(self._locations)} locations"
+        )
+        return cache.flatten(0, 1).index_select(0, self._locations)
