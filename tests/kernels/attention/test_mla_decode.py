@@ -171,8 +171,8 @@ def test_wrong_shapes_are_named() -> None:
 REAL = [
     (16, 64, 1, 64),
     (16, 64, 1, 16),
-    (16, 1, 1, 64),
-    (16, 1, 1, 16),
+    (16, 4, 1, 64),
+    (16, 4, 1, 16),
     (128, 64, 1, 64),
     (16, 64, 2, 64),
     (16, 64, 4, 64),
@@ -201,6 +201,14 @@ def launches() -> None:
         )
 
 
+def test_tiles_by_the_number_of_requests() -> None:
+    """One has a part for each small block, a few have large ones, many have parts worth merging."""
+    one, few, many = (tiling(16, requests) for requests in (1, 7, 8))
+    assert (one.block_tokens, one.min_blocks) == (32, 1)
+    assert (few.block_tokens, few.min_blocks) == (64, 1)
+    assert (many.block_tokens, many.min_blocks) == (32, 2)
+
+
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         if report.kernel != "attend_kernel":
@@ -211,7 +219,7 @@ def test_compiled_for_sm_90() -> None:
         heads, queries = report.constants["HEADS"], report.constants["QUERIES"]
         (chosen,) = {
             tiles
-            for requests in (1, 64)
+            for requests in (4, 64)
             if (tiles := tiling(heads, requests, queries)).block_tokens
             == report.constants["BLOCK_TOKENS"]
         }

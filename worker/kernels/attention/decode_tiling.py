@@ -19,18 +19,21 @@ class Tiling:
 
 
 # Fewer leave parts so few rows that their number, and the merge of them, counts most.
-FEW_REQUESTS = 4
+FEW_REQUESTS = 8
 
 
 def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     """Of MLA, for `queries` new tokens at a time of each of so many requests.
 
-    From bench_mla_decode.py --sweep on an H200, with 16 heads. The narrow tile of 16 rows was the fastest
-    at 8 requests of 512 rows and more, and within 1 % of it at 64 of 4096 and more; at one request of
-    4096 it takes 12.6 us and the wide one 10.5. Those of 32 and 64 rows are the fastest at 64 requests
-    of 4096, each with 2 and 4 new tokens.
+    From bench_mla_decode.py on an H200, with 16 heads. Of 16 rows the narrow tile was the fastest at 8 requests of
+    1024 tokens and more, and within 1 % of it at 64 of 4096 and more; so it was at one request, with a block a
+    part, but for 2048 tokens. Between those the wide one was, up to 4096 tokens (at 4 requests of 1024 it takes
+    8.7 us and the narrow one 10.6). Those of 32 and 64 rows are the fastest at 64 requests of 4096, each with 2
+    and 4 new tokens.
     """
     rows = num_heads * queries
+    if rows <= 16 and requests == 1:
+        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=4)
     if rows <= 16 and requests < FEW_REQUESTS:
         return Tiling(16, 64, 8, num_stages=3, programs_per_sm=1, pieces=4)
     if rows <= 16:
