@@ -162,3 +162,4 @@ def test_a_row_of_a_router_is_not_read_too_often(monkeypatch: pytest.MonkeyPatch
         assert not has_kernel(torch.empty(rows + 1, width, device="meta"), outputs)
     row = torch.empty(1, 2048, device="meta")
     assert has_kernel(row, 3648) and not has_kernel(row.expand(2, -1), 3648)
+    assert not has_kernel(torch.empty(1, 7168, device="meta"), 2112)

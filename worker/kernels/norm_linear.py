@@ -24,6 +24,9 @@ from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 
 MAX_INPUTS = 8192
 FEW_OUTPUTS = 256
+# Of one row for more outputs than that: all programs read it, and a longer one does not stay in the cache that
+# `carveout.py` leaves. V3's latents took 14.9 us, 10.2 by two kernels (`bench/kernels/bench_joined.py`).
+MAX_REREAD_INPUTS = 4096
 # For several rows, each of which reads all weights from L2 (`bench/kernels/bench_joined.py`): up to 128 of
 # V2-Lite's router. Of V3's, whose rows leave registers for few outputs, 8 were slower than by two kernels.
 SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 128, 128 * 64
@@ -80,7 +83,9 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
     if not on_gpu(x):
         return False
     if rows == 1:
-        return inputs <= MAX_INPUTS and outputs <= MAX_OUTPUTS
+        if outputs <= FEW_OUTPUTS:
+            return inputs <= MAX_INPUTS
+        return inputs <= MAX_REREAD_INPUTS and outputs <= MAX_OUTPUTS
     few = outputs <= FEW_OUTPUTS and rows * outputs <= MAX_PRODUCTS
     return 1 < rows <= MAX_ROWS and inputs <= SHORT_INPUTS and few
 
