@@ -53,8 +53,8 @@ def test_what_the_kernel_is_not_for_is_named() -> None:
         few_rows_linear(torch.ones(2, 8), torch.ones(4, 7), out_dtype=torch.float32)
     with pytest.raises(AssertionError, match="9 rows of 8"):
         few_rows_linear(torch.ones(9, 8), torch.ones(4, 8), out_dtype=torch.float32)
-    with pytest.raises(AssertionError, match="2 rows of 4097"):
-        few_rows_linear(torch.ones(2, 4097), torch.ones(4, 4097), out_dtype=torch.float32)
+    with pytest.raises(AssertionError, match="2 rows of 3073"):
+        few_rows_linear(torch.ones(2, 3073), torch.ones(4, 3073), out_dtype=torch.float32)
 
 
 def test_pieces_are_as_deep_as_there_are_inputs() -> None:
@@ -72,5 +72,6 @@ def launches() -> None:
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         report.check()
+        report.check_resident(2)
         assert report.starts_early, report
         assert report.reads_ahead == report.constants["AHEAD"], report

@@ -20,8 +20,9 @@ from torch import Tensor
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-# Beyond these the library is as fast on an H200 (`bench/kernels/bench_linear.py`), or weights do not fit.
-MAX_ROWS, MAX_OUTPUTS, MAX_INPUTS = 8, 4096, 4096
+# Beyond the first two the library is as fast on an H200 (`bench/kernels/bench_linear.py`), and weights of more
+# inputs would leave room for one program only on a multiprocessor.
+MAX_ROWS, MAX_OUTPUTS, MAX_INPUTS = 8, 4096, 3072
 
 
 class Tiles(NamedTuple):
