@@ -51,6 +51,21 @@ def chain(x: Tensor) -> Tensor:
     return first
 
 
+def test_what_is_read_beside_is_kept() -> None:
+    x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
+    zero = torch.zeros_like(x)
+
+    def late(x: Tensor) -> Tensor:
+        return slow_sum(x, slow_sum(zero, zero, torch.empty_like(x)), torch.empty_like(x))
+
+    late(x)  # compiled
+    torch.cuda.synchronize()
+    result = beside(x + 1, late)
+    others = [torch.full_like(x, 7) for _ in range(8)]  # in memory that nobody holds
+    assert torch.equal(result(), x + 1)
+    assert all((other == 7).all() for other in others)
+
+
 @triton.jit
 def _row_of(table, at, previous, out, BLOCK: tl.constexpr):
     """out = previous + the row of the table that is named at `at`: the last two are looked up ahead of the wait."""

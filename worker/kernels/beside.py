@@ -13,8 +13,8 @@ MAX_ROWS = 256
 
 
 def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-    """work(x), x [T, ...], begun now. The function returned must be called, while the caller still has
-    `x`: it waits, on the device, and returns the result.
+    """work(x), x [T, ...], begun now. The function returned must be called: it waits, on the device, and
+    returns the result.
 
     Few rows on a GPU: on a stream of its own. Whatever `work` allocates is used again only by work
     that was launched after it had been waited for.
@@ -27,7 +27,8 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
     with torch.cuda.stream(stream):
         result = work(x)
 
-    def joined() -> Tensor:
+    def joined(_read: Tensor = x) -> Tensor:
+        """Holds `x` as well: its memory may not be given to others while the second stream reads it."""
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
