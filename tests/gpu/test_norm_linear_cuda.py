@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.norm_linear import (
+    MAX_REREAD_INPUTS,
     has_kernel,
     norm_linear,
     norm_linear_triton,
@@ -45,11 +46,10 @@ def exact(total: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize(("outputs", "width"), SHAPES)
 def test_float64(outputs: int, width: int, added: bool, constant: bool) -> None:
     x, residual, scale, weight = inputs(outputs, width)
+    assert has_kernel(x, outputs) == (width <= MAX_REREAD_INPUTS)
     other = residual if added else None
     with forbid_waiting():
-        got, total, _ = norm_linear_triton(
-            x, other, scale, EPS, weight, out_dtype=x.dtype, constant=constant
-        )
+        got, total, _ = norm_linear(x, other, scale, EPS, weight, constant=constant)
     assert torch.equal(total, x + residual if added else x)
     expected = exact(total, scale, weight)
     assert (got.double() - expected).abs().max() / expected.abs().max() < 2**-8
@@ -121,4 +121,5 @@ def test_chain_in_a_cuda_graph() -> None:
 def test_what_else_has_no_kernel() -> None:
     row = torch.empty(1, 2048, device="cuda", dtype=torch.bfloat16)
     assert not has_kernel(row.expand(2, -1), 3648) and not has_kernel(row.float(), 3648)
-    assert not has_kernel(row, 102400) and not has_kernel(row.new_empty(1, 7168), 2112)
+    assert not has_kernel(row, 102400) and not has_kernel(row.new_empty(1, 16384), 3648)
+    assert not has_kernel(row.new_empty(1, 7168), 2112)

@@ -5,8 +5,8 @@ A multiprocessor has one at a time, and unless told, CUDA chooses it for each ke
 synchronization point" (CUDA driver API, cuFuncSetCacheConfig): it cannot start early (`pdl.py`). And a decode
 step is a chain of kernels with little and much shared memory in turns; on an H200 such a turn takes 2 to 3 us.
 
-All for shared memory: kernels that need it lose nothing by it, and the others, which stream weights past
-the cache, next to nothing.
+All for shared memory: kernels that need it lose nothing by it, and the others stream weights past the cache.
+What loses are kernels all of whose programs read the same long rows (`norm_linear.py`).
 """
 
 from __future__ import annotations

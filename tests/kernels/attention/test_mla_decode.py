@@ -173,6 +173,8 @@ REAL = [
     (16, 64, 1, 16),
     (16, 4, 1, 64),
     (16, 4, 1, 16),
+    (16, 1, 1, 64),
+    (16, 1, 1, 16),
     (128, 64, 1, 64),
     (16, 64, 2, 64),
     (16, 64, 4, 64),
@@ -225,5 +227,5 @@ def test_compiled_for_sm_90() -> None:
         }
         report.check_resident(chosen.programs_per_sm)
         # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request
-        assert report.spill_bytes <= (136 if chosen.block_rows == 64 else 0), report
+        assert report.spill_bytes <= (128 if chosen.block_rows == 64 else 0), report
         assert report.has_wgmma == (chosen.block_rows == 64), report

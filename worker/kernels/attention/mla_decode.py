@@ -133,7 +133,8 @@ def mla_decode_triton(
         BLOCK_TOKENS=tiling.block_tokens,
         STAGES=tiling.num_stages,
         PIECES=min(tiling.pieces, latent // 16),
-        SETTLED=settled,
+        # Tiles of 64 rows have no registers left for it
+        SETTLED=settled and tiling.block_rows < 64,
         num_warps=tiling.num_warps,
         **launch_options(),
     )

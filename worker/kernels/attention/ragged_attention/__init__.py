@@ -35,8 +35,9 @@ def ragged_attention(
     queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
     all see all keys of their chunk. `work` must have been made with the same `causal`.
 
-    Returns [N, H, V] in q's dtype, which is `out` if that is given (contiguous), and the log-sum-exp of each row of scores in base 2, [N, H]
-    float32: what `merge_states` needs. A row that sees no key is 0, its log-sum-exp -inf.
+    Returns [N, H, V] in q's dtype, which is `out` if that is given (contiguous), and the log-sum-exp of
+    each row of scores in base 2, [N, H] float32: what `merge_states` needs. A row that sees no key is 0,
+    its log-sum-exp -inf.
     """
     (num_queries, heads, width), (num_keys, groups, d) = q.shape, k.shape
     assert v.shape[:2] == k.shape[:2] and heads % groups == 0 and width >= d, (
