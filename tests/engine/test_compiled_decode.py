@@ -29,7 +29,8 @@ class Prompts(ForwardDriver):
         self.step(chunks=list(enumerate(PROMPTS)))
 
     @torch.inference_mode()
-    def decode(self, slots: Tensor, lengths: Tensor) -> Tensor:
+    def decode(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
+        del places
         tokens = {
             slot: NEXT[slot][length - len(PROMPTS[slot]) - 1]
             for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True)
@@ -37,9 +38,9 @@ class Prompts(ForwardDriver):
         return self.step(tokens)
 
 
-def rows(slots: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+def rows(slots: Sequence[int], step: int) -> tuple[Tensor, Tensor, Tensor]:
     lengths = [len(PROMPTS[slot]) + step for slot in slots]
-    return torch.tensor(slots), torch.tensor(lengths)
+    return torch.tensor(slots), torch.tensor(lengths), torch.tensor(slots)
 
 
 @pytest.fixture
@@ -84,14 +85,14 @@ def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
     before = {module: set(vars(module)) for module in model.modules()}
     inside: list[int] = []
 
-    def fail(slots: Tensor, lengths: Tensor) -> Tensor:
-        assert slots.shape == lengths.shape
+    def fail(slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
+        assert slots.shape == lengths.shape == places.shape
         inside.append(sum(set(vars(m)) != before[m] for m in model.modules()))
         raise RuntimeError
 
     decode = CompiledDecode(fail, model, max_rows=4)
     for size in (5, 4):
         with pytest.raises(RuntimeError):
-            decode(torch.zeros(size), torch.zeros(size))
+            decode(*torch.zeros(3, size))
     assert inside == [0, 3 * len(model.model.layers)]  # two projections and the feed-forward layer
     assert before == {module: set(vars(module)) for module in model.modules()}

@@ -1,4 +1,4 @@
-"""Which recording a step takes, and what it makes of the plan."""
+"""Which recording a step takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.graphs import DecodeGraphs, Recording, graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
 
-IDLE = 99
-
 
 def recording(size: int) -> Recording:
     nothing = torch.empty(0)
-    return Recording(None, size, IDLE, nothing, nothing)  # type: ignore[arg-type]
+    return Recording(None, size, nothing, nothing)  # type: ignore[arg-type]
 
 
 def decodes(size: int, *chunks: PrefillChunk) -> StepPlan:
@@ -46,16 +44,17 @@ def test_the_smallest_that_fits_is_taken() -> None:
     assert [r.size if r else None for r in taken.values()] == [2, 2, 4, 4, 8, 8, 8, 8, None]
 
 
-def test_prompts_are_launched_kernel_by_kernel() -> None:
-    graphs = DecodeGraphs([recording(8)])
-    chunk = PrefillChunk(7, 0, (1, 2), is_last=True)
-    assert graphs.fitting(decodes(2, chunk)) is None
-    assert graphs.fitting(StepPlan((), (), (chunk,), (), ())) is None
-    assert graphs.fitting(StepPlan((), (), (), (), ())) is None
+def test_tokens_of_chunks_are_rows_as_well() -> None:
+    graphs = DecodeGraphs([recording(8), recording(4)])
+    three = PrefillChunk(9, 0, (1, 2, 3), is_last=True)
+    scored = PrefillChunk(9, 0, (1, 2, 3), is_last=True, score_tokens=(2,))
 
+    def taken(plan: StepPlan) -> int | None:
+        fitting = graphs.fitting(plan)
+        return fitting.size if fitting else None
 
-def test_spare_rows_belong_to_the_idle_slot() -> None:
-    padded = recording(4).pad(decodes(3))
-    assert padded.decode_slots == (0, 1, 2, IDLE)
-    assert padded.decode_lengths == (5, 6, 7, 1)
-    assert recording(4).pad(decodes(4)) == decodes(4)
+    assert [taken(decodes(n, three)) for n in (0, 1, 2, 5, 6)] == [4, 4, 8, 8, None]
+    assert taken(decodes(1, three, PrefillChunk(7, 5, (4, 5), is_last=False))) == 8
+    assert taken(decodes(2, scored)) is None
+    assert taken(decodes(0)) is None
+    assert DecodeGraphs().fitting(decodes(2, three)) is None

@@ -38,7 +38,7 @@ def test_slots_take_pages_and_tokens() -> None:
     state = SlotState(Capacity(num_pages=20, page_size=4, num_slots=5, context_length=16), CPU)
     state.last_token[3], state.last_token[1] = 33, 31
     inputs = InputPacker(CPU).pack(PLAN)
-    state.apply(inputs)
+    state.apply(inputs.page_writes)
     assert state.input_tokens(inputs.token_slots[:2], inputs.prompt_tokens).tolist() == [
         33,
         31,

@@ -45,12 +45,12 @@ class CompiledDecode:
         self._sizes: set[int] = set()  # that have been compiled
         self._seconds = 0.0  # that their calls took
 
-    def __call__(self, slots: Tensor, lengths: Tensor) -> Tensor:
+    def __call__(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
         if len(slots) > self._max_rows:
-            return self._decode(slots, lengths)
+            return self._decode(slots, lengths, places)
         begin = time.perf_counter()
         with self._in_place():
-            logits = self._decode(slots, lengths)
+            logits = self._decode(slots, lengths, places)
         self._sizes.add(len(slots))
         self._seconds += time.perf_counter() - begin
         return logits

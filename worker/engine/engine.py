@@ -15,8 +15,9 @@ from torch import Tensor
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.compiled_decode import CompiledDecode
+from mla_router.worker.engine.decode_rows import decode_rows
 from mla_router.worker.engine.fresh_prompts import FreshPrompts, RunPrompt, record_fresh_prompts
-from mla_router.worker.engine.graphs import DecodeGraphs, record_graphs
+from mla_router.worker.engine.graphs import DecodeGraphs, Recording, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
 from mla_router.worker.engine.pieces import Pieces, record_pieces
 from mla_router.worker.engine.readback import Readback, ReadbackRing
@@ -43,7 +44,7 @@ class Launched:
 class GraphSizes:
     """What to record as CUDA graphs, ascending."""
 
-    decode: Sequence[int]  # batch sizes of steps without prompts
+    decode: Sequence[int]  # rows of steps that are decode rows alone
     prompts: Sequence[int]  # rows of steps with prompts
     compiled: int = 0  # batch sizes of `decode` up to this one go through torch.compile
 
@@ -144,23 +145,33 @@ class Engine:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
-        recording = self._graphs.fitting(plan)
-        padded = recording.pad(plan) if recording else plan
-        inputs = self._packer.pack(padded)
-        self.slots.apply(inputs)
-        if padded.decode_slots:
-            self._prepare_decode(padded.decode_slots, padded.decode_lengths)
         self.sampler.admit(plan.admitted)
-        if recording is None:
-            return self._launch(plan, inputs)
-        rows = len(plan.decode_slots)
-        logits = recording.replay(inputs.token_slots, inputs.decode_lengths)
-        return Launched(
-            plan, logits[:rows], inputs.token_slots[:rows], inputs.decode_lengths[:rows], None
-        )
+        # First of all recordings, that of a prompt alone included: few rows need no attention of prompts.
+        recording = self._graphs.fitting(plan)
+        if recording is not None:
+            return self._replay(plan, recording)
+        inputs = self._packer.pack(plan)
+        self.slots.apply(inputs.page_writes)
+        if plan.decode_slots:
+            self._prepare_decode(plan.decode_slots, plan.decode_lengths)
+        return self._launch(plan, inputs)
+
+    def _replay(self, plan: StepPlan, recording: Recording) -> Launched:
+        """Any step that is decode rows alone, or can be."""
+        rows = decode_rows(plan, recording.size, self.slots.idle_slot)
+        inputs = self._packer.pack_rows(plan, rows)
+        self.slots.apply(inputs.page_writes)
+        self.slots.give(inputs.given)
+        self._prepare_decode(rows.slots, rows.lengths)
+        logits = recording.replay(inputs.rows)
+        if rows.first_are_sampled:
+            logits = logits[: len(rows.sampled)]
+        else:
+            logits = logits.index_select(0, inputs.sampled)
+        return Launched(plan, logits, inputs.sampled_slots, inputs.sampled_lengths, None)
 
     def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
-        """Any step with prompts, and what no recording of decode rows is large enough for."""
+        """What no recording of decode rows is for, or large enough for."""
         hidden = self._run(plan, inputs)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
@@ -217,7 +228,7 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _decode(self, slots: Tensor, lengths: Tensor) -> Tensor:
+    def _decode(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
         """Logits of decode rows of which the host knows nothing but how many they are."""
         layout = StepLayout(
             page_table=self.slots.page_table,
@@ -225,7 +236,7 @@ class Engine:
             decode_lengths=lengths.to(torch.int32),
             max_decode_length=self.capacity.context_length,
         )
-        tokens = self.slots.last_token[slots]
+        tokens = self.slots.tokens[places]
         batch = self._compose(ForwardBatch, tokens, slots, lengths - 1, layout, None)
         return self.model.logits(self.model(batch, self.cache))
 

@@ -1,15 +1,16 @@
 """Decode steps as CUDA graphs: one launch instead of hundreds.
 
-A step of decode rows alone reads nothing from the host but each row's slot and length, so the whole
-forward pass can be recorded once for each batch size and replayed with other slots and lengths. A
-batch between two sizes takes the larger one; the rows too many belong to an idle slot, whose page
-table points to page 0, and what they compute is nobody's.
+A step of decode rows alone reads nothing from the host but each row's slot, its length and the place of
+its token, so the whole forward pass can be recorded once for each batch size and replayed with others.
+Steps with few prompt tokens become such steps (`decode_rows.py`). A batch between two sizes takes
+the larger one; the rows too many belong to an idle slot, whose page table points to page 0, and what
+they compute is nobody's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.alias import alias
+from mla_router.worker.engine.decode_rows import fit_for_decode
 from mla_router.worker.engine.recordings import Recordings, record_sizes
 
-# From the slots [B] and lengths [B], int64, of decode rows to their logits [B, V].
-Decode = Callable[[Tensor, Tensor], Tensor]
+# From the slots, lengths and places of tokens, each [B] int64, of decode rows to their logits [B, V].
+Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Told the slots and lengths of decode rows before they are decoded: `AttentionBackend.prepare_decode`.
 Prepare = Callable[[Sequence[int], Sequence[int]], None]
 
@@ -39,23 +41,12 @@ def graph_sizes(largest: int) -> list[int]:
 class Recording:
     graph: torch.cuda.CUDAGraph
     size: int
-    idle_slot: int
-    rows: Tensor  # [2, size] int64, slots and lengths that the graph reads
+    rows: Tensor  # [3, size] int64, that the graph reads: slots, lengths, places of tokens
     logits: Tensor  # [size, V], that it writes
 
-    def pad(self, plan: StepPlan) -> StepPlan:
-        """`plan` with as many decode rows as the recording has."""
-        spare = self.size - len(plan.decode_slots)
-        return replace(
-            plan,
-            decode_slots=plan.decode_slots + (self.idle_slot,) * spare,
-            decode_lengths=plan.decode_lengths + (1,) * spare,
-        )
-
-    def replay(self, slots: Tensor, lengths: Tensor) -> Tensor:
-        """Logits of the rows; the next replay of any recording writes over them."""
-        self.rows[0].copy_(slots)
-        self.rows[1].copy_(lengths)
+    def replay(self, rows: Tensor) -> Tensor:
+        """Logits of `rows` [3, size]; the next replay of any recording writes over them."""
+        self.rows.copy_(rows)
         self.graph.replay()
         return self.logits
 
@@ -68,9 +59,7 @@ class DecodeGraphs:
 
     def fitting(self, plan: StepPlan) -> Recording | None:
         """What can be replayed for `plan`, if anything."""
-        if plan.chunks or not plan.decode_slots:
-            return None
-        return self._recordings.fitting(len(plan.decode_slots))
+        return self._recordings.fitting(plan.num_tokens) if fit_for_decode(plan) else None
 
 
 def record_graphs(
@@ -92,13 +81,15 @@ def record_graphs(
 def _record(
     decode: Decode, prepare: Prepare, size: int, idle_slot: int, device: torch.device, pool: Any
 ) -> Recording:
-    rows = torch.empty(2, size, dtype=torch.int64, device=device)
-    rows[0], rows[1] = idle_slot, 1
-    slots, lengths = rows.unbind()
+    rows = torch.full((3, size), idle_slot, dtype=torch.int64, device=device)
+    rows[1] = 1
+    slots, lengths, places = rows.unbind()
     prepare((idle_slot,) * size, (1,) * size)
-    decode(slots, lengths)  # kernels are compiled and libraries set up before they are recorded
+    decode(
+        slots, lengths, places
+    )  # kernels are compiled and libraries set up before they are recorded
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        logits = decode(slots, lengths)
-    return Recording(graph, size, idle_slot, rows, alias(logits))
+        logits = decode(slots, lengths, places)
+    return Recording(graph, size, rows, alias(logits))

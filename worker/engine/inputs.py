@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.decode_rows import DecodeRows
 from mla_router.worker.engine.upload import Upload
 
 
@@ -26,8 +27,20 @@ class StepInputs:
     page_writes: Tensor  # [3, W]: slot, index, page
 
 
+@dataclass(frozen=True, slots=True)
+class RowInputs:
+    """Of a step that is decode rows alone: on the device, all int64. R sampled rows."""
+
+    rows: Tensor  # [3, size], contiguous: slots, lengths and places of `DecodeRows`
+    given: Tensor  # [G]
+    sampled: Tensor  # [R], rows
+    sampled_slots: Tensor  # [R]
+    sampled_lengths: Tensor  # [R]
+    page_writes: Tensor  # [3, W]: slot, index, page
+
+
 class InputPacker:
-    """Turns plans into `StepInputs` on `device`."""
+    """Turns plans into `StepInputs` or `RowInputs` on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._upload = Upload(device)
@@ -44,10 +57,24 @@ class InputPacker:
                     np.asarray(plan.decode_lengths, dtype=np.int64),
                     output_rows,
                     np.asarray(score_tokens, dtype=np.int64),
-                    np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T,
+                    _page_writes(plan),
                 ]
             )
         )
+
+    def pack_rows(self, plan: StepPlan, rows: DecodeRows) -> RowInputs:
+        """`rows` are the plan's."""
+        all_rows = np.array([rows.slots, rows.lengths, rows.places], dtype=np.int64)
+        sampled = np.array(rows.sampled, dtype=np.int64)
+        slots, lengths = all_rows[:2, sampled]
+        given = np.array(rows.given, dtype=np.int64)
+        return RowInputs(
+            *self._upload([all_rows, given, sampled, slots, lengths, _page_writes(plan)])
+        )
+
+
+def _page_writes(plan: StepPlan) -> np.ndarray:
+    return np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T
 
 
 def _rows(plan: StepPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.inputs import StepInputs
+from mla_router.worker.engine.decode_rows import MAX_GIVEN
 
 
 class SlotState:
@@ -22,14 +22,21 @@ class SlotState:
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         slots, pages = capacity.num_slots + 1, capacity.pages_per_request
         self.idle_slot = capacity.num_slots
-        self.last_token = torch.zeros(slots, dtype=torch.int64, device=device)
+        # Each slot's last, then those that a step is given whose prompt tokens are decode rows.
+        self.tokens = torch.zeros(slots + MAX_GIVEN, dtype=torch.int64, device=device)
+        self.last_token = self.tokens[:slots]
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
 
-    def apply(self, inputs: StepInputs) -> None:
-        """Write the pages that the step adds."""
-        if inputs.page_writes.shape[1]:
-            slot, index, page = inputs.page_writes.unbind()
+    def apply(self, page_writes: Tensor) -> None:
+        """Write the pages that the step adds: slot, index and page [3, W] int64."""
+        if page_writes.shape[1]:
+            slot, index, page = page_writes.unbind()
             self.page_table[slot, index] = page.to(torch.int32)
+
+    def give(self, tokens: Tensor) -> None:
+        """Put a step's given tokens [G] int64, G at most MAX_GIVEN, into the places behind the slots'."""
+        if len(tokens):
+            self.tokens[len(self.last_token) :][: len(tokens)] = tokens
 
     def input_tokens(self, decode_slots: Tensor, prompt_tokens: Tensor) -> Tensor:
         """[T] int64: the last token of every decode row, then the tokens of the chunks."""

@@ -1,0 +1,216 @@
+"""Tokens of chunks as decode rows: which steps, what rows, and that they compute what chunks do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.decode_rows import (
+    MAX_GIVEN,
+    MAX_READ_AGAIN,
+    decode_rows,
+    fit_for_decode,
+)
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.inputs import InputPacker
+from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.model.loader import load_model
+from support.random_requests import random_script
+from support.scripted_scheduler import run
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+from support.unrecorded_decode import replace_recording
+
+CPU = torch.device("cpu")
+IDLE = 6
+CAPACITY = Capacity(num_pages=60, page_size=4, num_slots=IDLE, context_length=40)
+
+
+def chunk(slot: int, start: int, length: int, is_last: bool = True) -> PrefillChunk:
+    return PrefillChunk(slot, start, tuple(range(100, 100 + length)), is_last)
+
+
+def step(*chunks: PrefillChunk, decodes: int = 0) -> StepPlan:
+    slots = tuple(range(decodes))
+    return StepPlan(slots, tuple(5 + slot for slot in slots), chunks, (), ())
+
+
+def test_steps_with_few_tokens_are_fit() -> None:
+    assert fit_for_decode(step(decodes=1000))
+    assert fit_for_decode(step(chunk(5, 0, 3)))
+    assert fit_for_decode(step(chunk(5, 7, 2), chunk(4, 0, 9, is_last=False), decodes=4))
+    assert not fit_for_decode(step())
+    halves = chunk(5, 0, MAX_GIVEN // 2), chunk(4, 0, MAX_GIVEN // 2)
+    assert fit_for_decode(step(*halves, decodes=3))
+    assert not fit_for_decode(step(*halves, chunk(3, 0, 1), decodes=3))
+    scored = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_start=1, score_tokens=(2,))
+    assert not fit_for_decode(step(scored, decodes=3))
+
+
+def test_what_is_read_again_is_bounded() -> None:
+    """A chunk of n tokens that ends at e reads n * e rows instead of e."""
+    end = MAX_READ_AGAIN // 8
+    assert fit_for_decode(step(chunk(5, 10 * MAX_READ_AGAIN, 1), decodes=2))
+    assert fit_for_decode(step(chunk(5, end - 9, 9), decodes=2))
+    assert not fit_for_decode(step(chunk(5, end - 8, 9)))
+    assert not fit_for_decode(step(chunk(5, end - 9, 9), chunk(4, 0, 2)))
+
+
+def test_rows_are_decodes_then_chunks_then_padding() -> None:
+    plan = StepPlan(
+        (3, 1), (10, 5), (chunk(0, 4, 3), chunk(2, 0, 2, is_last=False), chunk(5, 8, 1)), (), ()
+    )
+    rows = decode_rows(plan, 10, IDLE)
+    assert rows.slots == [3, 1, 0, 0, 0, 2, 2, 5, IDLE, IDLE]
+    assert rows.lengths == [10, 5, 5, 6, 7, 1, 2, 9, 1, 1]
+    assert rows.places == [3, 1, *range(IDLE + 1, IDLE + 7), IDLE, IDLE]
+    assert rows.given == [100, 101, 102, 100, 101, 100]
+    assert rows.sampled == [0, 1, 4, 7]
+    assert not rows.first_are_sampled
+    with pytest.raises(AssertionError, match="8 rows for 7"):
+        decode_rows(plan, 7, IDLE)
+
+
+@pytest.mark.parametrize(
+    "chunks", [(), (chunk(5, 3, 1),), (chunk(5, 3, 4, is_last=False),)], ids=["none", "one", "open"]
+)
+@pytest.mark.parametrize("decodes", [0, 3])
+def test_the_first_rows_sample(chunks: tuple[PrefillChunk, ...], decodes: int) -> None:
+    plan = step(*chunks, decodes=decodes)
+    rows = decode_rows(plan, 8, IDLE)
+    assert rows.first_are_sampled
+    assert [rows.slots[row] for row in rows.sampled] == list(plan.sampled_slots)
+
+
+def test_packed() -> None:
+    plan = StepPlan((3, 1), (10, 5), (chunk(0, 4, 3),), ((0, 1, 11), (3, 2, 13)), ())
+    rows = decode_rows(plan, 7, IDLE)
+    inputs = InputPacker(CPU).pack_rows(plan, rows)
+    assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.places]
+    assert inputs.rows.is_contiguous()
+    assert inputs.sampled.tolist() == [0, 1, 4]
+    assert inputs.sampled_slots.tolist() == list(plan.sampled_slots)
+    assert inputs.sampled_lengths.tolist() == [10, 5, 7]
+    assert inputs.page_writes.tolist() == [[0, 3], [1, 2], [11, 13]]
+
+    state = SlotState(CAPACITY, CPU)
+    state.last_token[:] = torch.arange(50, 51 + IDLE)
+    state.give(inputs.given)
+    assert state.tokens[inputs.rows[2]].tolist() == [53, 51, 100, 101, 102, 56, 56]
+    assert state.last_token.tolist() == list(range(50, 51 + IDLE))
+    state.give(torch.arange(MAX_GIVEN))
+    assert state.tokens[IDLE + 1 :].tolist() == list(range(MAX_GIVEN))
+
+
+@pytest.fixture(scope="module", params=["v3", "llama_gqa"])
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
+    """Of the same model, one without graphs and one with: of every size up to 16, and of 24."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    write_tiny_model(folder, **CONFIGS[request.param])
+    model = load_model(folder, device=CPU, dtype=torch.float32)
+    eager, recorded = (
+        Engine(model, CAPACITY, device=CPU, dtype=torch.float32, attention=TorchBackend())
+        for _ in range(2)
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        replace_recording(recorded, [*range(1, 17), 24], monkeypatch)
+    yield eager, recorded
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 20),  # tokens in the cache
+        st.integers(0, 6),  # in the chunk; without any the request decodes
+        st.booleans(),  # the chunk is the last one
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=60)
+@given(requests=REQUESTS, seed=st.integers(0, 1000))
+def test_they_compute_what_chunks_do(
+    engines: tuple[Engine, Engine], requests: list[tuple[int, int, bool]], seed: int
+) -> None:
+    """Chunks have attention of their own, over keys that are expanded where a model has latents."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(VOCAB_SIZE, (count,), generator=draw).tolist())
+
+    order: list[int] = torch.randperm(IDLE, generator=draw).tolist()
+    slots = order[: len(requests)]
+    pages = tuple((slot, index, 1 + 10 * slot + index) for slot in slots for index in range(10))
+    # Whoever decodes has a prompt
+    states = [(held or int(not new), new, last) for held, new, last in requests]
+    of_slots = list(zip(slots, states, strict=True))
+    prompts = [PrefillChunk(slot, 0, tokens(held), True) for slot, (held, *_) in of_slots if held]
+    decoding = [(slot, held + 1) for slot, (held, new, _) in of_slots if not new]
+    plan = StepPlan(
+        tuple(slot for slot, _ in decoding),
+        tuple(length for _, length in decoding),
+        tuple(
+            PrefillChunk(slot, held, tokens(new), last)
+            for slot, (held, new, last) in of_slots
+            if new
+        ),
+        pages,
+        tuple(Admitted(slot, SamplingParams(9), tokens(3)) for slot in slots),
+    )
+    last_tokens = torch.tensor(tokens(IDLE))
+    eager, recorded = engines
+    eager.cache.zero_()
+    if prompts:
+        eager.forward(StepPlan((), (), tuple(prompts), pages, ()))
+    before = eager.cache.clone()
+    seen = []
+    for engine in engines:
+        engine.cache.copy_(before)
+        engine.slots.last_token[:IDLE] = last_tokens
+        launched = engine.forward(plan)
+        # Page 0 takes what rows too many write; sampling writes over the logits
+        computed = launched.logits.clone(), engine.cache[:, 1:].clone()
+        where = launched.slots.tolist(), launched.positions.tolist()
+        sampled = engine.sample(launched).wait().tokens
+        seen.append((computed, where, sampled, engine.slots.last_token[:IDLE].tolist()))
+    assert (recorded._graphs.fitting(plan) is None) == (plan.num_tokens > 24)
+    (want, *wanted), (got, *others) = seen
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert others == wanted
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_requests_get_the_same_tokens(
+    engines: tuple[Engine, Engine], overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From end to end, of chunks of at most 7 tokens, with a prefix cache and scored prompts."""
+    model = engines[0].model
+    capacity = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
+    script = random_script(3, 60, aborts=False)
+    runs, replays = [], []
+    for sizes in ([], [1, 2, 4, 8, 12, 16, 24]):
+        engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+        graphs = replace_recording(engine, sizes, monkeypatch) if sizes else []
+        runs.append(
+            run(
+                {at: list(messages) for at, messages in script.items()},
+                engine=engine,
+                capacity=capacity,
+                vocab_size=VOCAB_SIZE,
+                overlap=overlap,
+                chunk_size=7,
+            )
+        )
+        replays.append(sum(graph.replays for graph in graphs))
+    assert replays[0] == 0 and replays[1] > 100
+    for n in range(60):
+        assert runs[1].channel.tokens(f"r{n}") == runs[0].channel.tokens(f"r{n}")

@@ -1,0 +1,49 @@
+"""Decode graphs without a GPU: in the place of each stands what would be recorded in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.engine import engine as engine_module
+from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.graphs import Decode, DecodeGraphs, Recording
+
+
+class Unrecorded:
+    """Decodes again where a graph would be replayed."""
+
+    def __init__(self, decode: Decode, rows: Tensor) -> None:
+        self._decode, self._rows = decode, rows
+        self.logits = decode(*rows)
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.logits.copy_(self._decode(*self._rows))
+
+
+def replace_recording(
+    engine: Engine, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> list[Unrecorded]:
+    """Give `engine`, on the CPU, such graphs of `sizes`."""
+    graphs: list[Unrecorded] = []
+
+    def record(
+        decode: Decode, _: object, sizes: Sequence[int], *, idle_slot: int, **__: object
+    ) -> DecodeGraphs:
+        recordings = []
+        for size in sizes:
+            rows = torch.full((3, size), idle_slot)
+            rows[1] = 1
+            graphs.append(Unrecorded(decode, rows))
+            recordings.append(Recording(graphs[-1], size, rows, graphs[-1].logits))  # type: ignore[arg-type]
+        return DecodeGraphs(recordings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "record_graphs", record)
+        engine.record_graphs(GraphSizes(sizes, []))
+    return graphs
