@@ -118,7 +118,7 @@ class WorkerConfig:
     )
     disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
-        256, "largest batch of decode steps that is recorded as a CUDA graph", low=1, high=4096
+        256, "most rows of decode steps that are recorded as CUDA graphs", low=1, high=4096
     )
     piecewise_cuda_graph_max_tokens: int = _flag(
         4096,

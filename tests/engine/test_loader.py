@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.engine.decode_rows import MAX_GIVEN
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_graph_sizes, load_engine
 from mla_router.worker.model.config.fields import ModelError
@@ -50,6 +53,19 @@ def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
     with pytest.raises(ConfigError, match=r"--disable-mla: LlamaForCausalLM has none"):
         load_engine(WorkerConfig(model_path=str(tmp_path), device="cpu", disable_mla=True))
+
+
+def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
+    device = torch.device("cuda")
+    attention = TritonBackend.for_latents(16, 256, torch.device("cpu"))
+
+    def sizes(**settings: Any) -> Sequence[int]:
+        return choose_graph_sizes(WorkerConfig(**settings), device, attention).decode
+
+    assert max(sizes(max_running_requests=5)) == 5 + MAX_GIVEN
+    assert max(sizes(max_running_requests=1000, cuda_graph_max_bs=100)) == 100
+    assert max(sizes(max_running_requests=5, cuda_graph_max_bs=3)) == 3
+    assert sizes(max_running_requests=5, cuda_graph_bs="1,4") == [1, 4]
 
 
 def test_torch_compile_is_for_cuda_graphs() -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from mla_router.worker.core import StepPlan
 
-# Tokens of all chunks of a step together. More of them are work enough to hide most of the launches that a
-# graph saves, and attention of a chunk, which reads its request once, is better at them.
+# Tokens of all chunks of a step together. With more of them the device is longer at work, so that there is less
+# left to save, and each is one more row that attends by itself.
 MAX_GIVEN = 64
 # Rows of the KV cache that are read once more than a chunk's own attention would, which reads its request once
 # for all tokens: in each layer 75 MB of V2-Lite's latents.
@@ -25,8 +25,8 @@ MAX_READ_AGAIN = 1 << 16
 
 
 def fit_for_decode(plan: StepPlan) -> bool:
-    """Whether the step has rows, all of which can be decode rows at little cost. Rows that are scored
-    cannot: a graph ends in logits, of which there is no room for a whole prompt's."""
+    """Whether the step has rows, all of which can be decode rows at little cost. Rows of which
+    tokens are scored cannot: that takes hidden states, and a graph has only logits left at its end."""
     given = again = 0
     for chunk in plan.chunks:
         if chunk.score_tokens:

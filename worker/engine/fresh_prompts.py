@@ -4,6 +4,7 @@ The common case where few requests come at a time, and there the whole of the wa
 several requests in a step, or a prefix in the cache, attention depends on more than the number of rows
 (`pieces.py`). Here each row sees itself and those before it, so that the rows too many of a larger
 recording, which come behind, are seen by none of the prompt's own; they are an idle slot's.
+Short ones are decode rows before that (`decode_rows.py`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
+from mla_router.worker.engine.decode_rows import MAX_GIVEN
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
@@ -112,7 +113,8 @@ def choose_graph_sizes(
                 f"{without} there are none"
             )
         return GraphSizes([], [])
-    largest = min(config.cuda_graph_max_bs, config.max_running_requests)
+    # Tokens of chunks are rows as well, beside those of a full batch.
+    largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_GIVEN)
     return GraphSizes(
         config.decode_graph_sizes or graph_sizes(largest),
         piece_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens)),

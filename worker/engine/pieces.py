@@ -6,7 +6,7 @@ recording is cut where a layer asks for its attention (`ForwardBatch.attend`). A
 number; rows too many are an idle slot's and attend to nothing.
 
 Without it a GPU waits for its host: some five hundred launches take longer than the work of a prompt of a
-thousand tokens. `fresh_prompts.py` has the steps that need no cut.
+thousand tokens. `fresh_prompts.py` and `decode_rows.py` have the steps that need no cut.
 """
 
 from __future__ import annotations
