@@ -3,7 +3,8 @@
 Three launches: gate and up with silu(gate) * up in the epilogue, so that the wide intermediate never
 reaches memory; down, which puts the rows back in the order of the pairs; the sum over a token's
 experts in the order of k, in float32. Programs that share weights are neighbours in time, as in
-Triton's matrix multiplication tutorial ("grouped ordering").
+Triton's matrix multiplication tutorial ("grouped ordering"). Weights, and rows that lie in order, are read by
+the tensor memory accelerator: one thread asks for a tile, where each would have asked for its pieces.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels.moe.align import Blocks, block_rows
 from mla_router.worker.kernels.moe.tiling import Tile
@@ -26,25 +28,6 @@ def _block_and_column(program, max_blocks, COLUMNS: tl.constexpr, group_m):
     first = program // in_group * group_m
     size = min(max_blocks - first, group_m)
     return first + program % in_group % size, program % in_group // size
-
-
-@triton.jit
-def _product(rows_at, is_row, weight_at, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows times a weight, over SIZE inputs, of which the pointers `rows_at` [rows, BLOCK_K] and `weight_at`
-    [BLOCK_K, columns] have the first; [rows, columns] float32. Where `is_row` [rows, 1] is not: 0."""
-    k = tl.arange(0, BLOCK_K)
-    sums = tl.zeros((rows_at.shape[0], weight_at.shape[1]), tl.float32)
-    for start in range(0, SIZE, BLOCK_K):
-        if SIZE % BLOCK_K == 0:
-            a = tl.load(rows_at, is_row, other=0.0)
-            b = tl.load(weight_at)
-        else:
-            a = tl.load(rows_at, is_row & (start + k < SIZE)[None, :], other=0.0)
-            b = tl.load(weight_at, (start + k < SIZE)[:, None], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
-        rows_at += BLOCK_K
-        weight_at += BLOCK_K
-    return sums
 
 
 @triton.jit(do_not_specialize=["max_blocks", "num_pairs", "group_m"])
@@ -78,15 +61,16 @@ def _gate_up_gemm(
         return
     real = pair < num_pairs
 
-    # Rows of gate and up alternate, so that both of a pair of outputs lie in one thread. Columns past
-    # the end read others' weights and are not stored.
-    lane = tl.arange(0, 2 * BLOCK_N)
-    weight_row = lane % 2 * WIDTH + (column * BLOCK_N + lane // 2) % WIDTH
+    # Columns past the end read others' weights, or zeros, and are not stored
     k = tl.arange(0, BLOCK_K)
     x_at = x + tl.where(real, pair // TOP_K, 0).to(tl.int64)[:, None] * HIDDEN + k[None, :]
-    weight_at = weight + expert * (2 * WIDTH * HIDDEN) + weight_row[None, :] * HIDDEN + k[:, None]
-    sums = _product(x_at, real[:, None], weight_at, HIDDEN, BLOCK_K)
-    gate, up = tl.split(tl.reshape(sums, (ROWS, BLOCK_N, 2)))
+    first = (expert * (2 * WIDTH)).to(tl.int32) + column * BLOCK_N
+    gate = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    up = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    for start in range(0, HIDDEN, BLOCK_K):
+        a = tl.load(x_at + start, _inside(real, start + k, HIDDEN, BLOCK_K), other=0.0)
+        gate = tl.dot(a, weight.load([first, start]).T, gate, input_precision="ieee")
+        up = tl.dot(a, weight.load([first + WIDTH, start]).T, up, input_precision="ieee")
     gated = (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(out + rows[:, None] * WIDTH + n[None, :], gated, real[:, None] & (n < WIDTH)[None, :])
@@ -124,15 +108,28 @@ def _down_gemm(
 
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    gated_at = gated + rows[:, None] * WIDTH + k[None, :]
-    weight_at = weight + expert * (HIDDEN * WIDTH) + (n % HIDDEN)[None, :] * WIDTH + k[:, None]
-    # Padding is read like the rest, and its products are not stored
-    sums = _product(gated_at, tl.full((ROWS, 1), True, tl.int1), weight_at, WIDTH, BLOCK_K)
+    real = pair < num_pairs
+    first = (expert * HIDDEN).to(tl.int32) + column * BLOCK_N
+    sums = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    for start in range(0, WIDTH, BLOCK_K):
+        if pairs is None:
+            inside = _inside(real, start + k, WIDTH, BLOCK_K)
+            a = tl.load(gated + rows[:, None] * WIDTH + (start + k)[None, :], inside, other=0.0)
+        else:
+            # Padding is read like the rest, and its products are not stored
+            a = gated.load([block * ROWS, start])
+        sums = tl.dot(a, weight.load([first, start]).T, sums, input_precision="ieee")
     tl.store(
         out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :],
         sums.to(out.dtype.element_ty),
-        (pair < num_pairs)[:, None] & (n < HIDDEN)[None, :],
+        real[:, None] & (n < HIDDEN)[None, :],
     )
+
+
+@triton.jit
+def _inside(real, k, SIZE: tl.constexpr, BLOCK_K: tl.constexpr):
+    """What is there of rows [rows] and inputs k [BLOCK_K]."""
+    return real[:, None] & (k < SIZE)[None, :] if SIZE % BLOCK_K else real[:, None]
 
 
 @triton.jit
@@ -170,7 +167,7 @@ def gate_up_blocks(x: Tensor, gate_up: Tensor, blocks: Blocks, tile: Tile) -> Te
     programs = blocks.max_blocks * triton.cdiv(double // 2, tile.block_n)
     _gate_up_gemm[(programs,)](
         x,
-        gate_up,
+        TensorDescriptor.from_tensor(gate_up.flatten(0, 1), [tile.block_n, tile.block_k]),
         out,
         *_block_arguments(blocks),
         tile.group_m,
@@ -186,9 +183,10 @@ def down_blocks(gated: Tensor, down: Tensor, blocks: Blocks, tile: Tile) -> Tens
     _, hidden, width = down.shape
     out = gated.new_empty(blocks.ids.numel(), hidden)
     programs = blocks.max_blocks * triton.cdiv(hidden, tile.block_n)
+    in_order = blocks.pairs is not None
     _down_gemm[(programs,)](
-        gated,
-        down,
+        TensorDescriptor.from_tensor(gated, [blocks.rows, tile.block_k]) if in_order else gated,
+        TensorDescriptor.from_tensor(down.flatten(0, 1), [tile.block_n, tile.block_k]),
         out,
         *_block_arguments(blocks),
         tile.group_m,
