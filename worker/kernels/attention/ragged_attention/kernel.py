@@ -7,6 +7,8 @@ them.
 
 A key is multiplied in two parts: its head's own, and what all heads share; or, without that, the largest
 power of two of its width and the rest, so that 192 is not padded to 256.
+
+Where nothing has to be masked, keys and values are read by the tensor memory accelerator.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 
@@ -52,6 +55,25 @@ def _load(pointers, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: 
 
 
 @triton.jit
+def _load_rows(
+    tiles,
+    row,
+    column,
+    pointers,
+    in_rows,
+    in_columns,
+    MASK_ROWS: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr,
+):
+    """Rows from `row` on of one head, which begins at `column`; `pointers` are to the same."""
+    if MASK_ROWS or tiles is None:
+        tile = _load(pointers, in_rows, in_columns, MASK_ROWS, MASK_COLUMNS)
+    else:
+        tile = tiles.load([row.to(tl.int32), column])
+    return tile
+
+
+@triton.jit
 def _walk(
     acc,
     row_max,
@@ -69,6 +91,12 @@ def _walk(
     k_stride,
     v_stride,
     shared_stride,
+    k_tiles,
+    v_tiles,
+    shared_tiles,
+    k_column,
+    v_column,
+    shared_column,
     scale_log2,
     MASKED: tl.constexpr,
     D: tl.constexpr,
@@ -88,13 +116,15 @@ def _walk(
     for start in tl.range(first, last, BLOCK_N):
         inside = start + columns < num_keys
         row = key_start + start  # int64
-        k = _load(k_ptr + row * k_stride + k_tile, inside, d < D, MASKED, D != BLOCK_D)
+        k_at = k_ptr + row * k_stride + k_tile
+        k = _load_rows(k_tiles, row, k_column, k_at, inside, d < D, MASKED, D != BLOCK_D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if R > 0:
             r = tl.arange(0, BLOCK_R)
             shared_tile = columns[:, None] * shared_stride + r[None, :]
-            k_shared = _load(
-                shared_ptr + row * shared_stride + shared_tile, inside, r < R, MASKED, R != BLOCK_R
+            at = shared_ptr + row * shared_stride + shared_tile
+            k_shared = _load_rows(
+                shared_tiles, row, shared_column, at, inside, r < R, MASKED, R != BLOCK_R
             )
             scores = tl.dot(q_shared, tl.trans(k_shared), scores, input_precision=PRECISION)
         if MASKED:
@@ -105,7 +135,8 @@ def _walk(
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
-        v = _load(v_ptr + row * v_stride + v_tile, inside, v_columns < V, MASKED, V != BLOCK_V)
+        v_at = v_ptr + row * v_stride + v_tile
+        v = _load_rows(v_tiles, row, v_column, v_at, inside, v_columns < V, MASKED, V != BLOCK_V)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         row_max = new_max
     return acc, row_max, row_sum
@@ -117,6 +148,9 @@ def _ragged_attention(
     k_ptr,
     v_ptr,
     shared_ptr,
+    k_tiles,
+    v_tiles,
+    shared_tiles,
     out_ptr,
     lse_ptr,
     query_starts_ptr,
@@ -198,6 +232,12 @@ def _ragged_attention(
             k_stride,
             v_stride,
             shared_stride,
+            k_tiles,
+            v_tiles,
+            shared_tiles,
+            (head // SHARE * k_head_stride).to(tl.int32),
+            (head // SHARE * v_head_stride).to(tl.int32),
+            (head // SHARE * shared_head_stride).to(tl.int32),
             scale_log2,
             MASKED=MASKED,
             D=D,
@@ -255,6 +295,9 @@ def ragged_attention_triton(
         k,
         v,
         shared,
+        _tiles(k, d, tiles.block_keys),
+        _tiles(v, v_width, tiles.block_keys),
+        _tiles(shared, r, tiles.block_keys),
         out,
         lse,
         work.query_starts,
@@ -286,6 +329,16 @@ def ragged_attention_triton(
         num_stages=tiles.num_stages,
     )
     return out, lse
+
+
+def _tiles(x: Tensor, width: int, rows: int) -> TensorDescriptor | None:
+    """Of x [N, heads, width], for the tensor memory accelerator: as a matrix, all heads side by side, of which
+    tiles of `rows` rows of one head are read. None if there is nothing to read, or it cannot be had so."""
+    apart = x.stride(0) * x.element_size()
+    aligned = apart % 16 == x.data_ptr() % 16 == 0
+    if width != _padded(width) or not len(x) or not aligned:
+        return None
+    return TensorDescriptor(x, [len(x), x.stride(0)], [x.stride(0), 1], [rows, width])
 
 
 def _padded(width: int) -> int:
