@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mla_router.worker.kernels.attention.decode_schedule import (
     REQUESTS_AT_ONCE,
+    SECOND_REQUEST,
     decode_schedule_torch,
     decode_schedule_triton,
 )
@@ -36,8 +37,16 @@ def test_walk(op, lengths: list[int], num_parts: int, min_blocks: int) -> None: 
         tiling=replace(TILING, min_blocks=min_blocks),
         num_parts=num_parts,
     )
-    owners = [r for r, length in enumerate(lengths) for _ in range(-(-length // 16))]
-    size = max(-(-len(owners) // num_parts), min_blocks)
+    size = max(-(-sum(-(-length // 16) for length in lengths) // num_parts), min_blocks)
+    grain = 1
+    for tried in range(size, size + SECOND_REQUEST.value + 1):
+        if sum(-(-length // (16 * tried)) for length in lengths) <= num_parts:
+            size = grain = tried
+            break
+    # Of each block whose it is; with a grain, the request before has what is nobody's
+    owners = [
+        r for r, length in enumerate(lengths) for _ in range(-(-length // (16 * grain)) * grain)
+    ]
     assert schedule.part_size.tolist() == [size]
     assert schedule.num_parts == num_parts
     assert schedule.first_requests.tolist() == [
@@ -47,6 +56,8 @@ def test_walk(op, lengths: list[int], num_parts: int, min_blocks: int) -> None: 
     starts = [owners.index(r) for r in range(len(lengths))]
     assert schedule.block_starts.tolist() == [*starts, len(owners)]
     assert schedule.max_length == max(lengths)
+    # Nothing is left out
+    assert size * num_parts >= len(owners)
 
 
 def launches() -> None:

@@ -3,15 +3,15 @@ request, and each piece block by block of cached rows.
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
-        request_end, length, pages, first, last, is_whole = piece_at(position, end, request, ...)
+        length, pages, first, last, is_whole = piece_at(position, end, request, ...)
         page = pages_of(pages, first, ...)
         for block in range(first, last):
             ...  # loads rows of `page`
             page = pages_of(pages, block + 1, ...)  # off the path of the loads that depend on it
             weights, shrink, maximum, total_weight = online_softmax(scores, maximum, total_weight)
             acc = acc * shrink[:, None] + weights @ values
-        position = request_end
         request += 1
+        position = tl.load(block_starts + request)
 """
 
 from __future__ import annotations
@@ -31,19 +31,29 @@ def part_of(part, part_size, first_requests, block_starts, num_requests):
 
 
 @triton.jit
-def piece_at(position, end, request, block_starts, lengths, slots, page_table, page_table_stride):
+def piece_at(
+    position,
+    end,
+    request,
+    block_starts,
+    lengths,
+    slots,
+    page_table,
+    page_table_stride,
+    BLOCK_TOKENS: tl.constexpr,
+):
     """The piece of a part, whose last block is before `end`, that begins with its block `position`, of
-    `request`: where the request's blocks end, its length and pages, the piece's blocks [first, last)
-    counted from the request's first, and whether they are all that the request has."""
+    `request`: its length and pages, the piece's blocks [first, last) counted from the request's first, and
+    whether they are all that the request has."""
     request_start = tl.load(block_starts + request)
-    request_end = tl.load(block_starts + request + 1)
     length = tl.load(lengths + request)
     slot = tl.load(slots + request)
     pages = page_table + slot * page_table_stride
     first = position - request_start
-    last = tl.minimum(end, request_end) - request_start
-    is_whole = (first == 0) & (last == request_end - request_start)
-    return request_end, length, pages, first, last, is_whole
+    blocks = tl.cdiv(length, BLOCK_TOKENS)
+    last = tl.minimum(end - request_start, blocks)
+    is_whole = (first == 0) & (last == blocks)
+    return length, pages, first, last, is_whole
 
 
 @triton.jit

@@ -1,10 +1,14 @@
 """How the KV rows of a decode step are shared out among the programs of a persistent kernel.
 
 The rows of every request are counted in blocks, and all requests' blocks, laid end to end, are cut
-into `num_parts` pieces of one size: whatever the lengths, every program has the same work, and none
+into `num_parts` parts of one size: whatever the lengths, every program has the same work, and none
 waits for the longest request. The idea is that of FlashMLA's tile scheduler metadata
 (github.com/deepseek-ai/FlashMLA); as there, it is computed on the device, so that a CUDA graph can
 hold it.
+
+A part in which a request ends and the next begins has to begin anew itself, with another's queries, and
+to put away two results. Where parts can be had that have one request each, and are hardly larger, that
+is better: then each request begins a part, and its last part may have fewer blocks.
 """
 
 from __future__ import annotations
@@ -22,12 +26,18 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 REQUESTS_AT_ONCE = 128
 PARTS_PER_PROGRAM = 32
 
+# By how many blocks a part may be larger to have one request alone. On an H200 a second request costs a part about as
+# much as two (of 32 tokens; requests of 1040 tokens, 32, 64 and 128 of them: 22.5, 35.1 and 55.7 us, and 20.9, 31.5
+# and 52.4 with 5, 9 and 17 blocks in a part instead of 4, 8 and 16).
+SECOND_REQUEST = tl.constexpr(2)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeSchedule:
-    """Part p has the blocks [p * part_size, (p + 1) * part_size) of all requests' blocks."""
+    """Part p has the blocks [p * part_size, (p + 1) * part_size) of all requests' blocks. If each request begins
+    a part, the blocks between a request's last one and the next request's first are nobody's."""
 
-    block_starts: Tensor  # [R + 1] int32, blocks of all requests before the r-th
+    block_starts: Tensor  # [R + 1] int32, where the r-th request's blocks begin
     first_requests: Tensor  # [num_parts] int32, the request of a part's first block; R if none
     part_size: Tensor  # [1] int32, blocks
     max_length: int  # of all requests, known on the host; what makes no use of blocks needs it
@@ -78,9 +88,16 @@ def decode_schedule_triton(
 def decode_schedule_torch(
     lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
 ) -> DecodeSchedule:
-    ends = ((lengths + tiling.block_tokens - 1) // tiling.block_tokens).cumsum(0).int()
+    blocks = (lengths + tiling.block_tokens - 1) // tiling.block_tokens
+    part_size = ((blocks.sum(0, keepdim=True) + num_parts - 1) // num_parts).clamp(
+        min=tiling.min_blocks
+    )
+    sizes = part_size + torch.arange(SECOND_REQUEST.value + 1, device=lengths.device)
+    good = ((blocks[:, None] + sizes - 1) // sizes).sum(0) <= num_parts
+    grain = torch.where(good.any(), torch.where(good, sizes, sizes[-1]).amin(), 1)
+    part_size = torch.maximum(part_size, grain).int()
+    ends = ((blocks + grain - 1) // grain * grain).cumsum(0).int()
     block_starts = torch.cat((ends.new_zeros(1), ends))
-    part_size = ((ends[-1:] + num_parts - 1) // num_parts).clamp(min=tiling.min_blocks)
     part_starts = torch.arange(num_parts, dtype=torch.int32, device=lengths.device) * part_size
     first_requests = torch.searchsorted(ends, part_starts, right=True).int()
     return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
@@ -104,10 +121,18 @@ def schedule_kernel(
     program = tl.program_id(0)
     total = 0
     for start in range(0, num_requests, REQUESTS):
-        request = start + tl.arange(0, REQUESTS)
-        length = tl.load(lengths + request, mask=request < num_requests, other=0)
-        total += tl.sum((length + BLOCK_TOKENS - 1) // BLOCK_TOKENS, 0)
+        total += tl.sum(_blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS), 0)
     size = tl.maximum((total + num_parts - 1) // num_parts, MIN_BLOCKS)
+    # Parts that there would be if none had two requests, for this size and some more
+    sizes = size + tl.arange(0, triton.next_power_of_2(SECOND_REQUEST + 1))
+    needed = tl.zeros_like(sizes)
+    for start in range(0, num_requests, REQUESTS):
+        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS)
+        needed += tl.sum(tl.cdiv(blocks[:, None], sizes[None, :]), 0)
+    good = (needed <= num_parts) & (sizes <= size + SECOND_REQUEST)
+    least = tl.min(tl.where(good, sizes, 2**30), 0)
+    grain = tl.where(least < 2**30, least, 1)
+    size = tl.maximum(size, grain)
     if program == 0:
         tl.store(part_size, size)
         tl.store(block_starts, 0)
@@ -119,8 +144,8 @@ def schedule_kernel(
     for start in range(0, num_requests, REQUESTS):
         request = start + tl.arange(0, REQUESTS)
         exists = request < num_requests
-        length = tl.load(lengths + request, mask=exists, other=0)
-        blocks = (length + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        blocks = _blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS)
+        blocks = tl.cdiv(blocks, grain) * grain
         end = before + tl.cumsum(blocks, 0)
         before += tl.sum(blocks, 0)
         # A part begins in the first request that ends after the part's start
@@ -129,3 +154,11 @@ def schedule_kernel(
         if program == 0:
             tl.store(block_starts + 1 + request, end, mask=exists)
     tl.store(first_requests + part, first, mask=part < num_parts)
+
+
+@triton.jit
+def _blocks(lengths, start, num_requests, BLOCK_TOKENS: tl.constexpr, REQUESTS: tl.constexpr):
+    """Of REQUESTS requests from `start`; 0 of those that there are not."""
+    request = start + tl.arange(0, REQUESTS)
+    length = tl.load(lengths + request, mask=request < num_requests, other=0)
+    return tl.cdiv(length, BLOCK_TOKENS)

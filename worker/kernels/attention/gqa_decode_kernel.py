@@ -60,8 +60,16 @@ def attend_kernel(
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
-        request_end, length, pages, first, last, is_whole = piece_at(
-            position, end, request, block_starts, lengths, slots, page_table, page_table_stride
+        length, pages, first, last, is_whole = piece_at(
+            position,
+            end,
+            request,
+            block_starts,
+            lengths,
+            slots,
+            page_table,
+            page_table_stride,
+            BLOCK_TOKENS,
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
@@ -102,8 +110,8 @@ def attend_kernel(
             tl.store(partial_out + places * V + columns, result, mask=in_place)
             lse = (maximum + tl.log2(total_weight))[:, None]
             tl.store(partial_lse + places, lse, mask=is_row)
-        position = request_end
         request += 1
+        position = tl.load(block_starts + request)
 
 
 @triton.jit

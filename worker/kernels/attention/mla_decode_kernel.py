@@ -65,8 +65,16 @@ def attend_kernel(
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
-        request_end, length, pages, first, last, is_whole = piece_at(
-            position, end, request, block_starts, lengths, slots, page_table, page_table_stride
+        length, pages, first, last, is_whole = piece_at(
+            position,
+            end,
+            request,
+            block_starts,
+            lengths,
+            slots,
+            page_table,
+            page_table_stride,
+            BLOCK_TOKENS,
         )
         # Before the queries: where a block lies is on the path of all that follows
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
@@ -117,8 +125,8 @@ def attend_kernel(
             place = (part + request).to(tl.int64) * ROWS
             _store(partial_out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
             tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
-        position = request_end
         request += 1
+        position = tl.load(block_starts + request)
     if SETTLED:
         wait_for_previous()  # for a part without pieces
 
