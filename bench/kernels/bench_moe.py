@@ -34,8 +34,9 @@ from kernels.timing import time_graph_us, time_us
 from record import record
 
 from mla_router.worker.kernels.moe.align import blocks_for
+from mla_router.worker.kernels.moe.combine import combine
 from mla_router.worker.kernels.moe.experts import moe_experts_torch, moe_experts_triton
-from mla_router.worker.kernels.moe.gemm import combine, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gemm import down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeTiling, default_tiling, moe_tiling
 

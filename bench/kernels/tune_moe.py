@@ -39,7 +39,7 @@ from kernels.timing import time_us
 
 from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
 from mla_router.worker.kernels.moe.experts import moe_experts_triton
-from mla_router.worker.kernels.moe.gemm import down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gemm import Gated, down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile, table_path
 from support.sm90 import compile_here
@@ -66,8 +66,8 @@ class Launch:
                 return gate_up_pairs(x, self.weight, ids, tile)
             return down_pairs(self.gated, self.weight, weights, ids, tile)
         if self.gated is None:
-            return gate_up_blocks(x, self.weight, self.blocks, tile)
-        return down_blocks(self.gated, self.weight, self.blocks, tile)
+            return gate_up_blocks(x, self.weight, self.blocks, tile).rows
+        return down_blocks(Gated(self.gated), self.weight, self.blocks, tile)
 
 
 def compiles(name: str, stage: Stage, rows: int, tile: Tile) -> bool:

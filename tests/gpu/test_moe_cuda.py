@@ -81,9 +81,10 @@ def shared_weights(experts: tuple[Tensor, Tensor]) -> SharedWeights:
     return SharedWeights(torch.cat((gates, ups)), torch.cat((down[0], down[1]), dim=1))
 
 
-def test_shared_experts_along(experts: tuple[Tensor, Tensor]) -> None:
+@pytest.mark.parametrize("tokens", [1, 321, 1024, 1536])
+def test_shared_experts_along(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     """As if a token was routed to them, too; in a chain of kernels, each of which starts early."""
-    x, weights, ids = routed(1)
+    x, weights, ids = routed(tokens)
     shared = shared_weights(experts)
     assert takes_shared(x, experts[0], 2 * WIDTH)
     rows = x
@@ -92,7 +93,10 @@ def test_shared_experts_along(experts: tuple[Tensor, Tensor]) -> None:
             got = moe_experts(rows, *experts, weights, ids, shared)
         expected = in_float64(rows, *experts, weights, ids)
         expected += in_float64(
-            rows, *experts, torch.ones(1, 2, device="cuda"), ids.new_tensor([[0, 1]])
+            rows,
+            *experts,
+            torch.ones(tokens, 2, device="cuda"),
+            ids.new_tensor([[0, 1]]).expand(tokens, 2),
         )
         assert (got.double() - expected).norm() < 4e-3 * expected.norm()
         rows = got

@@ -153,10 +153,12 @@ def test_plus_is_added(tiling: MoeTiling | None) -> None:
     )
 
 
-@pytest.mark.parametrize("tiling", [None, TILINGS[0], MoeTiling(1, Tile(2, 64), Tile(2, 8))])
+@pytest.mark.parametrize("tiling", [None, *TILINGS, MoeTiling(1, Tile(2, 64), Tile(2, 8))])
 @pytest.mark.parametrize("shares", [1, 2, 3])
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 17, 40])
 def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens: int) -> None:
+    if tiling is not None and (tokens <= tiling.rows if tiling.rows > 1 else tokens > 3):
+        pytest.skip("has sorted pairs, or one block for each")
     inputs = drawn(tokens, 4, 2, seed=8, hidden=40, width=24)
     draw = torch.Generator().manual_seed(9)
     gate_up = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3
@@ -174,10 +176,10 @@ def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens:
     )
 
 
-def test_shared_experts_are_not_for_sorted_pairs() -> None:
+def test_shared_experts_are_not_for_pairs_that_a_block_finds() -> None:
     inputs = drawn(5, 4, 2, seed=8)
     shared = SharedWeights(torch.ones(16, 16), torch.ones(16, 8))
-    with pytest.raises(AssertionError, match="shared weights with"):
+    with pytest.raises(AssertionError, match="shared experts with"):
         moe_experts_triton(*inputs, shared, tiling=TILINGS[1])
 
 
@@ -206,15 +208,20 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling, *, share
 
 
 def launches_with_shared() -> None:
-    for shape, top_k, shares in ((V2_LITE, 6, 2), (V3, 8, 1)):
-        launch(shape, top_k, 1, default_tiling(shape, 1, top_k), shares=shares)
+    for shape, top_k, shares, counts in (
+        (V2_LITE, 6, 2, (1, 128, 300, 1024, 2048)),
+        (V3, 8, 1, (1, 8192)),
+    ):
+        for tokens in counts:
+            launch(shape, top_k, tokens, default_tiling(shape, tokens, top_k), shares=shares)
 
 
 def test_shared_experts_compiled_for_sm_90() -> None:
-    """Their weights are read while the routed ones are not known yet."""
+    """Of one token, their weights are read while the routed ones are not known yet."""
     for report in compile_sm90(launches_with_shared):
         report.check()
-        assert report.starts_early and report.reads_ahead, report
+        if "gemv" in report.kernel:
+            assert report.starts_early and report.reads_ahead, report
 
 
 def launches() -> None:

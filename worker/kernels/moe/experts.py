@@ -1,9 +1,9 @@
 """The feed-forward experts of a mixture, each token through the ones it was routed to.
 
-On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`), one alone those of the shared
-experts along with them; more are sorted by expert (`align.py`) for grouped matrix products (`gemm.py`). With plain torch, tokens are
-sorted as well and each projection is one grouped product over the stacked weights (Gale et al., 2022,
-arXiv:2211.15841).
+On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`); more are sorted by expert
+(`align.py`) for grouped matrix products (`gemm.py`), whose results are then summed (`combine.py`). Shared
+experts can come along with either. With plain torch, tokens are sorted as well and each projection is one
+grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.moe.align import blocks_for
-from mla_router.worker.kernels.moe.gemm import combine, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.combine import combine
+from mla_router.worker.kernels.moe.gemm import down_blocks, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
@@ -70,8 +71,15 @@ def moe_experts(
 
 
 def takes_shared(x: Tensor, gate_up: Tensor, shared_width: int) -> bool:
-    """Whether shared experts, of this width together, are best had along with the routed ones [E, 2I, N]."""
-    return on_gpu(x) and x.shape[0] == 1 and shared_width % (gate_up.shape[1] // 2) == 0
+    """Whether shared experts, of this width together, are best had along with the routed ones [E, 2I, N]: of one
+    token; and of prompts between few rows, when they run beside (`beside.py`), and so many that all wait for the
+    tensor cores. V2-Lite on an H200, the layer's experts along and after one another: 384 tokens 313 and 320 us,
+    1024 376 and 399, 1536 583 and 590, but 2048 645 and 625. V3's one expert is too little beside its eight."""
+    tokens, experts, width = len(x), len(gate_up), gate_up.shape[1] // 2
+    if not on_gpu(x) or shared_width % width:
+        return False
+    some_rows = max(256, 5 * experts) < tokens <= 24 * experts
+    return tokens == 1 or (some_rows and shared_width > width)
 
 
 def moe_experts_triton(
@@ -84,8 +92,8 @@ def moe_experts_triton(
     *,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
-    """At least one token. `tiling` is by default the table's for this device and shape; only one whose pairs
-    are not sorted is for shared weights."""
+    """At least one token. `tiling` is by default the table's for this device and shape; one with blocks that
+    have room for all tokens is not for shared weights."""
     tokens, hidden = x.shape
     experts, double, _ = gate_up.shape
     assert gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
@@ -98,11 +106,12 @@ def moe_experts_triton(
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up)
         added = plus() if callable(plus) else None
         return down_pairs(gated, down, weights, ids, tiling.down, added, shared and shared.down)
-    assert not isinstance(plus, SharedWeights), f"shared weights with {tiling}"
     blocks = blocks_for(ids, experts, tiling.rows)
-    gated = gate_up_blocks(x, gate_up, blocks, tiling.gate_up)
-    rows = down_blocks(gated, down, blocks, tiling.down)
-    return combine(rows, weights, plus and plus())
+    shared = plus if isinstance(plus, SharedWeights) else None
+    gated_rows = gate_up_blocks(x, gate_up, blocks, tiling.gate_up, shared and shared.gate_up)
+    rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down)
+    added = rows[ids.numel() :] if shared else plus() if callable(plus) else None
+    return combine(rows, weights, added)
 
 
 @cache

@@ -1,0 +1,53 @@
+"""The weighted sum of what each token's experts made of it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
+
+def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
+    """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]; and `plus`
+    [T, N], contiguous."""
+    tokens, top_k = weights.shape
+    hidden = rows.shape[1]
+    out = rows.new_empty(tokens, hidden)
+    _combine[(tokens, triton.cdiv(hidden, 512))](
+        rows,
+        weights,
+        plus,
+        out,
+        TOP_K=top_k,
+        HIDDEN=hidden,
+        BLOCK_N=512,
+        num_warps=2,
+        **launch_options(),
+    )
+    return out
+
+
+@triton.jit
+def _combine(
+    rows,
+    weights,
+    plus,
+    out,
+    TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    wait_for_previous()
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < HIDDEN
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        row = tl.load(rows + pair * HIDDEN + n, inside, other=0.0).to(tl.float32)
+        total += tl.load(weights + pair) * row
+    if plus is not None:
+        total += tl.load(plus + token * HIDDEN + n, inside, other=0.0).to(tl.float32)
+    tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)
