@@ -71,7 +71,13 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("extents", [LONG, SHORT], ids=["long", "short"])
 @pytest.mark.parametrize(
     ("heads", "groups", "width", "value_width"),
-    [(32, 8, 128, 128), (32, 8, 64, 64), (16, 16, NOPE + ROPE, VALUE), (6, 3, 100, 100)],
+    [
+        (32, 8, 128, 128),
+        (32, 8, 64, 64),
+        (16, 16, NOPE + ROPE, VALUE),
+        (6, 3, 96, 96),
+        (6, 3, 100, 100),
+    ],
 )
 def test_gqa(
     heads: int, groups: int, width: int, value_width: int, extents: list[tuple[int, int]]

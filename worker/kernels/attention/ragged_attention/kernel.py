@@ -333,10 +333,10 @@ def ragged_attention_triton(
 
 def _tiles(x: Tensor, width: int, rows: int) -> TensorDescriptor | None:
     """Of x [N, heads, width], for the tensor memory accelerator: as a matrix, all heads side by side, of which
-    tiles of `rows` rows of one head are read. None if there is nothing to read, or it cannot be had so."""
-    apart = x.stride(0) * x.element_size()
-    aligned = apart % 16 == x.data_ptr() % 16 == 0
-    if width != _padded(width) or not len(x) or not aligned:
+    tiles of `rows` rows of one head are read. None if there is nothing to read, or it cannot be had so: rows and
+    heads begin at multiples of 16 bytes."""
+    apart = [stride * x.element_size() for stride in x.stride()[:-1]]
+    if width != _padded(width) or not len(x) or any(at % 16 for at in (x.data_ptr(), *apart)):
         return None
     return TensorDescriptor(x, [len(x), x.stride(0)], [x.stride(0), 1], [rows, width])
 
