@@ -244,7 +244,8 @@ class Gated(NamedTuple):
 def gate_up_blocks(
     x: Tensor, gate_up: Tensor, blocks: Blocks, tile: Tile, shared: Tensor | None = None
 ) -> Gated:
-    """In x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], shared [2S, N]."""
+    """In x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], shared [2S, N], of which rows are whole pieces of 16
+    bytes; so are those of the other weights."""
     _, double, hidden = gate_up.shape
     shared_width = 0 if shared is None else len(shared) // 2
     out = x.new_empty(blocks.intermediate_rows, double // 2)
