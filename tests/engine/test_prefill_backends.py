@@ -29,7 +29,7 @@ def layout() -> StepLayout:
     torch.manual_seed(0)
     page_table = (torch.randperm(32).int() + 1).view(4, 8)
     empty = torch.empty(0, dtype=torch.int64)
-    return StepLayout(page_table, empty, empty.int(), 0, CHUNKS)
+    return StepLayout(page_table, 4, empty, empty.int(), 0, CHUNKS)
 
 
 @pytest.mark.parametrize("most_keys", [1000, 40, 7, 1])

@@ -40,7 +40,9 @@ class Model:
 
     def layout(self, chunks: Sequence[ChunkExtent]) -> StepLayout:
         empty = torch.empty(0, dtype=torch.int64, device=DEVICE)
-        return StepLayout(self.page_table, empty, empty.int(), 0, tuple(chunks))
+        return StepLayout(
+            self.page_table, self.cache.shape[1], empty, empty.int(), 0, tuple(chunks)
+        )
 
     def attend(self, backend: AttentionBackend, q: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:
         step = backend.plan(self.layout(chunks))

@@ -80,6 +80,7 @@ class ForwardDriver:
         at = self.device
         layout = StepLayout(
             page_table=self.page_table.to(at),
+            page_size=self.page_size,
             decode_slots=torch.tensor(list(decodes), dtype=torch.int64, device=at),
             decode_lengths=torch.tensor(decode_lengths, dtype=torch.int32, device=at),
             max_decode_length=max(decode_lengths, default=0),

@@ -20,6 +20,13 @@ class PagedCache:
         """The same with the rows of the first few alone."""
         return replace(self, rows=self.rows[:requests])
 
+    def share(self, requests: range, pages: int) -> None:
+        """Some requests, which are that long at least, get the first one's first pages."""
+        head, page_size = requests[0], self.cache.shape[1]
+        for other in requests[1:]:
+            self.page_table[self.slots[other], :pages] = self.page_table[self.slots[head], :pages]
+            self.rows[other][: pages * page_size] = self.rows[head][: pages * page_size]
+
     def idle_slot(self) -> int:
         """One that no request has, all of whose pages are made page 0, as those of padding are."""
         taken = self.slots.tolist()

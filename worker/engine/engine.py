@@ -75,7 +75,9 @@ class Engine:
         self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
         self.attention = attention
         nobody = torch.empty(0, dtype=torch.int64, device=device)
-        self._unattended = StepLayout(self.slots.page_table, nobody, nobody.to(torch.int32), 0)
+        self._unattended = StepLayout(
+            self.slots.page_table, capacity.page_size, nobody, nobody.to(torch.int32), 0
+        )
         self._graphs = DecodeGraphs()
         self._pieces = Recordings[Pieces]()
         self._fresh_prompts = FreshPrompts()
@@ -206,6 +208,7 @@ class Engine:
         decodes = len(plan.decode_slots)
         layout = StepLayout(
             page_table=self.slots.page_table,
+            page_size=self.capacity.page_size,
             decode_slots=inputs.token_slots[:decodes],
             decode_lengths=inputs.decode_lengths.to(torch.int32),
             max_decode_length=max(plan.decode_lengths, default=0),
@@ -232,6 +235,7 @@ class Engine:
         """Logits of decode rows of which the host knows nothing but how many they are."""
         layout = StepLayout(
             page_table=self.slots.page_table,
+            page_size=self.capacity.page_size,
             decode_slots=slots,
             decode_lengths=lengths.to(torch.int32),
             max_decode_length=self.capacity.context_length,

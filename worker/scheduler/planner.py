@@ -133,6 +133,8 @@ class Planner:
 
     def _build(self, decodes: list[Request], shares: list[Share], admitted: list[Request]) -> Step:
         writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
+        # Attention reads once what neighbours have in common
+        decodes = sorted(decodes, key=Request.place_in_tree)
         lengths = []
         for request in decodes:
             length = request.take_decode()

@@ -49,6 +49,7 @@ class Request:
     __slots__ = (
         "arrival",
         "arrived_at",
+        "branch",
         "cache_salt",
         "cached_at",
         "cached_tokens",
@@ -121,6 +122,7 @@ class Request:
         self.held_tokens = 0  # for which there is room in its pages
         self.tree_pages = 0  # leading pages that belong to the prefix cache
         self.node: Node | None = None  # locked by this request: where its tree pages end
+        self.branch: tuple[int, ...] | None = None  # `place_in_tree`, once its prompt has its pages
         self.num_cached = 0  # context tokens that needed no computation when it first ran
         self.was_retracted = False
         self.is_known = False  # to the server: its first delta is out
@@ -146,6 +148,7 @@ class Request:
         """Forget what was launched; a token that is still under way comes by `add_token`."""
         self.move_to(State.WAITING)
         self.context = self.prompt + self.output
+        self.branch = None
         self.was_retracted = True
 
     def add_token(self, token: int) -> None:
@@ -227,6 +230,15 @@ class Request:
             self.context += self.output[len(self.context) - len(self.prompt) :] + run
             self.move_to(State.PREFILL)
         return run[1:]
+
+    def place_in_tree(self) -> tuple[int, ...]:
+        """Sorts decoding requests so that those with the same first pages are neighbours, and the more so the more
+        they have in common: some of its pages, twice as far from each other every time."""
+        if self.branch is None:
+            self.branch = tuple(
+                [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
+            )
+        return self.branch
 
     def take_decode(self) -> int:
         """Count one decode step as launched; returns the cache length it brings."""

@@ -31,6 +31,7 @@ class StepLayout:
     """Tensors lie on the device; what is known on the host as well is there as plain numbers."""
 
     page_table: Tensor  # [slots, pages_per_request] int32, pages of every slot
+    page_size: int  # tokens of a page
     decode_slots: Tensor  # [D] int64
     decode_lengths: Tensor  # [D] int32, tokens in the cache including the new one
     max_decode_length: int  # at least the largest of decode_lengths; 0 if D == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,12 +18,22 @@ from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.shared_prefixes import (
+    GROUP,
+    SharedPrefixes,
+    shared_prefixes,
+)
 from mla_router.worker.kernels.kv_cache.gather import kv_gather
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.model.config.cache_rows import HeadRows
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
+
+# Decode rows from which it is looked for what neighbours have in common.
+LOOK_FROM = 128
+# Heads of which those of a group make no more than one tile
+MOST_HEADS = 16
 
 # For a number of decoding requests: how decode attention is cut, and into how many parts.
 Tiles = Callable[[int], tuple[Tiling, int]]
@@ -32,10 +43,18 @@ class TritonBackend(AttentionBackend):
     name = "triton"
     recordable = True
 
-    def __init__(self, tiles: Tiles, expanded: int, device: torch.device) -> None:
-        """`expanded`: numbers of key and value together that a token has in all heads in prefill."""
+    def __init__(
+        self,
+        tiles: Tiles,
+        expanded: int,
+        device: torch.device,
+        group_tiles: Tiles | None = None,
+    ) -> None:
+        """`expanded`: numbers of key and value together that a token has in all heads in prefill. `group_tiles`: for
+        what groups of requests have in common, if that is to be read once."""
         self.max_keys = MAX_EXPANDED // expanded
         self._tiles = tiles
+        self._group_tiles = group_tiles
         self._device = device
         self._upload = Upload(device)
 
@@ -44,11 +63,12 @@ class TritonBackend(AttentionBackend):
         """`head_width`: numbers of key and value, without their shared part, that a latent expands to
         in one head."""
 
-        def tiles(requests: int) -> tuple[Tiling, int]:
-            chosen = tiling(num_heads, requests)
-            return chosen, num_parts(chosen, num_heads, 1, device)
+        def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
+            chosen = tiling(num_heads, requests, queries)
+            return chosen, num_parts(chosen, num_heads, queries, device)
 
-        return cls(tiles, num_heads * head_width, device)
+        group_tiles = partial(tiles, queries=GROUP) if num_heads <= MOST_HEADS else None
+        return cls(tiles, num_heads * head_width, device, group_tiles)
 
     @classmethod
     def for_key_heads(cls, num_heads: int, rows: HeadRows, device: torch.device) -> TritonBackend:
@@ -58,17 +78,33 @@ class TritonBackend(AttentionBackend):
 
     def plan(self, layout: StepLayout) -> TritonAttention:
         schedule, passes = None, []
-        if len(layout.decode_slots):
-            tiles, parts = self._tiles(len(layout.decode_slots))
+        prefixes = self._prefixes(layout)
+        if rows := len(layout.decode_slots):
+            tiles, parts = self._tiles(rows)
             schedule = decode_schedule(
-                layout.decode_lengths,
+                prefixes.own_lengths if prefixes else layout.decode_lengths,
                 max_length=layout.max_decode_length,
                 tiling=tiles,
                 num_parts=parts,
             )
         if layout.chunks:
             passes = plan_passes(layout.chunks, self.max_keys, self._upload)
-        return TritonAttention(layout, schedule, passes)
+        return TritonAttention(layout, schedule, passes, prefixes)
+
+    def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
+        rows = len(layout.decode_slots)
+        if self._group_tiles is None or rows < LOOK_FROM:
+            return None
+        tiles, parts = self._group_tiles(rows // GROUP)
+        return shared_prefixes(
+            layout.page_table,
+            layout.decode_slots,
+            layout.decode_lengths,
+            page_size=layout.page_size,
+            max_length=layout.max_decode_length,
+            tiling=tiles,
+            num_parts=parts,
+        )
 
     def fresh_prompt(self, layout: StepLayout) -> AtLocations:
         # Into memory of its own: no later step's tables are written over it.
@@ -80,11 +116,16 @@ class TritonAttention:
     """Implements `StepAttention`."""
 
     def __init__(
-        self, layout: StepLayout, schedule: DecodeSchedule | None, passes: list[Pass]
+        self,
+        layout: StepLayout,
+        schedule: DecodeSchedule | None,
+        passes: list[Pass],
+        prefixes: SharedPrefixes | None = None,
     ) -> None:
         self.layout = layout
         self.schedule = schedule
         self.passes = passes
+        self.prefixes = prefixes
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
         layout = self.layout
@@ -99,6 +140,7 @@ class TritonAttention:
             self.schedule,
             scale=scale,
             settled=True,
+            prefixes=self.prefixes,
         )
 
     def mla_prefill(

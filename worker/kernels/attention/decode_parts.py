@@ -40,19 +40,25 @@ def piece_at(
     slots,
     page_table,
     page_table_stride,
+    skipped,
     BLOCK_TOKENS: tl.constexpr,
 ):
     """The piece of a part, whose last block is before `end`, that begins with its block `position`, of
     `request`: its length and pages, the piece's blocks [first, last) counted from the request's first, and
-    whether they are all that the request has."""
+    whether they are all that the request has. If not None, `skipped` has how many pages of each request come before
+    those that are counted."""
     request_start = tl.load(block_starts + request)
     length = tl.load(lengths + request)
     slot = tl.load(slots + request)
     pages = page_table + slot * page_table_stride
+    skip = 0
+    if skipped is not None:
+        skip = tl.load(skipped + request)
+        pages += skip
     first = position - request_start
     blocks = tl.cdiv(length, BLOCK_TOKENS)
     last = tl.minimum(end - request_start, blocks)
-    is_whole = (first == 0) & (last == blocks)
+    is_whole = (first == 0) & (last == blocks) & (skip == 0)
     return length, pages, first, last, is_whole
 
 

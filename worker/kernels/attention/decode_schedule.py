@@ -51,7 +51,8 @@ class DecodeSchedule:
 def decode_schedule(
     lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
 ) -> DecodeSchedule:
-    """Shares out the rows of R requests, `lengths` [R] int32 long: at least 1, at most max_length.
+    """Shares out the rows of R requests, `lengths` [R] int32 long: at most max_length. Of those without rows there
+    may be pieces without blocks.
 
     Once a step, for all layers. Launches one kernel and does not wait for the device.
     """

@@ -69,6 +69,7 @@ def attend_kernel(
             slots,
             page_table,
             page_table_stride,
+            None,
             BLOCK_TOKENS,
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -24,17 +26,27 @@ def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[T
     return partial_out, out.new_empty((pieces, rows), dtype=torch.float32)
 
 
+class Parts(NamedTuple):
+    """What parts of a schedule computed, as `partial_results` has it."""
+
+    out: Tensor
+    lse: Tensor
+    schedule: DecodeSchedule
+
+
 def merge_parts(
     partial_out: Tensor,
     partial_lse: Tensor,
     schedule: DecodeSchedule,
     out: Tensor,
     *,
+    shared: Parts | None = None,
     settled: bool = False,
     tiles: MergeTiling | None = None,
 ) -> None:
-    """Writes into `out`, contiguous, the rows of the requests that lie in several parts. `settled`: the
-    schedule is (`pdl.py`). `tiles` is for measuring others than `merge_tiling`'s."""
+    """Writes into `out`, contiguous, the rows of the requests that lie in several parts; with `shared`, what groups of
+    requests computed together (`shared_prefixes.py`), each merged with its own. `settled`: the schedules are
+    (`pdl.py`). `tiles` is for measuring others than `merge_tiling`'s."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)
     merge_kernel[(requests * rows, triton.cdiv(width, tiles.block_width))](
@@ -43,7 +55,13 @@ def merge_parts(
         schedule.block_starts,
         schedule.part_size,
         out,
+        shared and shared.out,
+        shared and shared.lse,
+        shared and shared.schedule.block_starts,
+        shared and shared.schedule.part_size,
+        len(shared.schedule.block_starts) - 1 if shared else 0,
         ROWS=rows,
+        GROUP=shared.out.shape[1] // rows if shared else 1,
         WIDTH=width,
         BLOCK_WIDTH=tiles.block_width,
         BLOCK_PARTS=tiles.block_parts,
@@ -54,14 +72,20 @@ def merge_parts(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def merge_kernel(
     partial_out,
     partial_lse,
     block_starts,
     part_size,
     out,
+    shared_out,
+    shared_lse,
+    shared_starts,
+    shared_size,
+    num_groups,
     ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
@@ -80,32 +104,91 @@ def merge_kernel(
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     inside = columns < WIDTH if WIDTH % BLOCK_WIDTH else tl.full([BLOCK_WIDTH], True, tl.int1)
-    size = tl.load(part_size)
-    first = tl.load(block_starts + request) // size
-    last = (tl.load(block_starts + request + 1) - 1) // size
+    first, parts = _parts_of(request, True, block_starts, part_size)
+    shared_first, shared_parts = 0, 0
+    if shared_out is not None:
+        group = request // GROUP
+        shared_first, shared_parts = _parts_of(
+            group, group < num_groups, shared_starts, shared_size
+        )
     wait_for_previous()
-    if first < last:
-        place = (first + request).to(tl.int64) * ROWS + row
-        values_at = partial_out + place * WIDTH + columns[None, :]
-        lse_at = partial_lse + place
+    if parts + shared_parts > 1:
         maximum = -1e30
         total_weight = tl.zeros([BLOCK_PARTS], tl.float32)
         acc = tl.zeros([BLOCK_PARTS, BLOCK_WIDTH], tl.float32)
-        for start in tl.range(0, last - first + 1, BLOCK_PARTS, num_stages=STAGES):
-            parts = start + tl.arange(0, BLOCK_PARTS)
-            exists = parts <= last - first
-            lse = tl.load(lse_at + parts * ROWS, mask=exists, other=float("-inf"))
-            values = tl.load(
-                values_at + parts[:, None] * (ROWS * WIDTH),
-                mask=exists[:, None] & inside[None, :],
-                other=0.0,
+        place = (first + request).to(tl.int64) * ROWS + row
+        acc, total_weight, maximum = _weigh(
+            acc,
+            total_weight,
+            maximum,
+            partial_out + place * WIDTH + columns[None, :],
+            partial_lse + place,
+            parts,
+            inside,
+            ROWS,
+            WIDTH,
+            BLOCK_PARTS,
+            STAGES,
+        )
+        if shared_out is not None:
+            place = (shared_first + request // GROUP).to(tl.int64) * GROUP + request % GROUP
+            place = place * ROWS + row
+            acc, total_weight, maximum = _weigh(
+                acc,
+                total_weight,
+                maximum,
+                shared_out + place * WIDTH + columns[None, :],
+                shared_lse + place,
+                shared_parts,
+                inside,
+                GROUP * ROWS,
+                WIDTH,
+                BLOCK_PARTS,
+                STAGES,
             )
-            new = tl.maximum(maximum, tl.max(lse, 0))
-            weights = tl.exp2(lse - new)
-            shrink = tl.exp2(maximum - new)
-            total_weight = total_weight * shrink + weights
-            acc = acc * shrink + values * weights[:, None]
-            maximum = new
         at = (request.to(tl.int64) * ROWS + row) * WIDTH + columns
         merged = tl.sum(acc, 0) / tl.sum(total_weight, 0)
         tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _parts_of(request, exists, block_starts, part_size):
+    """The first part that has blocks of a request, and how many have."""
+    size = tl.load(part_size)
+    start = tl.load(block_starts + request, mask=exists, other=0)
+    end = tl.load(block_starts + request + 1, mask=exists, other=0)
+    first = start // size
+    return first, tl.where(end > start, (end - 1) // size - first + 1, 0)
+
+
+@triton.jit
+def _weigh(
+    acc,
+    total_weight,
+    maximum,
+    values_at,
+    lse_at,
+    num_parts,
+    inside,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Takes in the results of so many parts, which lie ROWS rows apart."""
+    for start in tl.range(0, num_parts, BLOCK_PARTS, num_stages=STAGES):
+        parts = start + tl.arange(0, BLOCK_PARTS)
+        exists = parts < num_parts
+        lse = tl.load(lse_at + parts * ROWS, mask=exists, other=float("-inf"))
+        values = tl.load(
+            values_at + parts[:, None] * (ROWS * WIDTH),
+            mask=exists[:, None] & inside[None, :],
+            other=0.0,
+        )
+        new = tl.maximum(maximum, tl.max(lse, 0))
+        weights = tl.exp2(lse - new)
+        shrink = tl.exp2(maximum - new)
+        total_weight = total_weight * shrink + weights
+        acc = acc * shrink + values * weights[:, None]
+        maximum = new
+    return acc, total_weight, maximum

@@ -5,7 +5,8 @@ the value up-projection into the output, multi-head latent attention is multi-qu
 single key is the whole cached row (latent and rotary part) and whose value is the latent alone.
 
 On a GPU: split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the equal parts of
-a `DecodeSchedule`, then a merge of the requests that lie in several parts.
+a `DecodeSchedule`, then a merge of the requests that lie in several parts. What neighbours have in common
+can be read once for them (`shared_prefixes.py`): one launch more, whose results are merged with the others.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ import triton
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
-from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
+from mla_router.worker.kernels.attention.merge_parts import (
+    Parts,
+    merge_parts,
+    partial_results,
+)
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
+from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.kv_cache.paged_rows import paged_rows
 from mla_router.worker.kernels.pdl import launch_options
@@ -36,14 +42,16 @@ def mla_decode(
     scale: float,
     queries: int = 1,
     settled: bool = False,
+    prefixes: SharedPrefixes | None = None,
 ) -> Tensor:
     """softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows.
 
     q_latent [B, H, C] and q_pe [B, H, R], strided views allowed if their last dimension is
     contiguous; cache [pages, page_size, C + R]; page_table [all slots, P] int32; for each of
     B / queries requests, slots [] int64: its line in page_table, and lengths [] int32: its rows, at
-    least `queries` and at most schedule.max_length; schedule: made of these lengths. `settled`: page_table,
-    slots, lengths and schedule are (`pdl.py`).
+    least `queries` and at most schedule.max_length; schedule: made of these lengths, or of the own ones of
+    `prefixes`, which are for one query of each request. `settled`: page_table, slots, lengths and schedules are
+    (`pdl.py`).
 
     Query b * queries + i is that of the i-th of the last `queries` tokens of request b, and sees the
     rows up to its own. The result is [B, H, C] in q_latent's dtype; scores, weights and sums are
@@ -72,6 +80,7 @@ def mla_decode(
         scale=scale,
         queries=queries,
         settled=settled,
+        prefixes=prefixes,
     )
 
 
@@ -87,11 +96,12 @@ def mla_decode_triton(
     scale: float,
     queries: int = 1,
     settled: bool = False,
+    prefixes: SharedPrefixes | None = None,
 ) -> Tensor:
     """C and R: powers of 2, at least 16."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
-    rope, requests, rows = q_pe.shape[-1], len(lengths), heads * queries
+    rope, requests = q_pe.shape[-1], len(lengths)
     assert min(latent, rope) >= 16 and latent & (latent - 1) == rope & (rope - 1) == 0, (
         f"widths {latent} and {rope}"
     )
@@ -101,44 +111,64 @@ def mla_decode_triton(
     assert schedule.block_starts.shape == (requests + 1,), (
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
-    tiling, num_parts = schedule.tiling, schedule.num_parts
+    assert prefixes is None or queries == 1, f"prefixes of requests with {queries} queries each"
     out = torch.empty((batch, heads, latent), dtype=q_latent.dtype, device=q_latent.device)
-    partial_out, partial_lse = partial_results(schedule, out, rows)
-    attend_kernel[(num_parts * triton.cdiv(rows, tiling.block_rows),)](
-        q_latent,
-        q_pe,
-        cache,
-        page_table,
-        slots,
-        lengths,
-        schedule.block_starts,
-        schedule.first_requests,
-        schedule.part_size,
-        out,
-        partial_out,
-        partial_lse,
-        scale * math.log2(math.e),
-        requests,
-        q_latent.stride(0),
-        q_latent.stride(1),
-        q_pe.stride(0),
-        q_pe.stride(1),
-        page_table.stride(0),
-        HEADS=heads,
-        QUERIES=queries,
-        LATENT=latent,
-        ROPE=rope,
-        PAGE_SIZE=cache.shape[1],
-        BLOCK_ROWS=tiling.block_rows,
-        BLOCK_TOKENS=tiling.block_tokens,
-        STAGES=tiling.num_stages,
-        PIECES=min(tiling.pieces, latent // 16),
-        # Tiles of 64 rows have no registers left for it
-        SETTLED=settled and tiling.block_rows < 64,
-        num_warps=tiling.num_warps,
-        **launch_options(),
-    )
-    merge_parts(partial_out, partial_lse, schedule, out, settled=settled)
+
+    def attend(
+        schedule: DecodeSchedule,
+        slots: Tensor,
+        lengths: Tensor,
+        queries: int,
+        skipped: Tensor | None = None,
+        *,
+        prefix: bool = False,
+    ) -> Parts:
+        tiling, rows = schedule.tiling, heads * queries
+        partial_out, partial_lse = partial_results(schedule, out, rows)
+        attend_kernel[(schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)](
+            q_latent,
+            q_pe,
+            cache,
+            page_table,
+            slots,
+            lengths,
+            skipped,
+            schedule.block_starts,
+            schedule.first_requests,
+            schedule.part_size,
+            out,
+            partial_out,
+            partial_lse,
+            scale * math.log2(math.e),
+            len(lengths),
+            q_latent.stride(0),
+            q_latent.stride(1),
+            q_pe.stride(0),
+            q_pe.stride(1),
+            page_table.stride(0),
+            HEADS=heads,
+            QUERIES=queries,
+            LATENT=latent,
+            ROPE=rope,
+            PAGE_SIZE=cache.shape[1],
+            BLOCK_ROWS=tiling.block_rows,
+            BLOCK_TOKENS=tiling.block_tokens,
+            STAGES=tiling.num_stages,
+            PIECES=min(tiling.pieces, latent // 16),
+            PREFIX=prefix,
+            # Tiles of 64 rows have no registers left for it
+            SETTLED=settled and tiling.block_rows < 64,
+            num_warps=tiling.num_warps,
+            **launch_options(),
+        )
+        return Parts(partial_out, partial_lse, schedule)
+
+    if prefixes is None:
+        merge_parts(*attend(schedule, slots, lengths, queries), out, settled=settled)
+        return out
+    shared = attend(prefixes.schedule, prefixes.slots, prefixes.lengths, GROUP, prefix=True)
+    own = attend(schedule, slots, prefixes.own_lengths, 1, prefixes.skipped)
+    merge_parts(*own, out, shared=shared, settled=settled)
     return out
 
 

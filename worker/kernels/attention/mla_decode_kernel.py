@@ -22,6 +22,7 @@ def attend_kernel(
     page_table,
     slots,
     lengths,
+    skipped,
     block_starts,
     first_requests,
     part_size,
@@ -44,8 +45,11 @@ def attend_kernel(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     PIECES: tl.constexpr,
+    PREFIX: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
+    """With PREFIX a request is a group of QUERIES requests, its rows are those that they have in common
+    (`shared_prefixes.py`), and all results are partial."""
     if not SETTLED:
         wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
@@ -74,6 +78,7 @@ def attend_kernel(
             slots,
             page_table,
             page_table_stride,
+            skipped,
             BLOCK_TOKENS,
         )
         # Before the queries: where a block lies is on the path of all that follows
@@ -94,6 +99,8 @@ def attend_kernel(
         )
         # Of the new tokens of a request, each sees itself and what came before
         visible = length - QUERIES + 1 + query
+        if PREFIX:
+            visible = tl.zeros_like(query) + length
 
         acc, maximum, total_weight = _attend(
             q_c,
@@ -117,7 +124,7 @@ def attend_kernel(
         )
         # A row that saw nothing of this part weighs nothing
         safe = tl.where(total_weight == 0.0, 1.0, total_weight)
-        if is_whole:
+        if is_whole & (not PREFIX):
             place = request.to(tl.int64) * ROWS
             _store(out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
         else:
