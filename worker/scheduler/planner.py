@@ -9,6 +9,7 @@ from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission, Share
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
+from mla_router.worker.scheduler.neighbours import neighbours
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from mla_router.worker.scheduler.step import Step
@@ -133,8 +134,7 @@ class Planner:
 
     def _build(self, decodes: list[Request], shares: list[Share], admitted: list[Request]) -> Step:
         writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
-        # Attention reads once what neighbours have in common
-        decodes = sorted(decodes, key=Request.place_in_tree)
+        decodes = neighbours(decodes)
         lengths = []
         for request in decodes:
             length = request.take_decode()

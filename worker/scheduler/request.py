@@ -232,8 +232,7 @@ class Request:
         return run[1:]
 
     def place_in_tree(self) -> tuple[int, ...]:
-        """Sorts decoding requests so that those with the same first pages are neighbours, and the more so the more
-        they have in common: some of its pages, twice as far from each other every time."""
+        """Sorts decoding requests by their first pages: some of its pages, twice as far from each other every time."""
         if self.branch is None:
             self.branch = tuple(
                 [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
