@@ -85,9 +85,8 @@ def _record(
     rows[1] = 1
     slots, lengths, places = rows.unbind()
     prepare((idle_slot,) * size, (1,) * size)
-    decode(
-        slots, lengths, places
-    )  # kernels are compiled and libraries set up before they are recorded
+    # Kernels are compiled and libraries set up before they are recorded
+    decode(slots, lengths, places)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling
-from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 # Requests of a group: 16 heads of each fill a tile of tensor cores
@@ -54,7 +53,7 @@ def shared_prefixes(
 ) -> SharedPrefixes:
     """page_table [all slots, P] int32, slots [R] int64, lengths [R] int32, at most max_length. Fewer rows in common
     than are `worth_it`, of a group and of all, count as none. Once a step; does not wait for the device."""
-    find = find_triton if on_gpu(lengths) else find_torch
+    find = find_triton if lengths.is_cuda else find_torch
     each, total = worth_it
     common = find(page_table, slots, lengths, page_size=page_size, at_least=each)
     common = common * (common.sum() * page_size >= total)
