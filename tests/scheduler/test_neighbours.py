@@ -53,6 +53,6 @@ def test_who_has_nothing_in_common_stays() -> None:
 def test_a_retracted_request_has_another_place() -> None:
     a, b, c = holding(1, 2), holding(1, 3), holding(1, 2)
     assert neighbours([a, b, c]) == [a, c, b]
-    a.branch = None  # as by `retract`
+    a.branch = None  # as by `Memory.release`
     a.pages = [1, 3]
     assert neighbours([a, b, c]) == [c, a, b]

@@ -122,6 +122,7 @@ class Memory:
         self.cache.unlock(request.node)
         self.free_slots.append(request.slot)
         request.pages, request.held_tokens, request.node, request.slot = [], 0, None, -1
+        request.branch = None
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no request holds."""

@@ -148,7 +148,6 @@ class Request:
         """Forget what was launched; a token that is still under way comes by `add_token`."""
         self.move_to(State.WAITING)
         self.context = self.prompt + self.output
-        self.branch = None
         self.was_retracted = True
 
     def add_token(self, token: int) -> None:
