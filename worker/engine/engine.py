@@ -147,7 +147,6 @@ class Engine:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
-        self.sampler.admit(plan.admitted)
         # First of all recordings, that of a prompt alone included: few rows need no attention of prompts.
         recording = self._graphs.fitting(plan)
         if recording is not None:
@@ -166,6 +165,7 @@ class Engine:
         self.slots.give(inputs.given)
         self._prepare_decode(rows.slots, rows.lengths)
         logits = recording.replay(inputs.rows)
+        self.sampler.admit(plan.admitted)
         if rows.first_are_sampled:
             logits = logits[: len(rows.sampled)]
         else:
@@ -175,6 +175,8 @@ class Engine:
     def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
         """What no recording of decode rows is for, or large enough for."""
         hidden = self._run(plan, inputs)
+        # Only now: nothing before needs it, and the device is at work while the host does it
+        self.sampler.admit(plan.admitted)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
         rows = inputs.output_rows[:num_sampled]
