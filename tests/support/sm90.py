@@ -98,23 +98,29 @@ def compile_sm90(launches: Callable[[], None]) -> list[Report]:
     return reports
 
 
+class NoDevice:
+    """As much of Triton's driver as compiling asks for."""
+
+    @staticmethod
+    def launcher_cls(source: Any, metadata: Any) -> None:
+        """Nothing is launched."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
 def compile_here(launches: Callable[[], object]) -> list[Report]:
     """The same in this process, which does not interpret and, from then on, launches nothing else."""
-    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
-
-    class NoDevice:
-        """As much of a driver as compiling asks for."""
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, _device: int) -> int:
-            return 0
 
     compiled: dict[str, Any] = {}
     launch = JITFunction.run

@@ -6,7 +6,8 @@ Nothing in `forward` and `sample` waits for the device; `Readback.wait` is the o
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from mla_router.worker.engine.decode_rows import decode_rows
 from mla_router.worker.engine.fresh_prompts import FreshPrompts, RunPrompt, record_fresh_prompts
 from mla_router.worker.engine.graphs import DecodeGraphs, Recording, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
+from mla_router.worker.engine.padded_rows import PaddedRows
 from mla_router.worker.engine.pieces import Pieces, record_pieces
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.recordings import Recordings
@@ -95,6 +97,34 @@ class Engine:
             self._record(sizes)
         finally:
             gc.enable()
+
+    @torch.inference_mode()
+    def rehearse(
+        self,
+        plans: Sequence[StepPlan],
+        sizes: GraphSizes,
+        nothing_runs: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Launch the steps of `plans` and what `record_graphs` would record, each within `nothing_runs`
+        (`rehearsal.py`); nothing, if attention is planned on the host. The engine is of no further use."""
+        if self._plan_fresh_prompt(1) is None:
+            return
+        idle = self.slots.idle_slot
+        for size in sizes.decode:
+            slots = torch.full((size,), idle, dtype=torch.int64, device=self.device)
+            with nothing_runs():
+                self._decode(slots, slots, slots)
+        for size in sizes.prompts:
+            run = self._plan_fresh_prompt(size)
+            assert run is not None, (
+                f"a prompt of {size} rows is planned on the host, one of 1 is not"
+            )
+            rows = PaddedRows(size, idle, self.device).read()
+            with nothing_runs():
+                run(*rows)
+        for plan in plans:
+            with nothing_runs():
+                self.sample(self.forward(plan))
 
     def _record(self, sizes: GraphSizes) -> None:
         idle = self.slots.idle_slot

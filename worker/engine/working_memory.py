@@ -13,6 +13,7 @@ from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingPar
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.pieces import piece_sizes
+from mla_router.worker.engine.rehearsal import compile_together
 from mla_router.worker.model.causal_lm import CausalLM
 
 # A request that wants everything at once that costs memory.
@@ -58,10 +59,17 @@ def measure_working_memory(
     prefill_tokens = min(prefill_tokens, capacity.context_length)
     prefix = min(capacity.context_length - prefill_tokens, MAX_PREFIX)
     small = replace(capacity, num_pages=capacity.num_slots)
-    engine = Engine(model, small, device=device, dtype=dtype, attention=attention)
+    chunks = product((prefill_tokens, min(SHORT_CHUNK, prefill_tokens)), (prefix, 0))
+    plans = [_mixed_plan(small, tokens, start) for tokens, start in chunks]
+
+    def new_engine() -> Engine:
+        return Engine(model, small, device=device, dtype=dtype, attention=attention)
+
+    compile_together(new_engine(), plans, graph_sizes)
+    _free()
+    engine = new_engine()
     step = 0
-    for tokens, start in product((prefill_tokens, min(SHORT_CHUNK, prefill_tokens)), (prefix, 0)):
-        plan = _mixed_plan(small, tokens, start)
+    for plan in plans:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -72,9 +80,14 @@ def measure_working_memory(
         engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
     graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
-    gc.collect()  # it refers to itself
-    torch.cuda.empty_cache()
+    _free()
     return WorkingMemory(step, graphs)
+
+
+def _free() -> None:
+    """What belonged to an engine that is no more: it refers to itself."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:

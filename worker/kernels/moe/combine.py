@@ -23,7 +23,7 @@ def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor
         TOP_K=top_k,
         HIDDEN=hidden,
         BLOCK_N=512,
-        num_warps=2,
+        num_warps=4,
         **launch_options(),
     )
     return out

@@ -1,0 +1,90 @@
+"""What a rehearsal has noted is compiled as it would have been: its launches have it.
+
+Triton interprets in the tests' process, so that this file is also a script, which compiles for a GPU that is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.engine.rehearsal import MissingKernels, few_layers
+from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
+from mla_router.worker.kernels.rms_norm import rms_norm_triton
+from support.tiny_model import CONFIGS, write_tiny_model
+
+
+@triton.jit
+def _broken(x):
+    tl.store(x, there_is_no_such_thing)  # noqa: F821
+
+
+def launches() -> None:
+    """Of kernels with plain arguments, twice one of them, and with named tuples of tensors and constants."""
+
+    def half(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+    for width in (2048, 512, 2048):
+        rms_norm_triton(half(2, width), half(width), 1e-6)
+    absorb_queries_triton(half(2, 16, 128), half(16, 128, 512), constant=True)
+
+
+def rehearse() -> None:
+    from triton import knobs
+    from triton.runtime import driver
+
+    from support.sm90 import NoDevice, compile_here
+
+    driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
+    found: list[bool] = []
+    knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+    with ThreadPoolExecutor(2) as pool:
+        missing = MissingKernels(pool)
+        for _ in range(2):
+            with missing:
+                launches()
+                _broken[(1,)](torch.empty(1, device="meta"))
+        missing.wait()
+    compiled = len(found)
+    compile_here(launches)
+    print(json.dumps([missing.count, found[:compiled], found[compiled:]]))
+
+
+def test_few_layers_are_those_with_something_new(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v2_lite"] | {"num_hidden_layers": 5})
+    engine = load_engine(WorkerConfig(model_path=str(tmp_path), max_total_tokens=64, device="cpu"))
+    layers, cache = engine.model.model.layers, engine.cache
+    with few_layers(engine):
+        assert list(engine.model.model.layers) == list(layers[:2])  # a dense one, then a mixture
+        assert len(engine.cache) == 2
+    assert engine.model.model.layers is layers
+    assert engine.cache is cache
+    assert len(layers) == 5
+
+
+def test_launches_find_what_was_noted(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    noted, first, again = json.loads(done.stdout.splitlines()[-1])
+    assert noted == 4
+    assert first == [False] * 3  # what cannot be compiled is left to its launch
+    assert again == []  # not even looked for: Triton has them
+
+
+if __name__ == "__main__":
+    rehearse()

@@ -1,0 +1,123 @@
+"""Kernels are compiled side by side, before the first of them runs.
+
+Triton compiles a kernel when it is first launched, and an engine that gets ready launches some seventy, one after
+another: half a minute in which all cores but one are idle. So its steps are *rehearsed* first: launched into CUDA
+graphs that nobody replays. Nothing runs then, whatever lies in the memory that it would read, and threads compile what
+Triton misses; most of their work holds no lock of Python's. What no rehearsal had is compiled when it comes, as ever.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from tqdm import tqdm
+from triton.runtime import driver
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.engine import Engine, GraphSizes
+
+logger = logging.getLogger(__name__)
+
+MAX_THREADS = 16  # a fifth or sixth of a compilation holds the lock: more would wait for each other
+
+
+def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:
+    """What steps of these plans and recordings of these sizes launch. `engine` must not be used after it."""
+    begin, threads = time.perf_counter(), min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    # Triton asks for the current device, which each thread has for itself
+    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (engine.device,)) as pool:
+        missing = MissingKernels(pool)
+        rehearse(engine, plans, sizes, missing)
+        if missing.count:
+            missing.wait()
+            logger.info(
+                "%d kernels compiled, or found in Triton's cache: %.1f s with %d threads",
+                missing.count,
+                time.perf_counter() - begin,
+                threads,
+            )
+
+
+def rehearse(
+    engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes, missing: MissingKernels
+) -> None:
+    # Libraries are set up by their first use, which may not be in a recording
+    square = torch.zeros(16, 16, device=engine.device)
+    torch.mm(square, square)
+    graphs: list[torch.cuda.CUDAGraph] = []  # their memory is for all, and lives as long as they
+    pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def nothing_runs() -> Iterator[None]:
+        graphs.append(torch.cuda.CUDAGraph(keep_graph=True))
+        # Relaxed: memory may be pinned, which another mode forbids because it might wait
+        with missing, torch.cuda.graph(graphs[-1], pool, capture_error_mode="relaxed"):
+            yield
+
+    gc.disable()  # nothing may be freed on the device in the middle of a recording
+    try:
+        with few_layers(engine):
+            engine.rehearse(plans, sizes, nothing_runs)
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def few_layers(engine: Engine) -> Iterator[None]:
+    """Up to the first layer of the last kind: those like it launch the same."""
+    decoder, seen, needed = engine.model.model, set(), 0
+    layers, cache = decoder.layers, engine.cache
+    for count, layer in enumerate(layers, 1):
+        shapes = tuple((name, weight.shape) for name, weight in layer.named_parameters())
+        if shapes not in seen:
+            seen.add(shapes)
+            needed = count
+    decoder.layers, engine.cache = layers[:needed], cache[:needed]
+    try:
+        yield
+    finally:
+        decoder.layers, engine.cache = layers, cache
+
+
+class MissingKernels(triton.AsyncCompileMode):  # type: ignore[misc]
+    """While this is entered, Triton hands kernels that it has not loaded to `submit`, and launches nothing
+    if it gets none back."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        self._begun: dict[str, tuple[Future[Any], Callable[[Any], None]]] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._begun)
+
+    def submit(
+        self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
+    ) -> None:
+        if key not in self._begun:
+            self._begun[key] = self.executor.submit(_with_launcher, compile_fn), finalize_fn
+
+    def wait(self) -> None:
+        """Until all are compiled, and known to Triton. What cannot be is left to its first launch, which says why."""
+        futures = [future for future, _ in self._begun.values()]
+        for _ in tqdm(as_completed(futures), "Compiling kernels", len(futures), disable=None):
+            pass
+        for future, finalize in self._begun.values():
+            if future.exception() is None:
+                finalize(future.result())
+
+
+def _with_launcher(compile_fn: Callable[[], Any]) -> Any:
+    kernel = compile_fn()
+    # What calls the kernel is C, compiled as well, and found in the cache when it is loaded
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
