@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 65536
 _GIB = 1 << 30
-_SPARE = _GIB // 2  # for what the allocator rounds up and libraries ask for on the side
+# For what libraries ask for on the side, and tensors of many sizes in turn that leave unused memory between them
+_SPARE = 3 * _GIB // 4
 
 
 def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:

@@ -73,14 +73,15 @@ def rehearse(
 
 @contextmanager
 def few_layers(engine: Engine) -> Iterator[None]:
-    """Up to the first layer of the last kind: those like it launch the same."""
+    """Up to the first layer of the last kind, and the one after it: those like it launch the same, but for the
+    very first, which has no residual stream to add to."""
     decoder, seen, needed = engine.model.model, set(), 0
     layers, cache = decoder.layers, engine.cache
     for count, layer in enumerate(layers, 1):
         shapes = tuple((name, weight.shape) for name, weight in layer.named_parameters())
         if shapes not in seen:
             seen.add(shapes)
-            needed = count
+            needed = count + 1
     decoder.layers, engine.cache = layers[:needed], cache[:needed]
     try:
         yield

@@ -71,10 +71,12 @@ def measure_working_memory(
     step = 0
     for plan in plans:
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        # With what lies between tensors, where the next one does not fit
+        before = torch.cuda.memory_reserved(device)
         engine.sample(engine.forward(plan)).wait()
-        step = max(step, torch.cuda.max_memory_allocated(device) - before)
+        step = max(step, torch.cuda.max_memory_reserved(device) - before)
     # Libraries load the kernel of a new number of rows when it is first asked for.
     for rows in piece_sizes(capacity.num_slots):
         engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
