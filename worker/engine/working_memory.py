@@ -28,6 +28,7 @@ _DEAREST = SamplingParams(
     logprobs=True,
     top_logprobs=20,
 )
+_CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draws
 
 
 # Tokens before the chunk that is tried: longer prefixes are attended to in passes, as all are that do not
@@ -60,7 +61,8 @@ def measure_working_memory(
     prefix = min(capacity.context_length - prefill_tokens, MAX_PREFIX)
     small = replace(capacity, num_pages=capacity.num_slots)
     chunks = product((prefill_tokens, min(SHORT_CHUNK, prefill_tokens)), (prefix, 0))
-    plans = [_mixed_plan(small, tokens, start) for tokens, start in chunks]
+    plans = [_mixed_plan(small, _DEAREST, tokens, start) for tokens, start in chunks]
+    plans.append(_mixed_plan(small, _CHEAPEST, min(SHORT_CHUNK, prefill_tokens), 0))
 
     def new_engine() -> Engine:
         return Engine(model, small, device=device, dtype=dtype, attention=attention)
@@ -115,7 +117,7 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
     )
 
 
-def _mixed_plan(capacity: Capacity, tokens: int, prefix: int) -> StepPlan:
+def _mixed_plan(capacity: Capacity, sampling: SamplingParams, tokens: int, prefix: int) -> StepPlan:
     """One chunk of so many tokens after so many, and a decode row for every other slot."""
     decodes = capacity.num_slots - 1
     prompt = (0,) * tokens
@@ -127,5 +129,5 @@ def _mixed_plan(capacity: Capacity, tokens: int, prefix: int) -> StepPlan:
         decode_lengths=(1,) * decodes,
         chunks=(PrefillChunk(decodes, prefix, prompt, is_last=True),),
         page_writes=(*own, *others),
-        admitted=tuple(Admitted(slot, _DEAREST, prompt[:1]) for slot in range(decodes + 1)),
+        admitted=tuple(Admitted(slot, sampling, prompt[:1]) for slot in range(decodes + 1)),
     )
