@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSize
             )
 
 
+def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
+    """Of prompts four to an octave, as many as are in `plans`: kernels are others from some numbers of rows on,
+    which need not be those where recordings are."""
+    largest = max(len(chunk.tokens) for plan in plans for chunk in plan.chunks)
+    prompts = [
+        quarters << octave for octave in range(largest.bit_length()) for quarters in (4, 5, 6, 7)
+    ]
+    return replace(sizes, prompts=[size for size in prompts if size <= largest])
+
+
 def rehearse(
     engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes, missing: MissingKernels
 ) -> None:
@@ -66,7 +77,7 @@ def rehearse(
     gc.disable()  # nothing may be freed on the device in the middle of a recording
     try:
         with few_layers(engine):
-            engine.rehearse(plans, sizes, nothing_runs)
+            engine.rehearse(plans, rehearsed_sizes(plans, sizes), nothing_runs)
     finally:
         gc.enable()
 

@@ -35,6 +35,8 @@ _CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draw
 # fit at once, and take no more.
 MAX_PREFIX = 1 << 17
 SHORT_CHUNK = 16  # short ones have kernels of their own
+# Decode rows and tokens of a chunk of few: so have these, each up to the number of the next.
+FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,8 @@ def measure_working_memory(
 ) -> WorkingMemory:
     """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
     `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
-    prefill_tokens = min(prefill_tokens, capacity.context_length)
-    prefix = min(capacity.context_length - prefill_tokens, MAX_PREFIX)
     small = replace(capacity, num_pages=capacity.num_slots)
-    chunks = product((prefill_tokens, min(SHORT_CHUNK, prefill_tokens)), (prefix, 0))
-    plans = [_mixed_plan(small, _DEAREST, tokens, start) for tokens, start in chunks]
-    plans.append(_mixed_plan(small, _CHEAPEST, min(SHORT_CHUNK, prefill_tokens), 0))
+    plans = dearest_plans(small, prefill_tokens)
 
     def new_engine() -> Engine:
         return Engine(model, small, device=device, dtype=dtype, attention=attention)
@@ -117,9 +115,31 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
     )
 
 
-def _mixed_plan(capacity: Capacity, sampling: SamplingParams, tokens: int, prefix: int) -> StepPlan:
-    """One chunk of so many tokens after so many, and a decode row for every other slot."""
-    decodes = capacity.num_slots - 1
+def dearest_plans(capacity: Capacity, prefill_tokens: int) -> list[StepPlan]:
+    """Steps that need most memory, and what else it takes for all kernels of steps to be among theirs."""
+    tokens = min(prefill_tokens, capacity.context_length)
+    short, prefix = min(SHORT_CHUNK, tokens), min(capacity.context_length - tokens, MAX_PREFIX)
+    plans = [
+        _mixed_plan(capacity, _DEAREST, some, start)
+        for some, start in product((tokens, short), (prefix, 0))
+    ]
+    return plans + [
+        _mixed_plan(capacity, _CHEAPEST, min(some, tokens), 0, decodes)
+        for decodes, some in FEW_ROWS
+        if decodes < capacity.num_slots
+    ]
+
+
+def _mixed_plan(
+    capacity: Capacity,
+    sampling: SamplingParams,
+    tokens: int,
+    prefix: int,
+    decodes: int | None = None,
+) -> StepPlan:
+    """One chunk of so many tokens after so many, and so many decode rows: by default one for every other slot."""
+    if decodes is None:
+        decodes = capacity.num_slots - 1
     prompt = (0,) * tokens
     # A page may be that of several places: what is computed from it does not matter
     own = [(decodes, index, 1) for index in range(capacity.pages_per_request)]

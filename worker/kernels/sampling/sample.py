@@ -108,7 +108,10 @@ def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
     return triton.cdiv(vocab_size, width), width
 
 
-@triton.jit
+# Numbers of rows lie where they lie; a kernel for each way would be compiled when such a batch comes.
+@triton.jit(
+    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "thresholds"],
+)
 def _best_of_slice_kernel(
     logits,
     temperatures,

@@ -116,7 +116,9 @@ _KEY_OF_MINUS_INFINITY = tl.constexpr(0x007FFFFF)
 _REACH = tl.constexpr(12.0)
 
 
-@triton.jit
+@triton.jit(  # as in `sample.py`
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps", "thresholds"],
+)
 def _top_threshold_kernel(
     logits,
     likely,

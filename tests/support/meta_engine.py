@@ -1,0 +1,88 @@
+"""An engine on a GPU that is not there: it launches what it would on an H200, and Triton can be asked what that was.
+
+Its tensors are torch's `meta` ones, which have shapes and no memory, and say that they are on a GPU. What is left out
+is what depends on addresses but for those within a tensor. Only for processes in which Triton does not interpret, and
+which do nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.runtime import driver
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention import triton as backend
+from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.kernels import beside
+from mla_router.worker.kernels.moe import experts
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.cache_rows import HeadRows
+from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.loader import allocate, default_dtype
+from mla_router.worker.model.registry import build_model, read_config
+from support.sm90 import NoDevice
+
+META = torch.device("meta")
+H200 = "NVIDIA H200"
+PROCESSORS = 132
+
+
+class Launches(triton.AsyncCompileMode):  # type: ignore[misc]
+    """The kernels that are launched while it is entered, by all that makes one another kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.kernels: dict[str, Any] = {}
+
+    def submit(self, key: str, compile_fn: Callable[[], Any], _: Callable[[Any], None]) -> None:
+        found = dict(
+            zip(compile_fn.__code__.co_freevars, compile_fn.__closure__ or (), strict=True)
+        )
+        self.kernels.setdefault(key, found["src"].cell_contents)
+
+
+def pretend() -> None:
+    """From now on."""
+    driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
+    torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment, method-assign]
+    torch.cuda.get_device_name = lambda _=None: H200
+    torch.cuda.get_device_properties = lambda _=None: SimpleNamespace(  # type: ignore[assignment]
+        multi_processor_count=PROCESSORS
+    )
+    beside.MAX_ROWS = -1  # there are no streams
+    experts._device_name = lambda _: H200
+    parts = backend.num_parts
+
+    def num_parts(tiling: Any, heads: int, queries: int, _: torch.device, **rest: Any) -> int:
+        return parts(tiling, heads, queries, torch.device("cuda"), **rest)
+
+    backend.num_parts = num_parts
+
+
+def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engine]:
+    """Of a model with the shapes of that in `folder` but for the number of layers, one after another."""
+    config = replace(read_config(folder), num_layers=layers)
+    with META, default_dtype(torch.bfloat16):
+        model = build_model(config)
+        allocate(model)
+    model.eval()
+    while True:
+        attention = _attention(config)
+        yield Engine(model, capacity, device=META, dtype=torch.bfloat16, attention=attention)
+
+
+def _attention(config: ModelConfig) -> AttentionBackend:
+    if isinstance(config, DeepseekConfig):
+        heads = config.num_heads, config.qk_nope_head_dim + config.v_head_dim
+        return backend.TritonBackend.for_latents(*heads, META)
+    rows = config.cache_rows
+    assert isinstance(rows, HeadRows)
+    return backend.TritonBackend.for_key_heads(config.num_heads, rows, META)
