@@ -21,7 +21,7 @@ from mla_router.worker.engine.rehearsal import rehearsed_sizes
 from mla_router.worker.engine.working_memory import dearest_plans
 from support.processes import ROOT
 
-LAYERS, STEPS, BUDGET = 3, 150, 8192
+LAYERS, STEPS, BUDGET = 4, 150, 8192  # V3 begins with three dense ones
 CAPACITY = Capacity(num_pages=1024, page_size=16, num_slots=256, context_length=32768)
 SAMPLING = [
     SamplingParams(2),
