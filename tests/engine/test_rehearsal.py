@@ -6,7 +6,6 @@ Triton interprets in the tests' process, so that this file is also a script, whi
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.rehearsal import MissingKernels, few_layers
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.rms_norm import rms_norm_triton
+from support.sm90 import NoDevice, compile_here, compiling_environment
 from support.tiny_model import CONFIGS, write_tiny_model
 
 
@@ -44,8 +44,6 @@ def launches() -> None:
 def rehearse() -> None:
     from triton import knobs
     from triton.runtime import driver
-
-    from support.sm90 import NoDevice, compile_here
 
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     found: list[bool] = []
@@ -75,8 +73,7 @@ def test_few_layers_are_those_with_something_new(tmp_path: Path) -> None:
 
 
 def test_launches_find_what_was_noted(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, __file__], env=environment, check=True, stdout=subprocess.PIPE, text=True
     )

@@ -3,7 +3,6 @@ everybody for a second. The file is also a script, since Triton interprets in th
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -16,10 +15,10 @@ import torch
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
-from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.rehearsal import rehearsed_sizes
 from mla_router.worker.engine.working_memory import dearest_plans
 from support.processes import ROOT
+from support.sm90 import compiling_environment
 
 LAYERS, STEPS, BUDGET = 4, 150, 8192  # V3 begins with three dense ones
 CAPACITY = Capacity(num_pages=1024, page_size=16, num_slots=256, context_length=32768)
@@ -34,8 +33,7 @@ SAMPLING = [
 
 @pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3-7-layers", "llama-3-8b"])
 def test_random_steps_launch_nothing_new(shape: str, tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     folder = ROOT / "bench" / "shapes" / shape
     subprocess.run([sys.executable, __file__, str(folder)], env=environment, check=True)
 
@@ -66,7 +64,7 @@ def check(folder: Path) -> None:
     pretend()
     engines = meta_engines(folder, LAYERS, CAPACITY)
     rehearsed, launched = Launches(), Launches()
-    sizes = GraphSizes(graph_sizes(CAPACITY.num_slots), piece_sizes(4096))
+    sizes = GraphSizes(graph_sizes(CAPACITY.num_slots), ())
     plans = dearest_plans(CAPACITY, BUDGET)
     with rehearsed:
         next(engines).rehearse(plans, rehearsed_sizes(plans, sizes), nullcontext)

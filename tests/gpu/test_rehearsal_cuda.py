@@ -4,7 +4,6 @@ process of its own has no kernels yet."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from triton import knobs
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.rehearsal import MissingKernels
+from support.sm90 import compiling_environment
 from support.tiny_model import CONFIGS, write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -29,10 +29,7 @@ WIDTHS = {"v2_lite": {"qk_rope_head_dim": 16}, "llama_gqa": {"head_dim": 64}}
 @pytest.mark.parametrize("recorded", [True, False])
 def test_all_are_compiled_together(name: str, recorded: bool, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", **CONFIGS[name] | WIDTHS[name])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
-    }
+    environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
     flags = [] if recorded else ["--disable-cuda-graph"]
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path / "model"), *flags],

@@ -78,15 +78,19 @@ def _says_constant(name: str) -> bool:
     return name.rpartition(".")[2] in ("AHEAD", "SHARED", "SETTLED")
 
 
+def compiling_environment() -> dict[str, str]:
+    """Of a process that imports what this one does, and in which Triton does not interpret."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
     """One report for each specialization of a kernel that `launches` launches, in their order."""
     source = inspect.getsourcefile(launches)
     assert source is not None and "<" not in launches.__qualname__, launches
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-m", "support.sm90", source, launches.__qualname__],
-        env=environment,
+        env=compiling_environment(),
         check=False,
         capture_output=True,
         text=True,

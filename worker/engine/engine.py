@@ -105,7 +105,7 @@ class Engine:
         sizes: GraphSizes,
         nothing_runs: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Launch the steps of `plans` and what `record_graphs` would record, each within `nothing_runs`
+        """Launch the steps of `plans`, and decode rows and prompts alone of `sizes`, each within `nothing_runs`
         (`rehearsal.py`); nothing, if attention is planned on the host. The engine is of no further use."""
         if self._plan_fresh_prompt(1) is None:
             return

@@ -49,7 +49,7 @@ def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSize
 
 
 def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
-    """Of prompts four to an octave, as many as are in `plans`: kernels are others from some numbers of rows on,
+    """Of prompts four to an octave, up to the longest in `plans`: kernels are others from some numbers of rows on,
     which need not be those where recordings are."""
     largest = max(len(chunk.tokens) for plan in plans for chunk in plan.chunks)
     prompts = [
@@ -61,6 +61,7 @@ def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
 def rehearse(
     engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes, missing: MissingKernels
 ) -> None:
+    """Begins to compile what is `missing`."""
     # Libraries are set up by their first use, which may not be in a recording
     square = torch.zeros(16, 16, device=engine.device)
     torch.mm(square, square)

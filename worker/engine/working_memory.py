@@ -35,7 +35,7 @@ _CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draw
 # fit at once, and take no more.
 MAX_PREFIX = 1 << 17
 SHORT_CHUNK = 16  # short ones have kernels of their own
-# Decode rows and tokens of a chunk of few: so have these, each up to the number of the next.
+# Decode rows, and tokens of the chunk beside them: so have few of either.
 FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK))
 
 
