@@ -45,7 +45,8 @@ def cases(logits: torch.Tensor) -> Iterator[Case]:
     row = torch.arange(len(logits), device="cuda")
     warps = tuple({"num_warps": n} for n in WARPS)
     for name, temperature in (("greedy", 0.0), ("temperature", 0.8)):
-        inputs = (logits, temperature * one, row, row, None)
+        drawn = torch.empty_like(row), torch.empty_like(row, dtype=torch.int32)
+        inputs = (logits, row, row, temperature * one, row, None, *drawn)
         yield Case(
             name,
             lambda *, inputs=inputs, **how: sample_triton(*inputs, **how),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.engine.compiled_decode import CompiledDecode
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -29,18 +30,19 @@ class Prompts(ForwardDriver):
         self.step(chunks=list(enumerate(PROMPTS)))
 
     @torch.inference_mode()
-    def decode(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
-        del places
+    def decode(self, rows: LookedUp) -> Tensor:
         tokens = {
             slot: NEXT[slot][length - len(PROMPTS[slot]) - 1]
-            for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True)
+            for slot, length in zip(rows.slots.tolist(), rows.lengths.tolist(), strict=True)
         }
         return self.step(tokens)
 
 
-def rows(slots: Sequence[int], step: int) -> tuple[Tensor, Tensor, Tensor]:
-    lengths = [len(PROMPTS[slot]) + step for slot in slots]
-    return torch.tensor(slots), torch.tensor(lengths), torch.tensor(slots)
+def rows(slots: Sequence[int], step: int) -> LookedUp:
+    """As much of them as `Prompts.decode` looks at."""
+    lengths = torch.tensor([len(PROMPTS[slot]) + step for slot in slots])
+    nothing = torch.empty(0, dtype=torch.int64)
+    return LookedUp(torch.tensor(slots), lengths, nothing, nothing, nothing)
 
 
 @pytest.fixture
@@ -66,9 +68,9 @@ def test_as_transformers(tmp_path: Path) -> None:
     driver.begin()
     decode = CompiledDecode(driver.decode, model, max_rows=2)
     graphs = torch._dynamo.utils.counters["stats"]
-    decode(*rows((0, 1, 2), 1))
+    decode(rows((0, 1, 2), 1))
     assert graphs["unique_graphs"] == 0
-    got = decode(*rows((0, 2), 2))
+    got = decode(rows((0, 2), 2))
     # Two projections, the dense layer, the shared experts: each once for all three layers.
     assert graphs["unique_graphs"] == 4
     assert not torch._dynamo.utils.counters["graph_break"]
@@ -85,14 +87,14 @@ def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
     before = {module: set(vars(module)) for module in model.modules()}
     inside: list[int] = []
 
-    def fail(slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
-        assert slots.shape == lengths.shape == places.shape
+    def fail(rows: LookedUp) -> Tensor:
+        del rows
         inside.append(sum(set(vars(m)) != before[m] for m in model.modules()))
         raise RuntimeError
 
     decode = CompiledDecode(fail, model, max_rows=4)
     for size in (5, 4):
         with pytest.raises(RuntimeError):
-            decode(*torch.zeros(3, size))
+            decode(LookedUp(*torch.zeros(5, size, dtype=torch.int64)))
     assert inside == [0, 3 * len(model.model.layers)]  # two projections and the feed-forward layer
     assert before == {module: set(vars(module)) for module in model.modules()}

@@ -10,11 +10,13 @@ import torch
 from mla_router.worker.core import PrefillChunk, StepPlan
 from mla_router.worker.engine.graphs import DecodeGraphs, Recording, graph_sizes
 from mla_router.worker.engine.pieces import piece_sizes
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
 def recording(size: int) -> Recording:
     nothing = torch.empty(0)
-    return Recording(None, size, nothing, nothing)  # type: ignore[arg-type]
+    looked_up = LookedUp(*[nothing] * 5)
+    return Recording(None, size, looked_up, nothing)  # type: ignore[arg-type]
 
 
 def decodes(size: int, *chunks: PrefillChunk) -> StepPlan:

@@ -50,7 +50,7 @@ def test_slots_take_pages_and_tokens() -> None:
     ]
     # slot 3 at position 9 is in its page 2, slot 1 at 4 in page 1, slot 0 at 4.. in page 1
     want = [13 * 4 + 1, 14 * 4, 11 * 4, 11 * 4 + 1, 11 * 4 + 2, 12 * 4, 12 * 4 + 1]
-    assert state.cache_locations(inputs.token_slots, inputs.positions, 4).tolist() == want
+    assert state.locations(inputs.token_slots, inputs.positions).tolist() == want
 
 
 def test_a_step_of_decode_rows_alone_packs() -> None:

@@ -8,6 +8,7 @@ import torch
 from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.sampling.sample import sample, sample_torch
 from support.cuda import captured, forbid_waiting
+from support.drawing import draw, drawn, with_slots
 
 pytestmark = pytest.mark.gpu
 
@@ -23,10 +24,11 @@ def test_tokens_are_the_cpu_s(rows: int, vocab_size: int, dtype: torch.dtype) ->
     seed, position = torch.randint(1 << 60, (2, rows))
     threshold = logits.float().mean(dim=-1)
     inputs = (logits, temperature, seed, position, threshold)
-    on_gpu = [x.cuda() for x in inputs]
+    arguments = with_slots(*(x.cuda() for x in inputs), out_on_host=True)
     with forbid_waiting():
-        got = sample(*on_gpu)
-    different = got.cpu() != sample_torch(*inputs)
+        sample(*arguments)
+    got = drawn(arguments).cpu()
+    different = got != draw(sample_torch, *inputs)
     assert got[0] == NO_TOKEN
     # The two devices' logarithms differ in the last bit, and with them scores that are nearly equal.
     assert different.sum() <= rows // 100
@@ -35,7 +37,8 @@ def test_tokens_are_the_cpu_s(rows: int, vocab_size: int, dtype: torch.dtype) ->
 def test_in_a_cuda_graph() -> None:
     logits = torch.randn(8, 102_400, device="cuda")
     rows = torch.arange(8, device="cuda")
-    replay, tokens = captured(lambda: sample(logits, rows.float(), rows, rows, None))
+    arguments = with_slots(logits, rows.float(), rows, rows, None)
+    replay, _ = captured(lambda: sample(*arguments))
     logits.copy_(torch.randn_like(logits))
     replay()
-    assert torch.equal(tokens, sample(logits, rows.float(), rows, rows, None))
+    assert torch.equal(drawn(arguments), draw(sample, logits, rows.float(), rows, rows, None))

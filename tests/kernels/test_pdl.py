@@ -141,7 +141,8 @@ def decode_step() -> None:
         scale=0.1,
     )
     logits = torch.empty(8, 102400, device="meta")
-    sample_triton(logits, logits[:, 0].contiguous(), locations, locations, None)
+    some = logits[:, 0].contiguous()
+    sample_triton(logits, locations, locations, some, locations, None, locations, locations.int())
 
 
 def test_every_kernel_of_a_decode_step_starts_early() -> None:

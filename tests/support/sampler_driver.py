@@ -29,6 +29,7 @@ class SamplerDriver:
         self.guard = guard
         self.sampler = Sampler(num_slots, vocab_size, self.device)
         self.readback = ReadbackRing(self.device)
+        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
         self.contexts: dict[int, list[int]] = {}  # prompt and output of every slot
         self._upload = Upload(self.device)
         self._admitted: list[Admitted] = []
@@ -61,8 +62,11 @@ class SamplerDriver:
         with self.guard():
             at = self._upload([np.array(slots), np.array(lengths)])
             self.sampler.admit(plan.admitted)
-            sampled = self.sampler.sample(rows, *at, plan, masks)
-            pending = self.readback.start(plan, sampled, None)
+            tokens = self.readback.tokens(len(slots))
+            scores = self.sampler.sample(
+                rows, *at, plan, masks, last_token=self.last_token, out=tokens
+            )
+            pending = self.readback.start(plan, tokens, scores, None)
         result = pending.wait()
         for slot, token in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)

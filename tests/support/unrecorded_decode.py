@@ -6,24 +6,25 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from mla_router.worker.engine import engine as engine_module
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import Decode, DecodeGraphs, Recording
+from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
 class Unrecorded:
     """Decodes again where a graph would be replayed."""
 
-    def __init__(self, decode: Decode, rows: Tensor) -> None:
+    def __init__(self, decode: Decode, rows: LookedUp) -> None:
         self._decode, self._rows = decode, rows
-        self.logits = decode(*rows)
+        self.logits = decode(rows)
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        self.logits.copy_(self._decode(*self._rows))
+        self.logits.copy_(self._decode(self._rows))
 
 
 def replace_recording(
@@ -32,15 +33,14 @@ def replace_recording(
     """Give `engine`, on the CPU, such graphs of `sizes`."""
     graphs: list[Unrecorded] = []
 
-    def record(
-        decode: Decode, _: object, sizes: Sequence[int], *, idle_slot: int, **__: object
-    ) -> DecodeGraphs:
+    def record(decode: Decode, _: object, sizes: Sequence[int], slots: SlotState) -> DecodeGraphs:
         recordings = []
         for size in sizes:
-            rows = torch.full((3, size), idle_slot)
+            rows = torch.full((3, size), slots.idle_slot)
             rows[1] = 1
-            graphs.append(Unrecorded(decode, rows))
-            recordings.append(Recording(graphs[-1], size, rows, graphs[-1].logits))  # type: ignore[arg-type]
+            looked_up = slots.look_up(rows)
+            graphs.append(Unrecorded(decode, looked_up))
+            recordings.append(Recording(graphs[-1], size, looked_up, graphs[-1].logits))  # type: ignore[arg-type]
         return DecodeGraphs(recordings)
 
     with monkeypatch.context() as patch:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.engine.graphs import Decode
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.layers import MLP, Linear
 
@@ -45,13 +46,13 @@ class CompiledDecode:
         self._sizes: set[int] = set()  # that have been compiled
         self._seconds = 0.0  # that their calls took
 
-    def __call__(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
-        if len(slots) > self._max_rows:
-            return self._decode(slots, lengths, places)
+    def __call__(self, rows: LookedUp) -> Tensor:
+        if len(rows.slots) > self._max_rows:
+            return self._decode(rows)
         begin = time.perf_counter()
         with self._in_place():
-            logits = self._decode(slots, lengths, places)
-        self._sizes.add(len(slots))
+            logits = self._decode(rows)
+        self._sizes.add(len(rows.slots))
         self._seconds += time.perf_counter() - begin
         return logits
 

@@ -27,6 +27,7 @@ from mla_router.worker.engine.recordings import Recordings
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores, Run, score_hidden
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 
@@ -111,17 +112,17 @@ class Engine:
             return
         idle = self.slots.idle_slot
         for size in sizes.decode:
-            slots = torch.full((size,), idle, dtype=torch.int64, device=self.device)
+            rows = torch.full((3, size), idle, dtype=torch.int64, device=self.device)
             with nothing_runs():
-                self._decode(slots, slots, slots)
+                self._decode(self.slots.look_up(rows))
         for size in sizes.prompts:
             run = self._plan_fresh_prompt(size)
             assert run is not None, (
                 f"a prompt of {size} rows is planned on the host, one of 1 is not"
             )
-            rows = PaddedRows(size, idle, self.device).read()
+            padded = PaddedRows(size, idle, self.device).read()
             with nothing_runs():
-                run(*rows)
+                run(*padded)
         for plan in plans:
             with nothing_runs():
                 self.sample(self.forward(plan))
@@ -133,11 +134,7 @@ class Engine:
             if sizes.compiled:
                 compiled = CompiledDecode(self._decode, self.model, sizes.compiled)
             self._graphs = record_graphs(
-                compiled or self._decode,
-                self._prepare_decode,
-                sizes.decode,
-                idle_slot=idle,
-                device=self.device,
+                compiled or self._decode, self._prepare_decode, sizes.decode, self.slots
             )
             if compiled:
                 compiled.report()
@@ -162,7 +159,7 @@ class Engine:
             return None
 
         def run(tokens: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-            locations = self.slots.cache_locations(slots, positions, self.capacity.page_size)
+            locations = self.slots.locations(slots, positions)
             batch = ForwardBatch(
                 tokens=tokens,
                 positions=positions,
@@ -194,7 +191,7 @@ class Engine:
         self.slots.apply(inputs.page_writes)
         self.slots.give(inputs.given)
         self._prepare_decode(rows.slots, rows.lengths)
-        logits = recording.replay(inputs.rows)
+        logits = recording.replay(self.slots, inputs.rows)
         self.sampler.admit(plan.admitted)
         if rows.first_are_sampled:
             logits = logits[: len(rows.sampled)]
@@ -263,17 +260,23 @@ class Engine:
         )
 
     @torch.inference_mode()
-    def _decode(self, slots: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
+    def _decode(self, rows: LookedUp) -> Tensor:
         """Logits of decode rows of which the host knows nothing but how many they are."""
         layout = StepLayout(
             page_table=self.slots.page_table,
             page_size=self.capacity.page_size,
-            decode_slots=slots,
-            decode_lengths=lengths.to(torch.int32),
+            decode_slots=rows.slots,
+            decode_lengths=rows.lengths,
             max_decode_length=self.capacity.context_length,
         )
-        tokens = self.slots.tokens[places]
-        batch = self._compose(ForwardBatch, tokens, slots, lengths - 1, layout, None)
+        batch = ForwardBatch(
+            tokens=rows.tokens,
+            positions=rows.positions,
+            cache_locations=rows.locations,
+            num_decodes=len(rows.slots),
+            attention=self.attention.plan(layout),
+            output_rows=None,
+        )
         return self.model.logits(self.model(batch, self.cache))
 
     def _compose(
@@ -289,7 +292,7 @@ class Engine:
         return kind(
             tokens=tokens,
             positions=positions,
-            cache_locations=self.slots.cache_locations(slots, positions, self.capacity.page_size),
+            cache_locations=self.slots.locations(slots, positions),
             num_decodes=len(layout.decode_slots),
             attention=self.attention.plan(layout),
             output_rows=output_rows,
@@ -297,12 +300,17 @@ class Engine:
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> Readback:
-        sampled = self.sampler.sample(
-            launched.logits, launched.slots, launched.positions, launched.plan, masks
+        tokens = self._readback.tokens(len(launched.slots))
+        scores = self.sampler.sample(
+            launched.logits,
+            launched.slots,
+            launched.positions,
+            launched.plan,
+            masks,
+            last_token=self.slots.last_token,
+            out=tokens,
         )
-        # A row without a token gets 0 for one: its request ends, but the next step has begun with it.
-        self.slots.last_token[launched.slots] = sampled.tokens.clamp_min(0)
-        return self._readback.start(launched.plan, sampled, launched.prompt_scores)
+        return self._readback.start(launched.plan, tokens, scores, launched.prompt_scores)
 
     def is_usable_after(self, error: Exception) -> bool:
         # A failed kernel leaves the CUDA context unusable; memory that ran out does not.

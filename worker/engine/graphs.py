@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: one launch instead of hundreds.
 
 A step of decode rows alone reads nothing from the host but each row's slot, its length and the place of
-its token, so the whole forward pass can be recorded once for each batch size and replayed with others.
+its token. What they lead to is looked up in front of the graph, into tensors that the graph reads, so the whole
+forward pass can be recorded once for each batch size and replayed with others.
 Steps with few prompt tokens become such steps (`decode_rows.py`). A batch between two sizes takes
 the larger one; the rows too many belong to an idle slot, whose page table points to page 0, and what
 they compute is nobody's.
@@ -20,9 +21,11 @@ from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.alias import alias
 from mla_router.worker.engine.decode_rows import fit_for_decode
 from mla_router.worker.engine.recordings import Recordings, record_sizes
+from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
-# From the slots, lengths and places of tokens, each [B] int64, of decode rows to their logits [B, V].
-Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
+# From what was looked up of decode rows to their logits [B, V].
+Decode = Callable[[LookedUp], Tensor]
 # Told the slots and lengths of decode rows before they are decoded: `AttentionBackend.prepare_decode`.
 Prepare = Callable[[Sequence[int], Sequence[int]], None]
 
@@ -41,12 +44,13 @@ def graph_sizes(largest: int) -> list[int]:
 class Recording:
     graph: torch.cuda.CUDAGraph
     size: int
-    rows: Tensor  # [3, size] int64, that the graph reads: slots, lengths, places of tokens
+    looked_up: LookedUp  # that the graph reads
     logits: Tensor  # [size, V], that it writes
 
-    def replay(self, rows: Tensor) -> Tensor:
-        """Logits of `rows` [3, size]; the next replay of any recording writes over them."""
-        self.rows.copy_(rows)
+    def replay(self, slots: SlotState, rows: Tensor) -> Tensor:
+        """Logits of `rows` [3, size], which are looked up in `slots`; the next replay of any recording writes
+        over them."""
+        slots.look_up(rows, self.looked_up)
         self.graph.replay()
         return self.logits
 
@@ -63,32 +67,33 @@ class DecodeGraphs:
 
 
 def record_graphs(
-    decode: Decode,
-    prepare: Prepare,
-    sizes: Sequence[int],
-    *,
-    idle_slot: int,
-    device: torch.device,
+    decode: Decode, prepare: Prepare, sizes: Sequence[int], slots: SlotState
 ) -> DecodeGraphs:
     """Record `decode` for each of `sizes`."""
+    device = slots.page_table.device
 
     def record(size: int, pool: Any) -> Recording:
-        return _record(decode, prepare, size, idle_slot, device, pool)
+        return _record(decode, prepare, size, slots, device, pool)
 
     return DecodeGraphs(record_sizes("decode steps", record, sizes, device))
 
 
 def _record(
-    decode: Decode, prepare: Prepare, size: int, idle_slot: int, device: torch.device, pool: Any
+    decode: Decode,
+    prepare: Prepare,
+    size: int,
+    slots: SlotState,
+    device: torch.device,
+    pool: Any,
 ) -> Recording:
-    rows = torch.full((3, size), idle_slot, dtype=torch.int64, device=device)
+    rows = torch.full((3, size), slots.idle_slot, dtype=torch.int64, device=device)
     rows[1] = 1
-    slots, lengths, places = rows.unbind()
-    prepare((idle_slot,) * size, (1,) * size)
+    looked_up = slots.look_up(rows)
+    prepare((slots.idle_slot,) * size, (1,) * size)
     # Kernels are compiled and libraries set up before they are recorded
-    decode(slots, lengths, places)
+    decode(looked_up)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        logits = decode(slots, lengths, places)
-    return Recording(graph, size, rows, alias(logits))
+        logits = decode(looked_up)
+    return Recording(graph, size, looked_up, alias(logits))

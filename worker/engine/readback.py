@@ -1,4 +1,4 @@
-"""The way of a step's results to the host: one asynchronous copy, waited for a step later."""
+"""The way of a step's results to the host: nobody waits for them until a step later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Scores, StepPlan, StepResult
-from mla_router.worker.engine.sampling.sampler import Sampled
 from mla_router.worker.engine.sampling.scores import RowScores
 
 
@@ -47,40 +46,58 @@ class ReadbackRing:
     grow to the largest result seen."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_cuda = device.type == "cuda"
-        self._host = [torch.empty(0, dtype=torch.int32)] * 2
+        self._tokens = [torch.empty(0, dtype=torch.int32)] * 2
+        self._scores = [torch.empty(0, dtype=torch.int32)] * 2
         self._turn = 0
 
-    def start(self, plan: StepPlan, sampled: Sampled, prompt_scores: RowScores | None) -> Readback:
+    def tokens(self, rows: int) -> Tensor:
+        """[rows] int32, to be written by the kernel that draws the tokens of the next result: the device writes
+        them to the host's memory itself. A copy of its own takes longer than drawing them."""
+        self._turn ^= 1
         if not self._on_cuda:
-            return Readback(plan, sampled.tokens, sampled.scores, prompt_scores, None)
-        parts = [sampled.tokens, *_tensors(sampled.scores), *_tensors(prompt_scores)]
-        tokens, *rest = self._copy(parts)
-        scores, rest = _with(sampled.scores, rest)
-        prompt_scores, rest = _with(prompt_scores, rest)
+            return torch.empty(rows, dtype=torch.int32, device=self._device)
+        return self._take(self._tokens, rows)
+
+    def start(
+        self,
+        plan: StepPlan,
+        tokens: Tensor,
+        scores: RowScores | None,
+        prompt_scores: RowScores | None,
+    ) -> Readback:
+        """`tokens` are the last that were given out, and all that writes to them has been launched."""
+        if not self._on_cuda:
+            return Readback(plan, tokens, scores, prompt_scores, None)
+        if parts := [*_tensors(scores), *_tensors(prompt_scores)]:
+            scores, rest = _with(scores, self._copy(parts))
+            prompt_scores, rest = _with(prompt_scores, rest)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return Readback(plan, tokens, scores, prompt_scores, copied)
 
     def _copy(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """`parts`, of int64 that fits in 32 bits or float32, on the host once the stream is there."""
-        words = [
-            (part.view(torch.int32) if part.is_floating_point() else part.int()).flatten()
-            for part in parts
-        ]
-        packed = torch.cat(words) if len(words) > 1 else words[0]
-        self._turn ^= 1
-        if len(packed) > len(self._host[self._turn]):
-            self._host[self._turn] = torch.empty(
-                2 * len(packed), dtype=torch.int32, pin_memory=True
-            )
-        host = self._host[self._turn][: len(packed)].copy_(packed, non_blocking=True)
+        packed = torch.cat(
+            [
+                (part.view(torch.int32) if part.is_floating_point() else part.int()).flatten()
+                for part in parts
+            ]
+        )
+        host = self._take(self._scores, len(packed)).copy_(packed, non_blocking=True)
         return [
             (some.view(torch.float32) if part.is_floating_point() else some).view(part.shape)
             for some, part in zip(
                 torch.split(host, [part.numel() for part in parts]), parts, strict=True
             )
         ]
+
+    def _take(self, buffers: list[Tensor], size: int) -> Tensor:
+        """That of this turn, [size]."""
+        if size > len(buffers[self._turn]):
+            buffers[self._turn] = torch.empty(2 * size, dtype=torch.int32, pin_memory=True)
+        return buffers[self._turn][:size]
 
 
 def _tensors(scores: RowScores | None) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.decode_rows import MAX_GIVEN
+from mla_router.worker.kernels.kv_cache.locations import LookedUp, cache_locations, look_up
 
 
 class SlotState:
@@ -21,6 +22,7 @@ class SlotState:
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         slots, pages = capacity.num_slots + 1, capacity.pages_per_request
+        self._page_size = capacity.page_size
         self.idle_slot = capacity.num_slots
         # Each slot's last, then those that a step is given whose prompt tokens are decode rows.
         self.tokens = torch.zeros(slots + MAX_GIVEN, dtype=torch.int64, device=device)
@@ -42,8 +44,10 @@ class SlotState:
         """[T] int64: the last token of every decode row, then the tokens of the chunks."""
         return torch.cat([self.last_token[decode_slots], prompt_tokens])
 
-    def cache_locations(self, slots: Tensor, positions: Tensor, page_size: int) -> Tensor:
-        """[T] int64: the row of the flattened KV cache that the token at each of `positions` [T] of
-        the request in each of `slots` [T] has."""
-        page = self.page_table[slots, positions // page_size].to(torch.int64)
-        return page * page_size + positions % page_size
+    def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """As `cache_locations`."""
+        return cache_locations(self.page_table, slots, positions, page_size=self._page_size)
+
+    def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
+        """As `look_up` of decode rows whose slots, lengths and places of tokens are `rows` [3, B] int64."""
+        return look_up(rows, self.tokens, self.page_table, page_size=self._page_size, into=into)

@@ -11,6 +11,7 @@ from torch import Tensor
 from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.sampling.noise import gumbel
 from mla_router.worker.kernels.sampling.sample import sample_torch, sample_triton, tiling
+from support.drawing import draw as draw_tokens
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -55,7 +56,7 @@ def test_argmax_of_the_scores(
     logits = wide.to(DEVICE)[:, :vocab_size]
     temperature, seed, position = row_inputs(rows, draw)
     threshold = logits.float().mean(dim=-1) if filtered else None
-    got = op(logits, temperature, seed, position, threshold)
+    got = draw_tokens(op, logits, temperature, seed, position, threshold)
     noise = gumbel(seed, position, vocab_size)
     assert got.tolist() == expected(logits, temperature, noise, threshold).tolist()
 
@@ -72,7 +73,8 @@ def test_rows_without_a_token(op: object, temperature: float) -> None:
     logits[4] = float("-inf")
     logits[4, 2998] = -1e38
     rows = torch.zeros(6, dtype=torch.int64, device=DEVICE)
-    got = op(logits.to(DEVICE), torch.full_like(rows, temperature).float(), rows, rows, None)
+    temperatures = torch.full_like(rows, temperature).float()
+    got = draw_tokens(op, logits.to(DEVICE), temperatures, rows, rows, None)
     assert got.tolist()[:5] == [NO_TOKEN] * 4 + [2998]
     assert got[5] != NO_TOKEN
 
@@ -85,13 +87,14 @@ def test_the_first_of_several_is_taken(op: object) -> None:
     logits[0, [1700, 700, 2999]] = 1
     logits[1, [2998, 2999]] = 1
     rows = torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    assert op(logits.to(DEVICE), rows.float(), rows, rows, None).tolist() == [700, 2998, 0]
+    got = draw_tokens(op, logits.to(DEVICE), rows.float(), rows, rows, None)
+    assert got.tolist() == [700, 2998, 0]
 
 
 def test_wrong_shapes_are_named() -> None:
     two, three = torch.zeros(2), torch.zeros(3, dtype=torch.int64)
     with pytest.raises(AssertionError, match=r"logits \(2, 9\).*\(3,\)"):
-        sample_triton(torch.zeros(2, 9), two, three, three, None)
+        sample_triton(torch.zeros(2, 9), three, three, two, three, None, three, three.int())
 
 
 @given(rows=st.integers(0, 2000), vocab_size=st.integers(1, 300_000))
@@ -108,7 +111,8 @@ def launches() -> None:
             for threshold in (None, torch.empty(32)):
                 for vocab_size in (102_400, 129_280):
                     logits = torch.empty(32, vocab_size, dtype=dtype)
-                    sample_triton(logits, torch.empty(32), integers, integers, threshold)
+                    rows, slots = (logits, integers, integers), (torch.empty(64), integers)
+                    sample_triton(*rows, *slots, threshold, integers, integers.int())
 
 
 def test_compiled_for_sm_90() -> None:

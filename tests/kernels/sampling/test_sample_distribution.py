@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.sampling.sample import sample
 from mla_router.worker.kernels.sampling.top_threshold import top_threshold
+from support.drawing import draw as draw_tokens
 
 DRAWS = 20000
 
@@ -28,7 +29,7 @@ def draw(
         logits, temperature * rows, (top_k * rows).long(), top_p * rows, min_p * rows
     )
     seeds = torch.as_tensor(seed).expand(len(logits))
-    return sample(logits, temperature * rows, seeds, positions, threshold)
+    return draw_tokens(sample, logits, temperature * rows, seeds, positions, threshold)
 
 
 def expected(

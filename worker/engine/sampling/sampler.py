@@ -9,7 +9,6 @@ and over no others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,12 +27,6 @@ from mla_router.worker.kernels.sampling.top_threshold import top_threshold
 
 # Rows whose logits are changed at a time: it bounds the temporaries.
 _SLICE_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    tokens: Tensor  # [R] int64, NO_TOKEN where there was none to draw
-    scores: RowScores | None
 
 
 class Sampler:
@@ -69,9 +62,13 @@ class Sampler:
         positions: Tensor,
         plan: StepPlan,
         masks: TokenMasks | None,
-    ) -> Sampled:
+        *,
+        last_token: Tensor,
+        out: Tensor,
+    ) -> RowScores | None:
         """`logits` [R, V] float32 of the plan's sampled rows are written over; `slots` and
-        `positions` [R] int64 are theirs, the latter of the tokens about to be sampled."""
+        `positions` [R] int64 are theirs, the latter of the tokens about to be sampled. These are written to
+        `out` [R] int32 and, by slot, to `last_token`: NO_TOKEN, or 0, where there was none to draw."""
         groups = self.wants.groups(plan)
         penalized, biased, scored, masked, bits = self._upload(
             [
@@ -91,23 +88,27 @@ class Sampler:
         for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
             _put(logits, rows, forbid(_get(logits, rows), some_bits))
 
-        settings = self._settings.of(slots)
         threshold = None
         if groups.filtered:
+            own_settings = self._settings.of(slots)
             threshold = top_threshold(
-                logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p
+                logits,
+                own_settings.temperature,
+                own_settings.top_k,
+                own_settings.top_p,
+                own_settings.min_p,
             )
-        tokens = sample(logits, settings.temperature, settings.seed, positions, threshold)
+        temperature, seed = self._settings.temperature, self._settings.seed
+        sample(logits, slots, positions, temperature, seed, threshold, last_token, out)
         if len(penalized):
-            self._counts.add(slots[penalized], tokens[penalized].clamp_min_(0))
-        scores = None
-        if own is not None:
-            runs = [
-                Run(row, 1, top)
-                for row, top in zip(groups.scored.tolist(), groups.num_top.tolist(), strict=True)
-            ]
-            scores = score(own, tokens[scored].clamp_min_(0), runs)
-        return Sampled(tokens, scores)
+            self._counts.add(slots[penalized], last_token[slots[penalized]])
+        if own is None:
+            return None
+        runs = [
+            Run(row, 1, top)
+            for row, top in zip(groups.scored.tolist(), groups.num_top.tolist(), strict=True)
+        ]
+        return score(own, last_token[slots[scored]], runs)
 
 
 def _slices(rows: Tensor) -> Iterator[Tensor]:

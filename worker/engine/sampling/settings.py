@@ -44,6 +44,16 @@ class SlotSettings:
         self._ints = torch.zeros(len(_INTS), num_slots, dtype=torch.int64, device=device)
         self._upload = Upload(device)
 
+    @property
+    def temperature(self) -> Tensor:
+        """[S] float32, of all slots."""
+        return self._floats[_FLOATS.index("temperature")]
+
+    @property
+    def seed(self) -> Tensor:
+        """[S] int64, of all slots."""
+        return self._ints[_INTS.index("seed")]
+
     def admit(self, requests: Sequence[Admitted]) -> None:
         floats, ints = attrgetter(*_FLOATS), attrgetter(*_INTS)
         slots, new_floats, new_ints = self._upload(

@@ -24,22 +24,39 @@ _BLOCK = 1024
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, threshold: Tensor | None
-) -> Tensor:
-    """[R] int64: of each row of `logits` [R, V] float32 or bfloat16 the token with the largest score,
-    the first of several; NO_TOKEN if that score is not finite, or if the row has a NaN.
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    threshold: Tensor | None,
+    last_token: Tensor,
+    out: Tensor,
+) -> None:
+    """Of each row of `logits` [R, V] float32 or bfloat16 the token with the largest score, the first of several;
+    NO_TOKEN if that score is not finite, or if the row has a NaN. To `out` [R] int32, which may be pinned memory of
+    the host, and to the rows' `slots` [R] int64, which are distinct, in `last_token` [S] int64; there as 0 for
+    NO_TOKEN, since the next step may begin with it.
 
-    `temperature` [R] float32 is 0 for rows whose scores are the logits. `seed` and `position` [R]
-    int64, the latter where the new tokens will stand, choose the noise of the others, from whose draws
+    `temperature` [S] float32 is 0 for slots whose scores are the logits. `seed` [S] int64 and the row's one of
+    `positions` [R] int64, where the new token will stand, choose the noise of the others, from whose draws
     `threshold` [R] float32, if given, excludes the logits below it. The arithmetic is float32.
     """
     op = sample_triton if logits.is_cuda else sample_torch
-    return op(logits, temperature, seed, position, threshold)
+    op(logits, slots, positions, temperature, seed, threshold, last_token, out)
 
 
 def sample_torch(
-    logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, threshold: Tensor | None
-) -> Tensor:
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    threshold: Tensor | None,
+    last_token: Tensor,
+    out: Tensor,
+) -> None:
+    temperature, seed = temperature[slots], seed[slots]
     best, token = logits.float().max(dim=-1)
     rows = (temperature > 0).nonzero()[:, 0]
     if len(rows):
@@ -47,36 +64,46 @@ def sample_torch(
         if threshold is not None:
             scores.masked_fill_(scores < threshold[rows, None], float("-inf"))
         scores /= temperature[rows, None]
-        scores += gumbel(seed[rows], position[rows], logits.shape[1])
+        scores += gumbel(seed[rows], positions[rows], logits.shape[1])
         best[rows], token[rows] = scores.max(dim=-1)
-    return torch.where(best.isfinite(), token, NO_TOKEN)
+    token = torch.where(best.isfinite(), token, NO_TOKEN)
+    last_token[slots] = token.clamp_min(0)
+    out.copy_(token)
 
 
 def sample_triton(
     logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
     temperature: Tensor,
     seed: Tensor,
-    position: Tensor,
     threshold: Tensor | None,
+    last_token: Tensor,
+    out: Tensor,
     *,
     num_warps: int = 4,
-) -> Tensor:
+) -> None:
     """The best of slices of each row, then the best of those."""
     rows, vocab_size = logits.shape
-    per_row = (temperature, seed, position, temperature if threshold is None else threshold)
+    per_row = (slots, positions, slots if threshold is None else threshold, out)
+    per_slot = (temperature, seed, last_token)
     assert logits.stride(1) == 1 and all(
         x.shape == (rows,) and x.stride() == (1,) for x in per_row
     ), (
-        f"logits {tuple(logits.shape)} {logits.stride()}, temperature, seed, position, threshold "
+        f"logits {tuple(logits.shape)} {logits.stride()}, slots, positions, threshold, out "
         f"{[(tuple(x.shape), x.stride()) for x in per_row]}"
     )
+    assert all(x.stride() == (1,) for x in per_slot), f"{[x.stride() for x in per_slot]}"
     slices, width = tiling(rows, vocab_size)
     best = torch.empty(rows, slices, dtype=torch.float32, device=logits.device)
     token = torch.empty(rows, slices, dtype=torch.int32, device=logits.device)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _best_of_slice_kernel[(rows, slices)](
         logits,
-        *per_row,
+        slots,
+        positions,
+        temperature,
+        seed,
+        temperature if threshold is None else threshold,
         best,
         token,
         logits.stride(0),
@@ -90,6 +117,8 @@ def sample_triton(
     _best_of_row_kernel[(rows,)](
         best,
         token,
+        slots,
+        last_token,
         out,
         slices,
         MAX_SLICES=_MAX_SLICES,
@@ -97,7 +126,6 @@ def sample_triton(
         num_warps=1,
         **launch_options(),
     )
-    return out
 
 
 def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
@@ -110,13 +138,14 @@ def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
 
 # Numbers of rows lie where they lie; a kernel for each way would be compiled when such a batch comes.
 @triton.jit(
-    do_not_specialize_on_alignment=["temperatures", "seeds", "positions", "thresholds"],
+    do_not_specialize_on_alignment=["slots", "positions", "temperatures", "seeds", "thresholds"],
 )
 def _best_of_slice_kernel(
     logits,
+    slots,
+    positions,
     temperatures,
     seeds,
-    positions,
     thresholds,
     best,
     token,
@@ -128,8 +157,9 @@ def _best_of_slice_kernel(
 ):
     wait_for_previous()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    noise_row = _noise_row(tl.load(seeds + row), tl.load(positions + row))
+    slot = tl.load(slots + row)
+    temperature = tl.load(temperatures + slot)
+    noise_row = _noise_row(tl.load(seeds + slot), tl.load(positions + row))
     best_score = tl.full((), float("-inf"), tl.float32)
     best_token = part * width  # if all of it is -inf
     for start in range(part * width, min((part + 1) * width, vocab_size), BLOCK):
@@ -155,16 +185,19 @@ def _best_of_slice_kernel(
     tl.store(token + at, best_token)
 
 
-@triton.jit
-def _best_of_row_kernel(best, token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["slots", "last_token", "out"])
+def _best_of_row_kernel(
+    best, token, slots, last_token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr
+):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, MAX_SLICES)
     score = tl.load(best + row * slices + part, part < slices, other=float("-inf"))
     best_score, place = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
-    found = tl.load(token + row * slices + place).to(tl.int64)
+    found = tl.load(token + row * slices + place)
     finite = (best_score > float("-inf")) & (best_score < float("inf"))
     tl.store(out + row, tl.where(finite, found, NONE))
+    tl.store(last_token + tl.load(slots + row), tl.where(finite, found, 0).to(tl.int64))
 
 
 # `noise.py`, in unsigned numbers, whose shifts to the right are logical.

@@ -1,0 +1,54 @@
+"""`sample` of rows by themselves: each gets a slot, which the caller need not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import NO_TOKEN
+
+SPARE = 3  # slots that no row has
+UNTOUCHED = -7
+
+
+def with_slots(
+    logits: Tensor,
+    temperature: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    threshold: Tensor | None,
+    *,
+    out_on_host: bool = False,
+) -> tuple[Any, ...]:
+    """The arguments of `sample` for rows of these temperatures and seeds, all [R]. With `out_on_host` tokens go to
+    pinned memory."""
+    rows, device = len(logits), logits.device
+    slots = torch.randperm(rows + SPARE, generator=torch.Generator().manual_seed(rows))
+    slots = slots[:rows].to(device)
+    temperatures = temperature.new_full((rows + SPARE,), 9.0)
+    seeds = seed.new_full((rows + SPARE,), 99)
+    temperatures[slots], seeds[slots] = temperature, seed
+    last_token = torch.full((rows + SPARE,), UNTOUCHED, device=device)
+    where: dict[str, Any] = {"pin_memory": True} if out_on_host else {"device": device}
+    out = torch.full((rows,), UNTOUCHED, dtype=torch.int32, **where)
+    return logits, slots, position, temperatures, seeds, threshold, last_token, out
+
+
+def drawn(arguments: tuple[Any, ...]) -> Tensor:
+    """[R] int64 of what `sample` wrote, once the device is there; that it is the same in both places, and that
+    nothing else was written."""
+    slots, last_token, out = arguments[1], arguments[-2], arguments[-1]
+    tokens: Tensor = out.to(slots.device).long()
+    assert torch.equal(last_token[slots], tokens.clamp_min(0))
+    assert ((tokens >= 0) | (tokens == NO_TOKEN)).all()
+    assert (last_token == UNTOUCHED).sum() == SPARE
+    return tokens
+
+
+def draw(op: Any, *row_inputs: Any, **how: Any) -> Tensor:
+    """[R] int64: the tokens that `op`, a form of `sample`, draws."""
+    arguments = with_slots(*row_inputs, **how)
+    op(*arguments)
+    return drawn(arguments)

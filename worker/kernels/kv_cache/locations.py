@@ -1,0 +1,199 @@
+"""Where new tokens lie in the paged cache, and what else of decode rows is looked up once a step, for all layers.
+
+All of it is a few integers a row. As plain torch operations it is ten kernels, which a decode step of one request waits
+for longer than for a layer's attention; here it is one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+
+_BLOCK = 128
+
+
+class LookedUp(NamedTuple):
+    """Of decode rows, all [B]."""
+
+    slots: Tensor  # int64
+    lengths: Tensor  # int32, tokens in the cache including the row's own
+    tokens: Tensor  # int64
+    positions: Tensor  # int64, the last one
+    locations: Tensor  # int64, where the row's own token lies: page * page_size + place in it
+
+
+def cache_locations(
+    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
+) -> Tensor:
+    """[T] int64: the row of the flattened cache that the token at each of `positions` [T] int64 of the request in
+    each of `slots` [T] int64 has. page_table [all slots, P] int32."""
+    locate = cache_locations_triton if page_table.is_cuda else cache_locations_torch
+    return locate(page_table, slots, positions, page_size=page_size)
+
+
+def look_up(
+    rows: Tensor,
+    tokens: Tensor,
+    page_table: Tensor,
+    *,
+    page_size: int,
+    into: LookedUp | None = None,
+) -> LookedUp:
+    """Of decode rows of which `rows` [3, B] int64, contiguous, has the slots, the lengths, and the places of their
+    tokens in `tokens` [N] int64. page_table [all slots, P] int32. `into`: tensors to be written, of B rows."""
+    op = look_up_triton if page_table.is_cuda else look_up_torch
+    return op(rows, tokens, page_table, page_size=page_size, into=into)
+
+
+def cache_locations_torch(
+    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
+) -> Tensor:
+    page = page_table[slots, positions // page_size].to(torch.int64)
+    return page * page_size + positions % page_size
+
+
+def look_up_torch(
+    rows: Tensor,
+    tokens: Tensor,
+    page_table: Tensor,
+    *,
+    page_size: int,
+    into: LookedUp | None = None,
+) -> LookedUp:
+    slots, lengths, places = rows.unbind()
+    positions = lengths - 1
+    locations = cache_locations_torch(page_table, slots, positions, page_size=page_size)
+    found = LookedUp(slots, lengths.to(torch.int32), tokens[places], positions, locations)
+    if into is None:
+        return found
+    for there, here in zip(into, found, strict=True):
+        there.copy_(here)
+    return into
+
+
+def cache_locations_triton(
+    page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
+) -> Tensor:
+    assert slots.shape == positions.shape and page_table.stride(1) == 1, (
+        f"slots {tuple(slots.shape)}, positions {tuple(positions.shape)}, {page_table.stride()}"
+    )
+    assert slots.is_contiguous() and positions.is_contiguous(), (
+        f"strides {slots.stride()}, {positions.stride()}"
+    )
+    out = torch.empty_like(slots)
+    _locations_kernel[(triton.cdiv(len(slots), _BLOCK),)](
+        page_table,
+        slots,
+        positions,
+        out,
+        len(slots),
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=_BLOCK,
+        **launch_options(),
+    )
+    return out
+
+
+def look_up_triton(
+    rows: Tensor,
+    tokens: Tensor,
+    page_table: Tensor,
+    *,
+    page_size: int,
+    into: LookedUp | None = None,
+) -> LookedUp:
+    assert rows.is_contiguous() and rows.shape[0] == 3 and page_table.stride(1) == 1, (
+        f"rows {tuple(rows.shape)} {rows.stride()}, page_table {page_table.stride()}"
+    )
+    count = rows.shape[1]
+    if into is None:
+        into = LookedUp(
+            *(
+                rows.new_empty(count, dtype=torch.int32 if name == "lengths" else torch.int64)
+                for name in LookedUp._fields
+            )
+        )
+    assert all(x.shape == (count,) and x.is_contiguous() for x in into), (
+        f"{count} rows into {[tuple(x.shape) for x in into]}"
+    )
+    _look_up_kernel[(triton.cdiv(count, _BLOCK),)](
+        rows,
+        tokens,
+        page_table,
+        *into,
+        count,
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=_BLOCK,
+        **launch_options(),
+    )
+    return into
+
+
+# Integers of a step lie where they lie: a kernel for each way would be compiled when such a step comes.
+@triton.jit(
+    do_not_specialize=["count", "table_stride"],
+    do_not_specialize_on_alignment=["slots", "positions"],
+)
+def _locations_kernel(
+    page_table,
+    slots,
+    positions,
+    out,
+    count,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < count
+    slot = tl.load(slots + row, inside, other=0)
+    position = tl.load(positions + row, inside, other=0)
+    at = _location(page_table, table_stride, slot, position, inside, PAGE_SIZE)
+    tl.store(out + row, at, inside)
+
+
+@triton.jit(
+    do_not_specialize=["count", "table_stride"],
+    do_not_specialize_on_alignment=["rows"],
+)
+def _look_up_kernel(
+    rows,
+    tokens,
+    page_table,
+    slots,
+    lengths,
+    row_tokens,
+    positions,
+    locations,
+    count,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < count
+    slot = tl.load(rows + row, inside, other=0)
+    length = tl.load(rows + count + row, inside, other=1)
+    place = tl.load(rows + 2 * count + row, inside, other=0)
+    at = _location(page_table, table_stride, slot, length - 1, inside, PAGE_SIZE)
+    tl.store(slots + row, slot, inside)
+    tl.store(lengths + row, length.to(tl.int32), inside)
+    tl.store(row_tokens + row, tl.load(tokens + place, inside, other=0), inside)
+    tl.store(positions + row, length - 1, inside)
+    tl.store(locations + row, at, inside)
+
+
+@triton.jit
+def _location(page_table, table_stride, slot, position, inside, PAGE_SIZE: tl.constexpr):
+    page = tl.load(page_table + slot * table_stride + position // PAGE_SIZE, inside, other=0)
+    return page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
