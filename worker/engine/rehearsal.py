@@ -35,7 +35,8 @@ def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSize
     """What steps of these plans and recordings of these sizes launch. `engine` must not be used after it."""
     begin, threads = time.perf_counter(), min(len(os.sched_getaffinity(0)), MAX_THREADS)
     # Triton asks for the current device, which each thread has for itself
-    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (engine.device,)) as pool:
+    device = torch.cuda.current_device()
+    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,)) as pool:
         missing = MissingKernels(pool)
         rehearse(engine, plans, sizes, missing)
         if missing.count:
