@@ -38,7 +38,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
         once."""
-        return linear(hidden, self.head_weight, out_dtype=torch.float32)
+        return linear(hidden, self.head_weight, out_dtype=torch.float32, constant=True)
 
     @property
     def head_weight(self) -> Tensor:
