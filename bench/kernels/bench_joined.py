@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.attention.absorb import MAX_TOKENS, absorb_queries_triton
+from mla_router.worker.kernels.attention.absorb import absorb_queries_triton, is_small
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.linear import linear
@@ -154,7 +154,7 @@ class Case:
         if one_row:
             yield "norm", [self.norm_apart], [self.norm_joined], projection
         yield "router", [self.router_apart], [self.router_joined], layer.router.nbytes
-        if rows > MAX_TOKENS:
+        if not is_small(rows, *layer.w_uk.shape):
             return
         yield "rope", [self.rope_apart], [self.rope_joined], absorbed
         norm = self.norm_joined if one_row else self.norm_apart

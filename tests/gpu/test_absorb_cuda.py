@@ -21,7 +21,7 @@ def inputs(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 33, 100])
+@pytest.mark.parametrize("tokens", [1, 8, 16, 32, 33, 100, 129])
 def test_float64(tokens: int, constant: bool, heads: int) -> None:
     """Ours and, with more tokens, the library."""
     q, w_uk, w_uv = inputs(tokens, heads)

@@ -72,9 +72,9 @@ def inputs(tokens: int, heads: int) -> Inputs:
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("constant", [True, False])
-@pytest.mark.parametrize("tokens", [1, 8, 16, 17, 32, 33])
+@pytest.mark.parametrize("tokens", [1, 8, 16, 17, 32, 33, 70, 128, 129])
 def test_as_the_two_kernels(tokens: int, constant: bool, heads: int, interleaved: bool) -> None:
-    """Bit for bit, and float64's absorbed queries. With 33 tokens they are two."""
+    """Bit for bit, and float64's absorbed queries. With 33 tokens of many heads, or 129, they are two."""
     was = inputs(tokens, heads)
     own, other = was.copy(), was.copy()
     with forbid_waiting():

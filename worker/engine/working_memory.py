@@ -36,7 +36,7 @@ _CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draw
 MAX_PREFIX = 1 << 17
 SHORT_CHUNK = 16  # short ones have kernels of their own
 # Decode rows, and tokens of the chunk beside them: so have few of either.
-FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK))
+FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK), (64, SHORT_CHUNK))
 
 
 @dataclass(frozen=True, slots=True)

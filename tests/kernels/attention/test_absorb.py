@@ -73,16 +73,17 @@ def test_formula(
 
 
 def test_what_is_small() -> None:
-    """At most 32 tokens, of widths that whole tiles cover: those of the checkpoints."""
-    assert is_small(1, 128, 512) and is_small(32, 512, 128)
-    assert not is_small(0, 128, 512) and not is_small(33, 128, 512)
-    assert not is_small(1, 96, 512) and not is_small(1, 32, 512) and not is_small(1, 128, 192)
+    """At most 32 tokens, or 128 of few heads, of widths that whole tiles cover: those of the checkpoints."""
+    assert is_small(1, 128, 128, 512) and is_small(32, 128, 512, 128)
+    assert not is_small(0, 128, 128, 512) and not is_small(33, 128, 128, 512)
+    assert is_small(128, 16, 128, 512) and not is_small(129, 16, 128, 512)
+    assert not any(is_small(1, 16, *widths) for widths in ((96, 512), (32, 512), (128, 192)))
 
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
 def test_tiles_cover_what_is_small(heads: int) -> None:
     """More heads are more programs already: wider tiles read the queries less often."""
-    for tokens in range(1, 33):
+    for tokens in range(1, 129):
         latents, values = tiling(heads, tokens)
         assert 128 % latents == 128 % values == 0
         assert tiling(2 * heads, tokens) >= (latents, values)
@@ -97,7 +98,7 @@ def launches() -> None:
     """V2-Lite's 16 heads and V3's 128."""
     for heads in (16, 128):
         both = torch.empty(heads, 256, 512, dtype=torch.bfloat16, device="meta")
-        for tokens, constant in product((1, 16, 32), (True, False)):
+        for tokens, constant in product((1, 16, 32, 128), (True, False)):
             q = both.new_empty(tokens, heads, 192)[..., :128]
             absorb_queries_triton(q, both[:, :128], constant=constant)
             latent, out = both.new_empty(tokens, heads, 512), both.new_empty(tokens, heads, 128)

@@ -29,9 +29,11 @@ def test_softmax(tiles: MergeTiling | None, width: int) -> None:
 
 
 def test_few_rows_are_cut_along_the_columns() -> None:
-    assert merge_tiling(16, 512) == MergeTiling(64, 64, 1)
+    assert merge_tiling(16, 512) == MergeTiling(32, 64, 1)
+    assert merge_tiling(32, 512) == MergeTiling(64, 64, 1)
     assert merge_tiling(128, 512) == MergeTiling(512, 8, 3)
-    assert merge_tiling(1024, 512) == MergeTiling(512, 8, 1)
+    assert merge_tiling(512, 512) == MergeTiling(512, 8, 1)
+    assert merge_tiling(1024, 512) == MergeTiling(512, 4, 1, num_warps=2)
     assert merge_tiling(1024, 80).block_width == 128
 
 

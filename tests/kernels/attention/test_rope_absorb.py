@@ -71,7 +71,9 @@ def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize(("tokens", "heads", "pairs"), [(1, 1, 4), (5, 3, 3), (17, 20, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "pairs"), [(1, 1, 4), (5, 3, 3), (17, 20, 8), (70, 2, 4)]
+)
 def test_as_the_two_kernels(
     tokens: int, heads: int, pairs: int, dtype: torch.dtype, interleaved: bool
 ) -> None:
@@ -109,13 +111,10 @@ def test_formula(op: object) -> None:
 
 
 def test_what_the_kernel_is_not_for_is_named() -> None:
-    """Overlapping parts of the queries, and more tokens than its programs cover."""
+    """Overlapping parts of the queries."""
     own = inputs(2, 3, 4, torch.float32)
     with pytest.raises(AssertionError, match=r"q \(2, 3, 72\), w_uk \(3, 128, 128\)"):
         rope_absorb_triton(*own.written, own.w_uk.repeat(1, 2, 1), interleaved=True)
-    own = inputs(33, 1, 4, torch.float32)
-    with pytest.raises(AssertionError, match=r"q \(33, 1, 72\)"):
-        rope_absorb_triton(*own.written, own.w_uk, interleaved=True)
 
 
 def launches() -> None:
@@ -123,7 +122,7 @@ def launches() -> None:
     with torch.device("meta"):
         for heads in (16, 128):
             both = torch.empty(heads, 256, 512, dtype=torch.bfloat16)
-            for tokens, settled in product((1, 8, 32), (False, True)):
+            for tokens, settled in product((1, 8, 32, 128), (False, True)):
                 joined = torch.empty(tokens, heads * 192 + 576, dtype=torch.bfloat16)
                 q, kv = torch.split(joined, [heads * 192, 576], dim=-1)
                 rope_absorb_triton(

@@ -18,15 +18,17 @@ from torch import Tensor
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-# With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`).
-MAX_TOKENS = 32
+# With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few it is
+# at 128 tokens as well, but it starts later, and in front of it the rotation is a kernel of its own.
+MAX_TOKENS, MAX_TOKENS_OF_FEW_HEADS = 32, 128
 FEW_HEADS = 32
+MAX_BLOCK_ROWS = 64
 
 
 def absorb_queries(q: Tensor, w_uk: Tensor, *, constant: bool = False) -> Tensor:
     """[T, H, C]: of each head q [T, H, D] @ w_uk [H, D, C]. Both may be views, contiguous in the last
     axis, w_uk within a head. `constant`: as in `linear`."""
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:]):
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape):
         return absorb_queries_triton(q, w_uk, constant=constant)
     return absorb_queries_torch(q, w_uk)
 
@@ -34,24 +36,25 @@ def absorb_queries(q: Tensor, w_uk: Tensor, *, constant: bool = False) -> Tensor
 def expand_values(latent: Tensor, w_uv: Tensor, out: Tensor, *, constant: bool = False) -> None:
     """out [T, H, V] = latent [T, H, C] @ w_uv [H, V, C] transposed, of each head. All may be views,
     contiguous in the last axis, w_uv within a head. `constant`: as in `linear`."""
-    outputs, inputs = w_uv.shape[1:]
-    if on_gpu(latent) and is_small(latent.shape[0], inputs, outputs):
+    heads, outputs, inputs = w_uv.shape
+    if on_gpu(latent) and is_small(latent.shape[0], heads, inputs, outputs):
         expand_values_triton(latent, w_uv, out, constant=constant)
     else:
         expand_values_torch(latent, w_uv, out)
 
 
-def is_small(tokens: int, inputs: int, outputs: int) -> bool:
+def is_small(tokens: int, heads: int, inputs: int, outputs: int) -> bool:
     """Whether our kernel is for it."""
-    return 0 < tokens <= MAX_TOKENS and _is_cut(inputs) and outputs % 128 == 0
+    most = MAX_TOKENS_OF_FEW_HEADS if heads <= FEW_HEADS else MAX_TOKENS
+    return 0 < tokens <= most and _is_cut(inputs) and outputs % 128 == 0
 
 
 def tiling(heads: int, tokens: int) -> tuple[int, int]:
-    """Columns of one program, of absorbed queries and of values: the best for the pair that the bench's
-    sweep found on an H200, for 16 and 128 heads."""
-    few = heads <= FEW_HEADS
-    latents = (32 if few else 64) if tokens <= 16 else 128
-    return latents, 16 if few else 32
+    """Columns of one program, of absorbed queries and of values: the best on an H200, for 16 heads as part of a whole
+    step, for 128 of the pair by itself."""
+    if heads <= FEW_HEADS:
+        return 64, 16 if tokens < 8 else 32
+    return 64 if tokens <= 16 else 128, 32
 
 
 def absorb_queries_torch(q: Tensor, w_uk: Tensor) -> Tensor:
@@ -98,8 +101,7 @@ def _launch(
 ) -> None:
     work = absorb_work(x, weight, out, columns, transposed=transposed, constant=constant)
     tokens, heads, _ = x.shape
-    row_blocks = triton.cdiv(tokens, work.BLOCK_ROWS.value)
-    _absorb_kernel[(work.programs, heads, row_blocks)](
+    _absorb_kernel[(work.programs, heads, work.row_blocks(tokens))](
         work, tokens, num_warps=4, **launch_options()
     )
 
@@ -129,6 +131,9 @@ class AbsorbWork(NamedTuple):
         """For a head and BLOCK_ROWS tokens."""
         return int(self.OUTPUTS.value) // int(self.BLOCK_OUTPUTS.value)
 
+    def row_blocks(self, tokens: int) -> int:
+        return -(-tokens // int(self.BLOCK_ROWS.value))
+
 
 def absorb_work(
     x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
@@ -157,7 +162,7 @@ def absorb_work(
         out.stride(1),
         INPUTS=tl.constexpr(inputs),
         OUTPUTS=tl.constexpr(outputs),
-        BLOCK_ROWS=tl.constexpr(min(max(triton.next_power_of_2(tokens), 16), 64)),
+        BLOCK_ROWS=tl.constexpr(min(max(triton.next_power_of_2(tokens), 16), MAX_BLOCK_ROWS)),
         BLOCK_OUTPUTS=tl.constexpr(columns),
         BLOCK_INPUTS=tl.constexpr(inputs if ahead else inputs // 4),
         TRANSPOSED=tl.constexpr(transposed),

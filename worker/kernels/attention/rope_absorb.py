@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.absorb import (
-    MAX_TOKENS,
     absorb_program,
     absorb_queries,
     absorb_work,
@@ -50,7 +49,7 @@ def rope_absorb(
     So the definition is one after the other, each as its own op thinks best.
     """
     rows = (q, kv, norm_weight, eps, rotations, cache, locations)
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape[1:]):
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape):
         return rope_absorb_triton(
             *rows, w_uk, interleaved=interleaved, constant=constant, settled=settled
         )
@@ -74,11 +73,11 @@ def rope_absorb_triton(
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
-    """For what `absorb.is_small` is true of. `columns`, of an absorbing program, and `num_warps` are for
-    measuring others than the two ops have when alone."""
+    """`columns`, of an absorbing program, and `num_warps` are for measuring others than the two ops have when
+    alone."""
     tokens, heads, width = q.shape
-    # Else programs of one kind would read what those of the other write, or leave tokens out
-    assert width == w_uk.shape[1] + 2 * rotations.shape[1] and 0 < tokens <= MAX_TOKENS, (
+    # Else programs of one kind would read what those of the other write
+    assert width == w_uk.shape[1] + 2 * rotations.shape[1] and tokens, (
         f"q {tuple(q.shape)}, w_uk {tuple(w_uk.shape)}, rotations {tuple(rotations.shape)}"
     )
     out = q.new_empty(tokens, heads, w_uk.shape[2])
@@ -93,10 +92,12 @@ def rope_absorb_triton(
         transposed=False,
         constant=constant,
     )
-    _rope_absorb_kernel[(tokens * rope.programs + heads * absorb.programs,)](
+    row_blocks = absorb.row_blocks(tokens)
+    _rope_absorb_kernel[(tokens * rope.programs + heads * absorb.programs * row_blocks,)](
         rope,
         absorb,
         tokens,
+        row_blocks,
         ROPES=rope.programs,
         ABSORBS=absorb.programs,
         SETTLED=settled,
@@ -106,11 +107,17 @@ def rope_absorb_triton(
     return out
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "row_blocks"])
 def _rope_absorb_kernel(
-    rope, absorb, tokens, ROPES: tl.constexpr, ABSORBS: tl.constexpr, SETTLED: tl.constexpr
+    rope,
+    absorb,
+    tokens,
+    row_blocks,
+    ROPES: tl.constexpr,
+    ABSORBS: tl.constexpr,
+    SETTLED: tl.constexpr,
 ):
-    """ROPES programs for each token, then ABSORBS for each head: the first are few, and slow."""
+    """ROPES programs for each token, then ABSORBS for each head and block of tokens: the first are few, and slow."""
     program = tl.program_id(0)
     absorbing = program - tokens * ROPES
     if absorbing < 0:
@@ -118,4 +125,6 @@ def _rope_absorb_kernel(
             wait_for_previous()
         rope_kv_program(program // ROPES, program % ROPES, rope)
     else:
-        absorb_program(absorbing % ABSORBS, absorbing // ABSORBS, 0, absorb, tokens)
+        # Neighbours share weights
+        row_block, of_head = absorbing % row_blocks, absorbing // row_blocks
+        absorb_program(of_head % ABSORBS, of_head // ABSORBS, row_block, absorb, tokens)
