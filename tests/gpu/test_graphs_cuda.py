@@ -311,7 +311,7 @@ def test_few_prompt_tokens_are_decode_rows(
     engine.slots.give(torch.tensor(rows.given, device=CUDA))
     on_device = torch.tensor([rows.slots, rows.lengths, rows.places], device=CUDA)
     engine._prepare_decode(rows.slots, rows.lengths)
-    want = engine._decode(*on_device)[rows.sampled]
+    want = engine._decode(engine.slots.look_up(on_device))[rows.sampled]
     written = engine.cache.clone()
     engine.cache.copy_(before)
     as_prompts = engine.forward(plan).logits.clone()

@@ -73,10 +73,17 @@ def measure_working_memory(
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        # With what lies between tensors, where the next one does not fit
-        before = torch.cuda.memory_reserved(device)
+        # With what lies between tensors, where the next one does not fit; a small step may fit between others'
+        reserved, allocated = (
+            torch.cuda.memory_reserved(device),
+            torch.cuda.memory_allocated(device),
+        )
         engine.sample(engine.forward(plan)).wait()
-        step = max(step, torch.cuda.max_memory_reserved(device) - before)
+        step = max(
+            step,
+            torch.cuda.max_memory_reserved(device) - reserved,
+            torch.cuda.max_memory_allocated(device) - allocated,
+        )
     # Libraries load the kernel of a new number of rows when it is first asked for.
     for rows in piece_sizes(capacity.num_slots):
         engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
