@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mla_router.worker.kernels.linear import linear, linear_triton
+from mla_router.worker.kernels.linear import is_ours, linear, linear_triton
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -21,6 +21,7 @@ SHAPES = [
     (2112, 7168),
     (24576, 1536),
     (7168, 16384),
+    (102_400, 2048),  # V2-Lite's head
 ]
 
 
@@ -57,6 +58,10 @@ def test_the_kernel_is_the_product(outputs: int, inputs: int, constant: bool) ->
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_wide_heads_of_many_inputs_are_the_library_s() -> None:
+    assert not is_ours(129_280, 7168) and not is_ours(128_256, 4096)
+
+
 def test_shapes_are_named() -> None:
     with pytest.raises(AssertionError, match=r"weight \(4, 7\)"):
         linear_triton(torch.ones(1, 8), torch.ones(4, 7), out_dtype=torch.float32)
@@ -66,6 +71,7 @@ def test_shapes_are_named() -> None:
 
 def launches() -> None:
     for outputs, inputs in SHAPES:
+        assert is_ours(outputs, inputs)
         weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
         x = torch.empty(1, inputs, dtype=torch.bfloat16, device="meta")
         for constant in (True, False):

@@ -17,13 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 
 MAX_INPUTS = 8192
-MAX_OUTPUTS = 32768  # of which each program would normalize again
 FEW_OUTPUTS = 256
 # Of one row for more outputs than that: all programs read it, and a longer one does not stay in the cache that
 # `carveout.py` leaves. V3's latents took 14.9 us, 10.2 by two kernels (`bench/kernels/bench_joined.py`).
