@@ -30,7 +30,8 @@ def test_every_token_knows_its_slot_and_position() -> None:
     assert inputs.positions.tolist() == [9, 4, 4, 5, 6, 0, 1]
     assert inputs.prompt_tokens.tolist() == [7, 8, 9, 5, 6]
     assert inputs.output_rows.tolist() == [0, 1, 4, 6]
-    assert inputs.token_slots[inputs.output_rows[:3]].tolist() == list(PLAN.sampled_slots)
+    assert inputs.sampled_slots.tolist() == list(PLAN.sampled_slots)
+    assert inputs.sampled_lengths.tolist() == [10, 5, 7]
     assert inputs.score_tokens.tolist() == [8]
 
 

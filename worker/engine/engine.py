@@ -206,7 +206,6 @@ class Engine:
         self.sampler.admit(plan.admitted)
         num_scored = len(inputs.score_tokens)
         num_sampled = len(inputs.output_rows) - num_scored
-        rows = inputs.output_rows[:num_sampled]
         prompt_scores = None
         if num_scored:
             runs = [
@@ -220,8 +219,8 @@ class Engine:
         return Launched(
             plan,
             self.model.logits(hidden[:num_sampled]),
-            inputs.token_slots[rows],
-            inputs.positions[rows] + 1,
+            inputs.sampled_slots,
+            inputs.sampled_lengths,
             prompt_scores,
         )
 

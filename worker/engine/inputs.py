@@ -24,6 +24,8 @@ class StepInputs:
     decode_lengths: Tensor  # [D]
     output_rows: Tensor  # [R + S], rows of T: those that sample, then those that are scored
     score_tokens: Tensor  # [S], whose logprobs are wanted of the scored rows
+    sampled_slots: Tensor  # [R]
+    sampled_lengths: Tensor  # [R], where the tokens about to be sampled will stand
     page_writes: Tensor  # [3, W]: slot, index, page
 
 
@@ -48,6 +50,7 @@ class InputPacker:
     def pack(self, plan: StepPlan) -> StepInputs:
         slots, positions, prompt_tokens, output_rows = _rows(plan)
         score_tokens = list(chain.from_iterable(chunk.score_tokens for chunk in plan.chunks))
+        sampled = output_rows[: len(output_rows) - len(score_tokens)]
         return StepInputs(
             *self._upload(
                 [
@@ -57,6 +60,8 @@ class InputPacker:
                     np.asarray(plan.decode_lengths, dtype=np.int64),
                     output_rows,
                     np.asarray(score_tokens, dtype=np.int64),
+                    slots[sampled],
+                    positions[sampled] + 1,
                     _page_writes(plan),
                 ]
             )
