@@ -75,8 +75,8 @@ def read_table(path: Path) -> dict[int, MoeTiling] | None:
 
 
 def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
-    """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token; up to 14
-    rows an expert as part of a whole step, where a layer's other kernels leave it less of the GPU at its ends.
+    """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token: for one
+    token and up to 4 rows an expert in a whole step, else by itself.
 
     Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
     that keep the tensor cores busy.
@@ -86,8 +86,10 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
     if tokens == 2:
         return MoeTiling(rows=1, gate_up=Tile(2, 2048, num_warps=8), down=Tile(4, 1024))
     rows_each = tokens * top_k / shape.experts
-    if rows_each <= 14:
+    if rows_each <= 4:
         return MoeTiling(rows=16, gate_up=Tile(32, 256, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
+    if rows_each <= 14:
+        return MoeTiling(rows=16, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
     if rows_each <= 56:
         return MoeTiling(rows=64, gate_up=Tile(64, 128, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
     if rows_each <= 112:
