@@ -1,0 +1,60 @@
+"""cache_locations and look_up on a GPU say what plain torch does, in a CUDA graph and without waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.kv_cache.locations import (
+    LookedUp,
+    cache_locations,
+    cache_locations_torch,
+    look_up,
+    look_up_torch,
+)
+from support.cuda import captured, forbid_waiting
+
+pytestmark = pytest.mark.gpu
+
+SLOTS, PAGES, PAGE_SIZE = 1024, 10_240, 16
+
+
+def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Decode rows, tokens and page table of a context of 163,840 tokens."""
+    draw = torch.Generator("cuda").manual_seed(rows)
+
+    def integers(limit: int, *shape: int) -> Tensor:
+        return torch.randint(limit, shape, generator=draw, device="cuda")
+
+    table = integers(3_000_000, SLOTS, PAGES).int()
+    slots, lengths = integers(SLOTS, rows), 1 + integers(PAGES * PAGE_SIZE, rows)
+    return torch.stack((slots, lengths, integers(1088, rows))), integers(102_400, 1088), table
+
+
+@pytest.mark.parametrize("rows", [1, 33, 256, 1023])
+def test_as_plain_torch(rows: int) -> None:
+    packed, tokens, table = inputs(rows)
+    expected = look_up_torch(packed, tokens, table, page_size=PAGE_SIZE)
+    with forbid_waiting():
+        got = look_up(packed, tokens, table, page_size=PAGE_SIZE)
+        locations = cache_locations(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
+    assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
+    assert torch.equal(locations, expected.locations)
+
+
+def test_in_a_cuda_graph() -> None:
+    packed, tokens, table = inputs(40)
+    into = look_up(packed, tokens, table, page_size=PAGE_SIZE)
+
+    def both() -> tuple[LookedUp, Tensor]:
+        found = look_up(packed, tokens, table, page_size=PAGE_SIZE, into=into)
+        return found, cache_locations(table, found.slots, found.positions, page_size=PAGE_SIZE)
+
+    replay, (found, locations) = captured(both)
+    packed.copy_(inputs(41)[0][:, :40])
+    replay()
+    expected = look_up_torch(packed, tokens, table, page_size=PAGE_SIZE)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    again = cache_locations_torch(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
+    assert torch.equal(locations, again)
