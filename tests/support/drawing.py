@@ -47,8 +47,8 @@ def drawn(arguments: tuple[Any, ...]) -> Tensor:
     return tokens
 
 
-def draw(op: Any, *row_inputs: Any, **how: Any) -> Tensor:
+def draw(op: Any, *row_inputs: Any) -> Tensor:
     """[R] int64: the tokens that `op`, a form of `sample`, draws."""
-    arguments = with_slots(*row_inputs, **how)
+    arguments = with_slots(*row_inputs)
     op(*arguments)
     return drawn(arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from mla_router.worker.engine import engine as engine_module
 from mla_router.worker.engine.engine import Engine, GraphSizes
@@ -36,9 +35,7 @@ def replace_recording(
     def record(decode: Decode, _: object, sizes: Sequence[int], slots: SlotState) -> DecodeGraphs:
         recordings = []
         for size in sizes:
-            rows = torch.full((3, size), slots.idle_slot)
-            rows[1] = 1
-            looked_up = slots.look_up(rows)
+            looked_up = slots.look_up(slots.idle_rows(size))
             graphs.append(Unrecorded(decode, looked_up))
             recordings.append(Recording(graphs[-1], size, looked_up, graphs[-1].logits))  # type: ignore[arg-type]
         return DecodeGraphs(recordings)

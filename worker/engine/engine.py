@@ -110,9 +110,8 @@ class Engine:
         (`rehearsal.py`); nothing, if attention is planned on the host. The engine is of no further use."""
         if self._plan_fresh_prompt(1) is None:
             return
-        idle = self.slots.idle_slot
         for size in sizes.decode:
-            rows = torch.full((3, size), idle, dtype=torch.int64, device=self.device)
+            rows = self.slots.idle_rows(size)
             with nothing_runs():
                 self._decode(self.slots.look_up(rows))
         for size in sizes.prompts:
@@ -120,7 +119,7 @@ class Engine:
             assert run is not None, (
                 f"a prompt of {size} rows is planned on the host, one of 1 is not"
             )
-            padded = PaddedRows(size, idle, self.device).read()
+            padded = PaddedRows(size, self.slots.idle_slot, self.device).read()
             with nothing_runs():
                 run(*padded)
         for plan in plans:
@@ -142,7 +141,11 @@ class Engine:
             self._pieces = record_pieces(
                 lambda batch: self.model.model.run_layers(batch, self.cache),
                 lambda kind, tokens, slots, positions: self._compose(
-                    kind, tokens, slots, positions, self._unattended, None
+                    kind,
+                    self._unattended,
+                    tokens=tokens,
+                    positions=positions,
+                    locations=self.slots.locations(slots, positions),
                 ),
                 sizes.prompts,
                 idle_slot=idle,
@@ -205,7 +208,7 @@ class Engine:
         # Only now: nothing before needs it, and the device is at work while the host does it
         self.sampler.admit(plan.admitted)
         num_scored = len(inputs.score_tokens)
-        num_sampled = len(inputs.output_rows) - num_scored
+        num_sampled = len(inputs.sampled_slots)
         prompt_scores = None
         if num_scored:
             runs = [
@@ -244,7 +247,12 @@ class Engine:
         )
         tokens = self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens)
         batch = self._compose(
-            ForwardBatch, tokens, inputs.token_slots, inputs.positions, layout, inputs.output_rows
+            ForwardBatch,
+            layout,
+            tokens=tokens,
+            positions=inputs.positions,
+            locations=self.slots.locations(inputs.token_slots, inputs.positions),
+            output_rows=inputs.output_rows,
         )
         pieces = self._pieces.fitting(len(tokens))
         if pieces is None:
@@ -268,30 +276,30 @@ class Engine:
             decode_lengths=rows.lengths,
             max_decode_length=self.capacity.context_length,
         )
-        batch = ForwardBatch(
+        batch = self._compose(
+            ForwardBatch,
+            layout,
             tokens=rows.tokens,
             positions=rows.positions,
-            cache_locations=rows.locations,
-            num_decodes=len(rows.slots),
-            attention=self.attention.plan(layout),
-            output_rows=None,
+            locations=rows.locations,
         )
         return self.model.logits(self.model(batch, self.cache))
 
     def _compose(
         self,
         kind: type[ForwardBatch],
-        tokens: Tensor,
-        slots: Tensor,
-        positions: Tensor,
         layout: StepLayout,
-        output_rows: Tensor | None,
+        *,
+        tokens: Tensor,
+        positions: Tensor,
+        locations: Tensor,
+        output_rows: Tensor | None = None,
     ) -> ForwardBatch:
-        """The batch of T rows: `tokens`, `slots` and `positions` [T]."""
+        """The batch of T rows: `tokens`, `positions` and `locations` [T]."""
         return kind(
             tokens=tokens,
             positions=positions,
-            cache_locations=self.slots.locations(slots, positions),
+            cache_locations=locations,
             num_decodes=len(layout.decode_slots),
             attention=self.attention.plan(layout),
             output_rows=output_rows,

@@ -70,29 +70,19 @@ def record_graphs(
     decode: Decode, prepare: Prepare, sizes: Sequence[int], slots: SlotState
 ) -> DecodeGraphs:
     """Record `decode` for each of `sizes`."""
-    device = slots.page_table.device
 
     def record(size: int, pool: Any) -> Recording:
-        return _record(decode, prepare, size, slots, device, pool)
+        return _record(decode, prepare, size, slots, pool)
 
-    return DecodeGraphs(record_sizes("decode steps", record, sizes, device))
+    return DecodeGraphs(record_sizes("decode steps", record, sizes, slots.tokens.device))
 
 
-def _record(
-    decode: Decode,
-    prepare: Prepare,
-    size: int,
-    slots: SlotState,
-    device: torch.device,
-    pool: Any,
-) -> Recording:
-    rows = torch.full((3, size), slots.idle_slot, dtype=torch.int64, device=device)
-    rows[1] = 1
-    looked_up = slots.look_up(rows)
+def _record(decode: Decode, prepare: Prepare, size: int, slots: SlotState, pool: Any) -> Recording:
+    looked_up = slots.look_up(slots.idle_rows(size))
     prepare((slots.idle_slot,) * size, (1,) * size)
     # Kernels are compiled and libraries set up before they are recorded
     decode(looked_up)
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize(slots.tokens.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         logits = decode(looked_up)

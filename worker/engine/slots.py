@@ -44,6 +44,12 @@ class SlotState:
         """[T] int64: the last token of every decode row, then the tokens of the chunks."""
         return torch.cat([self.last_token[decode_slots], prompt_tokens])
 
+    def idle_rows(self, size: int) -> Tensor:
+        """[3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""
+        rows = torch.full((3, size), self.idle_slot, dtype=torch.int64, device=self.tokens.device)
+        rows[1] = 1
+        return rows
+
     def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
         """As `cache_locations`."""
         return cache_locations(self.page_table, slots, positions, page_size=self._page_size)

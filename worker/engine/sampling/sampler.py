@@ -101,7 +101,8 @@ class Sampler:
         temperature, seed = self._settings.temperature, self._settings.seed
         sample(logits, slots, positions, temperature, seed, threshold, last_token, out)
         if len(penalized):
-            self._counts.add(slots[penalized], last_token[slots[penalized]])
+            owners = slots[penalized]
+            self._counts.add(owners, last_token[owners])
         if own is None:
             return None
         runs = [
