@@ -91,13 +91,14 @@ def test_the_first_rows_sample(chunks: tuple[PrefillChunk, ...], decodes: int) -
 def test_packed() -> None:
     plan = StepPlan((3, 1), (10, 5), (chunk(0, 4, 3),), ((0, 1, 11), (3, 2, 13)), ())
     rows = decode_rows(plan, 7, IDLE)
-    inputs = InputPacker(CPU).pack_rows(plan, rows)
+    inputs = InputPacker(CPU, 10).pack_rows(plan, rows)
     assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.places]
     assert inputs.rows.is_contiguous()
     assert inputs.sampled.tolist() == [0, 1, 4]
     assert inputs.sampled_slots.tolist() == list(plan.sampled_slots)
     assert inputs.sampled_lengths.tolist() == [10, 5, 7]
-    assert inputs.page_writes.tolist() == [[0, 3], [1, 2], [11, 13]]
+    assert inputs.page_places.tolist() == [1, 32]
+    assert inputs.pages.tolist() == [11, 13]
 
     state = SlotState(CAPACITY, CPU)
     state.last_token[:] = torch.arange(50, 51 + IDLE)

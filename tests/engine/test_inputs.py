@@ -25,10 +25,13 @@ PLAN = StepPlan(
 
 
 def test_every_token_knows_its_slot_and_position() -> None:
-    inputs = InputPacker(CPU).pack(PLAN)
-    assert inputs.token_slots.tolist() == [3, 1, 0, 0, 0, 2, 2]
-    assert inputs.positions.tolist() == [9, 4, 4, 5, 6, 0, 1]
-    assert inputs.prompt_tokens.tolist() == [7, 8, 9, 5, 6]
+    inputs = InputPacker(CPU, 4).pack(PLAN)
+    assert inputs.rows.tolist() == [
+        [0, 0, 7, 8, 9, 5, 6],
+        [3, 1, 0, 0, 0, 2, 2],
+        [9, 4, 4, 5, 6, 0, 1],
+    ]
+    assert all(row.data_ptr() % 16 == inputs.rows.data_ptr() % 16 for row in inputs.rows)
     assert inputs.output_rows.tolist() == [0, 1, 4, 6]
     assert inputs.sampled_slots.tolist() == list(PLAN.sampled_slots)
     assert inputs.sampled_lengths.tolist() == [10, 5, 7]
@@ -38,24 +41,17 @@ def test_every_token_knows_its_slot_and_position() -> None:
 def test_slots_take_pages_and_tokens() -> None:
     state = SlotState(Capacity(num_pages=20, page_size=4, num_slots=5, context_length=16), CPU)
     state.last_token[3], state.last_token[1] = 33, 31
-    inputs = InputPacker(CPU).pack(PLAN)
-    state.apply(inputs.page_writes)
-    assert state.input_tokens(inputs.token_slots[:2], inputs.prompt_tokens).tolist() == [
-        33,
-        31,
-        7,
-        8,
-        9,
-        5,
-        6,
-    ]
+    inputs = InputPacker(CPU, 4).pack(PLAN)
+    state.apply(inputs.page_places, inputs.pages)
+    state.take_up(inputs.rows, 2)
+    tokens, slots, positions = inputs.rows.unbind()
+    assert tokens.tolist() == [33, 31, 7, 8, 9, 5, 6]
     # slot 3 at position 9 is in its page 2, slot 1 at 4 in page 1, slot 0 at 4.. in page 1
     want = [13 * 4 + 1, 14 * 4, 11 * 4, 11 * 4 + 1, 11 * 4 + 2, 12 * 4, 12 * 4 + 1]
-    assert state.locations(inputs.token_slots, inputs.positions).tolist() == want
+    assert state.locations(slots, positions).tolist() == want
 
 
 def test_a_step_of_decode_rows_alone_packs() -> None:
-    inputs = InputPacker(CPU).pack(StepPlan((2,), (7,), (), (), ()))
-    assert inputs.positions.tolist() == [6]
-    assert inputs.prompt_tokens.tolist() == []
-    assert inputs.page_writes.shape == (3, 0)
+    inputs = InputPacker(CPU, 4).pack(StepPlan((2,), (7,), (), (), ()))
+    assert inputs.rows.tolist() == [[0], [2], [6]]
+    assert len(inputs.page_places) == len(inputs.pages) == 0

@@ -15,7 +15,7 @@ def test_rows_too_many_are_the_idle_slots() -> None:
     assert slots.tolist() == [IDLE] * 5 and positions.tolist() == [0] * 5
     for used in (5, 2, 0, 4):  # seen through the same tensors, whatever the step before left behind
         new = torch.arange(used)
-        rows.write(new + 30, torch.full((used,), 3), new + 70)
+        rows.write(torch.stack([new + 30, torch.full((used,), 3), new + 70]))
         spare = 5 - used
         assert tokens[:used].tolist() == list(range(30, 30 + used))
         assert slots.tolist() == [3] * used + [IDLE] * spare

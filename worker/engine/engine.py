@@ -84,7 +84,7 @@ class Engine:
         self._graphs = DecodeGraphs()
         self._pieces = Recordings[Pieces]()
         self._fresh_prompts = FreshPrompts()
-        self._packer = InputPacker(device)
+        self._packer = InputPacker(device, capacity.pages_per_request)
         self._readback = ReadbackRing(device)
 
     @torch.inference_mode()
@@ -182,7 +182,7 @@ class Engine:
         if recording is not None:
             return self._replay(plan, recording)
         inputs = self._packer.pack(plan)
-        self.slots.apply(inputs.page_writes)
+        self.slots.apply(inputs.page_places, inputs.pages)
         if plan.decode_slots:
             self._prepare_decode(plan.decode_slots, plan.decode_lengths)
         return self._launch(plan, inputs)
@@ -191,7 +191,7 @@ class Engine:
         """Any step that is decode rows alone, or can be."""
         rows = decode_rows(plan, recording.size, self.slots.idle_slot)
         inputs = self._packer.pack_rows(plan, rows)
-        self.slots.apply(inputs.page_writes)
+        self.slots.apply(inputs.page_places, inputs.pages)
         self.slots.give(inputs.given)
         self._prepare_decode(rows.slots, rows.lengths)
         logits = recording.replay(self.slots, inputs.rows)
@@ -232,33 +232,32 @@ class Engine:
         or in recorded pieces, if it is small enough for them."""
         fresh = self._fresh_prompts.fitting(plan)
         if fresh is not None:
-            update, stream = fresh.replay(
-                inputs.prompt_tokens, inputs.token_slots, inputs.positions
-            )
+            update, stream = fresh.replay(inputs.rows)
             return self.model.model.finish(update, stream, inputs.output_rows)
         decodes = len(plan.decode_slots)
+        self.slots.take_up(inputs.rows, decodes)
+        tokens, slots, positions = inputs.rows.unbind()
         layout = StepLayout(
             page_table=self.slots.page_table,
             page_size=self.capacity.page_size,
-            decode_slots=inputs.token_slots[:decodes],
+            decode_slots=slots[:decodes],
             decode_lengths=inputs.decode_lengths.to(torch.int32),
             max_decode_length=max(plan.decode_lengths, default=0),
             chunks=tuple(ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks),
         )
-        tokens = self.slots.input_tokens(inputs.token_slots[:decodes], inputs.prompt_tokens)
         batch = self._compose(
             ForwardBatch,
             layout,
             tokens=tokens,
-            positions=inputs.positions,
-            locations=self.slots.locations(inputs.token_slots, inputs.positions),
+            positions=positions,
+            locations=self.slots.locations(slots, positions),
             output_rows=inputs.output_rows,
         )
         pieces = self._pieces.fitting(len(tokens))
         if pieces is None:
             hidden: Tensor = self.model(batch, self.cache)
             return hidden
-        update, stream = pieces.replay(batch, inputs.token_slots)
+        update, stream = pieces.replay(batch, inputs.rows)
         return self.model.model.finish(update, stream, inputs.output_rows)
 
     def _prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:

@@ -40,12 +40,12 @@ class FreshPrompt:
     def size(self) -> int:
         return self.rows.size
 
-    def replay(self, tokens: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Update and stream of a prompt's rows; the next replay of any of these recordings writes over
-        them."""
-        self.rows.write(tokens, slots, positions)
+    def replay(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Update and stream of a prompt's tokens, slots and positions [3, T]; the next replay of any of these
+        recordings writes over them."""
+        self.rows.write(rows)
         self.graph.replay()
-        return self.update[: len(tokens)], self.stream[: len(tokens)]
+        return self.update[: rows.shape[1]], self.stream[: rows.shape[1]]
 
 
 class FreshPrompts:

@@ -12,21 +12,17 @@ class PaddedRows:
 
     def __init__(self, size: int, idle_slot: int, device: torch.device) -> None:
         self.size = size
-        self._idle_slot = idle_slot
-        self._rows = torch.zeros(3, size, dtype=torch.int64, device=device)
-        self._rows[1] = idle_slot
+        self._idle = torch.tensor([[0], [idle_slot], [0]], device=device)
+        self._rows = self._idle.repeat(1, size)
 
     def read(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, slots and positions [size] int64, which `write` writes over."""
         tokens, slots, positions = self._rows.unbind()
         return tokens, slots, positions
 
-    def write(self, tokens: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Those of a step: all [T] int64, T at most `size`."""
-        rows = len(tokens)
-        self._rows[0, :rows] = tokens
-        self._rows[1, :rows] = slots
-        self._rows[2, :rows] = positions
-        if rows < self.size:
-            self._rows[1, rows:] = self._idle_slot
-            self._rows[2, rows:] = 0
+    def write(self, rows: Tensor) -> None:
+        """Those of a step: [3, T] int64, T at most `size`."""
+        given = rows.shape[1]
+        self._rows[:, :given] = rows
+        if given < self.size:
+            self._rows[:, given:] = self._idle

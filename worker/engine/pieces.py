@@ -62,10 +62,11 @@ class Pieces:
     def size(self) -> int:
         return self.rows.size
 
-    def replay(self, batch: ForwardBatch, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Update and stream of the rows of `batch`; the next replay of any pieces writes over them."""
-        rows = len(slots)
-        self.rows.write(batch.tokens, slots, batch.positions)
+    def replay(self, batch: ForwardBatch, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Update and stream of the rows of `batch`, which are tokens, slots and positions `inputs` [3, T]; the
+        next replay of any pieces writes over them."""
+        rows = inputs.shape[1]
+        self.rows.write(inputs)
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
             cut.attend(batch, cut.q[:rows], cut.cache, cut.out[:rows])

@@ -29,20 +29,23 @@ class SlotState:
         self.last_token = self.tokens[:slots]
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
 
-    def apply(self, page_writes: Tensor) -> None:
-        """Write the pages that the step adds: slot, index and page [3, W] int64."""
-        if page_writes.shape[1]:
-            slot, index, page = page_writes.unbind()
-            self.page_table[slot, index] = page.to(torch.int32)
+    def apply(self, places: Tensor, pages: Tensor) -> None:
+        """Write the pages [W] int32 that the step adds to the entries [W] int64 of the page table, counted
+        through all slots."""
+        if len(pages):
+            self.page_table.put_(places, pages)
 
     def give(self, tokens: Tensor) -> None:
         """Put a step's given tokens [G] int64, G at most MAX_GIVEN, into the places behind the slots'."""
         if len(tokens):
             self.tokens[len(self.last_token) :][: len(tokens)] = tokens
 
-    def input_tokens(self, decode_slots: Tensor, prompt_tokens: Tensor) -> Tensor:
-        """[T] int64: the last token of every decode row, then the tokens of the chunks."""
-        return torch.cat([self.last_token[decode_slots], prompt_tokens])
+    def take_up(self, rows: Tensor, decodes: int) -> None:
+        """Put the last tokens of the first `decodes` rows, which are decode rows, among tokens, slots and
+        positions [3, T] int64."""
+        if decodes:
+            tokens, slots, _ = rows[:, :decodes].unbind()
+            torch.index_select(self.last_token, 0, slots, out=tokens)
 
     def idle_rows(self, size: int) -> Tensor:
         """[3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""

@@ -27,25 +27,35 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotations = nn.Buffer(rotations, persistent=False)
 
+    @property
+    def last(self) -> DecoderLayer:
+        last = self.layers[-1]
+        assert isinstance(last, DecoderLayer), f"a layer that is {type(last)}"
+        return last
+
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [R, hidden_size] of `batch.output_rows`."""
         return self.finish(*self.run_layers(batch, cache), batch.output_rows)
 
     def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layer adds to the residual stream [T, hidden_size], and the stream."""
+        """All that every row has to go through, which ends with the attention of the last layer: its keys and
+        values are what later tokens need of a row. What it adds to the residual stream [T, hidden_size], and
+        the stream: for `finish`."""
         # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
         update: Tensor = self.embed_tokens(batch.tokens)
         stream: Tensor | None = None
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
+        for layer, layer_cache in zip(list(self.layers)[:-1], cache[:-1], strict=True):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
-        assert stream is not None, "a model without layers"
-        return update, stream
+        return self.last.attend(update, stream, rotations, batch, cache[-1])
 
     def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None) -> Tensor:
+        """The rest of the last layer and the norm before the head, of rows whose output is wanted."""
         if output_rows is not None:
             update, stream = update[output_rows], stream[output_rows]
-        return self.norm.add(update, stream)[0]
+        if not len(update):
+            return update
+        return self.norm.add(*self.last.feed_forward(update, stream))[0]
 
 
 class DecoderLayer(nn.Module):
@@ -68,9 +78,24 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the layer before adds to the residual stream [T, hidden_size], and the stream without
         it (None before the first layer); returns the same for the layer after. Addition and norm are
-        one step: nothing else reads the stream in between. Attention gets the norm as well, since for one
-        row its first product does all three (`RMSNorm.add_then`)."""
-        update, stream = self.self_attn(
+        one step: nothing else reads the stream in between."""
+        return self.feed_forward(*self.attend(update, stream, rotations, batch, cache))
+
+    def attend(
+        self,
+        update: Tensor,
+        stream: Tensor | None,
+        rotations: Tensor,
+        batch: ForwardBatch,
+        cache: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The first half. Attention gets the norm as well, since for one row its first product does all three
+        (`RMSNorm.add_then`)."""
+        attended: tuple[Tensor, Tensor] = self.self_attn(
             self.input_layernorm, update, stream, rotations, batch, cache
         )
+        return attended
+
+    def feed_forward(self, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """The second half, of any rows: none of them reads another."""
         return self.mlp.after(self.post_attention_layernorm, update, stream)

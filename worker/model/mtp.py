@@ -73,11 +73,11 @@ class PredictionLayer(DecoderLayer):
     ) -> Tensor:
         # The paper has the hidden state first, the checkpoints the embedding.
         joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
-        update, stream = self(joined, None, rotations, batch, cache)
+        update, stream = self.attend(joined, None, rotations, batch, cache)
         rows = batch.output_rows
         if rows is not None:
             update, stream = update[rows], stream[rows]
-        out, _ = self.shared_head.norm.add(update, stream)
+        out, _ = self.shared_head.norm.add(*self.feed_forward(update, stream))
         return out
 
 
