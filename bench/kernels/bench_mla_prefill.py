@@ -49,6 +49,8 @@ class Case:
 
 CASES = [
     Case("1 x 1k", 16, [(1024, 1024)]),
+    Case("512", 16, [(512, 512)]),
+    Case("2k", 16, [(2048, 2048)]),
     Case("8 x 1k", 16, [(1024, 1024)] * 8),
     Case("2 x 4k", 16, [(4096, 4096)] * 2),
     Case("8k", 16, [(8192, 8192)]),
@@ -91,7 +93,7 @@ class Inputs:
 
 def other_blocks(extents: list[tuple[int, int]], rows: int) -> PrefillWork:
     """`PrefillWork.on`, with blocks of `rows` queries."""
-    tables = prefill_tables(extents, block_queries=rows)
+    tables = prefill_tables(extents, heads=0, block_queries=rows)
     on_device = (
         torch.from_numpy(table).cuda()
         for table in (tables.query_starts, tables.key_starts, tables.query_blocks)
@@ -106,7 +108,7 @@ def flashinfer_run(case: Case, inputs: Inputs) -> Callable[[], object] | None:
         return None
     workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace, backend="fa3")
-    tables = prefill_tables(case.extents)
+    tables = prefill_tables(case.extents, heads=case.heads)
     wrapper.plan(
         torch.from_numpy(tables.query_starts),
         torch.from_numpy(tables.key_starts),
@@ -127,7 +129,7 @@ def flashinfer_run(case: Case, inputs: Inputs) -> Callable[[], object] | None:
 def measure(case: Case, *, sweep: bool) -> list[dict[str, Any]]:
     inputs, rows = Inputs.of(case), []
     q, kv, k_pe = inputs.q, inputs.kv, inputs.k_pe
-    work = PrefillWork.on("cuda", case.extents)
+    work = PrefillWork.on("cuda", case.extents, heads=case.heads)
     ways: dict[str, Callable[[], object] | None] = {
         "ours": lambda: mla_prefill(q, kv, k_pe, work, scale=SCALE),
         "flashinfer fa3": flashinfer_run(case, inputs),

@@ -17,7 +17,7 @@ chunks = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1,
 @given(spans=chunks, max_keys=st.integers(1, 120))
 def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
     extents = [ChunkExtent(7 + i, start, length) for i, (start, length) in enumerate(spans)]
-    passes = plan_passes(extents, max_keys, Upload(CPU))
+    passes = plan_passes(extents, 4, max_keys, Upload(CPU))
     assert [one.causal for one in passes] == [True] + [False] * (len(passes) - 1)
     seen: list[list[int]] = [[] for _ in extents]
     for one in passes:
@@ -34,5 +34,5 @@ def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
 
 
 def test_short_prefixes_take_one_pass() -> None:
-    (only,) = plan_passes([ChunkExtent(0, 30, 10), ChunkExtent(1, 0, 5)], 45, Upload(CPU))
+    (only,) = plan_passes([ChunkExtent(0, 30, 10), ChunkExtent(1, 0, 5)], 4, 45, Upload(CPU))
     assert only.work.extents == ((10, 40), (5, 5))

@@ -59,7 +59,7 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
     queries, keys = (sum(column) for column in zip(*extents, strict=True))
     q, kv = randn(queries, heads, NOPE + ROPE), randn(keys, heads, NOPE + VALUE)
     k_pe = randn(keys, 512 + ROPE)[:, 512:]
-    work = PrefillWork.on("cuda", extents, causal=causal)
+    work = PrefillWork.on("cuda", extents, heads=heads, causal=causal)
     with forbid_waiting():
         got, lse = mla_prefill(q, kv, k_pe, work, scale=SCALE, causal=causal)
     k = torch.cat((kv[..., :NOPE], k_pe[:, None].expand(-1, heads, -1)), dim=-1)
@@ -86,7 +86,7 @@ def test_gqa(
     queries, keys = (sum(column) for column in zip(*extents, strict=True))
     q, rows = randn(queries, heads, width), randn(keys, groups * (width + value_width))
     k, v = keys_and_values(rows, width, value_width)
-    work, scale = PrefillWork.on("cuda", extents), width**-0.5
+    work, scale = PrefillWork.on("cuda", extents, heads=heads), width**-0.5
     got, _ = ragged_attention(q, k, v, None, work, scale=scale)
     every_k, every_v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))
     expected, _ = in_float64(q, every_k, every_v, extents, scale, causal=True)
@@ -95,14 +95,14 @@ def test_gqa(
 
 def test_replayed() -> None:
     """A captured launch follows its tables: with other chunks in the same buffers, other results."""
-    work = PrefillWork.on("cuda", [(512, 512), (512, 512)])
+    work = PrefillWork.on("cuda", [(512, 512), (512, 512)], heads=16)
     q, kv, k_pe = randn(1024, 16, NOPE + ROPE), randn(1024, 16, NOPE + VALUE), randn(1024, ROPE)
     replay, (out, _) = captured(lambda: mla_prefill(q, kv, k_pe, work, scale=SCALE))
     replay()
     k = torch.cat((kv[..., :NOPE], k_pe[:, None].expand(-1, 16, -1)), dim=-1)
     halves, _ = in_float64(q, k, kv[..., NOPE:], [(512, 512)] * 2, SCALE, causal=True)
     assert_close(out, halves)
-    other = PrefillWork.on("cuda", [(256, 256), (768, 768)])
+    other = PrefillWork.on("cuda", [(256, 256), (768, 768)], heads=16)
     assert other.query_blocks.shape == work.query_blocks.shape
     for old, new in (
         (work.query_starts, other.query_starts),
@@ -121,13 +121,13 @@ def test_prefix_in_pieces() -> None:
     q, kv = randn(n, heads, NOPE + ROPE), randn(prefix + n, heads, NOPE + VALUE)
     k_pe = randn(prefix + n, ROPE)
     whole, whole_lse = mla_prefill(
-        q, kv, k_pe, PrefillWork.on("cuda", [(n, prefix + n)]), scale=SCALE
+        q, kv, k_pe, PrefillWork.on("cuda", [(n, prefix + n)], heads=heads), scale=SCALE
     )
     out, lse = mla_prefill(
-        q, kv[prefix:], k_pe[prefix:], PrefillWork.on("cuda", [(n, n)]), scale=SCALE
+        q, kv[prefix:], k_pe[prefix:], PrefillWork.on("cuda", [(n, n)], heads=heads), scale=SCALE
     )
     for keys in (slice(0, 4096), slice(4096, prefix)):
-        work = PrefillWork.on("cuda", [(n, keys.stop - keys.start)], causal=False)
+        work = PrefillWork.on("cuda", [(n, keys.stop - keys.start)], heads=heads, causal=False)
         piece, piece_lse = mla_prefill(q, kv[keys], k_pe[keys], work, scale=SCALE, causal=False)
         merge_states(out, lse, piece, piece_lse)
     assert_close(out, whole.double())

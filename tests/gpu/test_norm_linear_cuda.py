@@ -70,7 +70,15 @@ def test_as_the_two_kernels(outputs: int, width: int, added: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "width"), [(2, 64, 2048), (128, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
+    ("rows", "outputs", "width"),
+    [
+        (2, 64, 2048),
+        (64, 64, 2048),
+        (100, 64, 2048),
+        (256, 64, 2048),
+        (1, 160, 5120),
+        (1, 256, 7168),
+    ],
 )
 def test_routers(rows: int, outputs: int, width: int) -> None:
     _, _, scale, weight = inputs(outputs, width)

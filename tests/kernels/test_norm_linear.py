@@ -22,7 +22,7 @@ EPS = 1e-6
 # (outputs, inputs): V2-Lite's joined projection, V3's, V3's queries from their latent, Llama's
 SHAPES = [(3648, 2048), (2112, 7168), (24576, 1536), (6144, 4096)]
 # (rows, outputs, inputs): the most rows of the routers of V2-Lite, V2 and V3
-ROUTERS = [(128, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
+ROUTERS = [(256, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
 
 
 def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple[Tensor, ...]:
@@ -40,7 +40,16 @@ def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "width"), [(1, 1, 16), (1, 37, 64), (3, 64, 130), (9, 5, 1000)]
+    ("rows", "outputs", "width"),
+    [
+        (1, 1, 16),
+        (1, 37, 64),
+        (3, 64, 130),
+        (9, 5, 1000),
+        (65, 64, 130),
+        (80, 1, 16),
+        (97, 5, 1000),
+    ],
 )
 def test_formula(
     op: object, added: bool, constant: bool, rows: int, outputs: int, width: int
@@ -110,8 +119,8 @@ def test_wrong_shapes_are_named() -> None:
     row, scale, dtype = torch.ones(1, 8), torch.ones(8), torch.float32
     with pytest.raises(AssertionError, match=r"weight \(4, 7\)"):
         norm_linear_triton(row, row, scale, EPS, torch.ones(4, 7), out_dtype=dtype)
-    with pytest.raises(AssertionError, match=r"x \(129, 8\)"):
-        norm_linear_triton(torch.ones(129, 8), None, scale, EPS, torch.ones(4, 8), out_dtype=dtype)
+    with pytest.raises(AssertionError, match=r"x \(257, 8\)"):
+        norm_linear_triton(torch.ones(257, 8), None, scale, EPS, torch.ones(4, 8), out_dtype=dtype)
     with pytest.raises(AssertionError, match=r"residual \(1, 7\)"):
         norm_linear_triton(row, torch.ones(1, 7), scale, EPS, torch.ones(4, 8), out_dtype=dtype)
 
@@ -125,7 +134,7 @@ def launches() -> None:
             norm_linear_triton(x, x, x[0], EPS, weight, **how)  # type: ignore[arg-type]
             norm_linear_triton(x, None, x[0], EPS, weight, **how)  # type: ignore[arg-type]
     for most, outputs, width in ROUTERS:
-        for rows in (1, most):
+        for rows in sorted({1, min(most, 64), most}):
             x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")
             norm_linear_triton(
                 x,

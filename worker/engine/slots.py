@@ -28,12 +28,13 @@ class SlotState:
         self.tokens = torch.zeros(slots + MAX_GIVEN, dtype=torch.int64, device=device)
         self.last_token = self.tokens[:slots]
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
+        self._entries = self.page_table.view(-1)
 
     def apply(self, places: Tensor, pages: Tensor) -> None:
         """Write the pages [W] int32 that the step adds to the entries [W] int64 of the page table, counted
         through all slots."""
         if len(pages):
-            self.page_table.put_(places, pages)
+            self._entries.scatter_(0, places, pages)
 
     def give(self, tokens: Tensor) -> None:
         """Put a step's given tokens [G] int64, G at most MAX_GIVEN, into the places behind the slots'."""

@@ -29,7 +29,9 @@ class Upload:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = [self._new_host(0), self._new_host(0)]
+        self._packed = [host.numpy() for host in self._host]
         self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
+        self._typed = dict.fromkeys(_DTYPES, self._on_device)  # the same memory
         self._turn = 0
 
     def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
@@ -38,25 +40,34 @@ class Upload:
         arrays = [np.ascontiguousarray(array) for array in arrays]
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
-        ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
-        starts = [0, *ends[:-1]]
-        size = ends[-1]
+        starts, size = [], 0
+        for array in arrays:
+            starts.append(size)
+            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._turn ^= 1
-        if size > self._host[self._turn].numel():
-            self._host[self._turn] = self._new_host(2 * size)
-        if size > self._on_device.numel():
-            self._on_device = torch.empty(2 * size, dtype=torch.uint8, device=self._device)
-        host = self._host[self._turn][:size]
-        packed = host.numpy()
+        self._grow(size)
+        packed = self._packed[self._turn]
         for array, start in zip(arrays, starts, strict=True):
             packed[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
-        copied = self._on_device[:size]
         if size:
-            copied.copy_(host, non_blocking=True)
+            self._on_device[:size].copy_(self._host[self._turn][:size], non_blocking=True)
         return [
-            copied[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
+            self._at(start // array.itemsize, array)
             for array, start in zip(arrays, starts, strict=True)
         ]
+
+    def _at(self, start: int, array: np.ndarray[Any, Any]) -> Tensor:
+        """Of so many numbers of its kind on: few operations, since the device waits for them."""
+        flat = self._typed[array.dtype][start : start + array.size]
+        return flat if array.ndim == 1 else flat.view(array.shape)
+
+    def _grow(self, size: int) -> None:
+        if size > len(self._packed[self._turn]):
+            self._host[self._turn] = self._new_host(2 * size)
+            self._packed[self._turn] = self._host[self._turn].numpy()
+        if size > len(self._on_device):
+            self._on_device = torch.empty(2 * size, dtype=torch.uint8, device=self._device)
+            self._typed = {kind: self._on_device.view(dtype) for kind, dtype in _DTYPES.items()}
 
     def _new_host(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")

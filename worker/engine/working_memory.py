@@ -37,6 +37,9 @@ MAX_PREFIX = 1 << 17
 SHORT_CHUNK = 16  # short ones have kernels of their own
 # Decode rows, and tokens of the chunk beside them: so have few of either.
 FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK), (64, SHORT_CHUNK))
+# Short chunks at once, so that attention of their queries has more programs than a GPU has room for; and tokens before
+# each, so many that all of them together are attended to in passes.
+MANY_CHUNKS, SHORT_PREFIX = 40, 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +133,16 @@ def dearest_plans(capacity: Capacity, prefill_tokens: int) -> list[StepPlan]:
         _mixed_plan(capacity, _DEAREST, some, start)
         for some, start in product((tokens, short), (prefix, 0))
     ]
-    return plans + [
+    plans += [
         _mixed_plan(capacity, _CHEAPEST, min(some, tokens), 0, decodes)
         for decodes, some in FEW_ROWS
         if decodes < capacity.num_slots
+    ]
+    many = min(MANY_CHUNKS, capacity.num_slots)
+    return plans + [
+        _mixed_plan(capacity, _CHEAPEST, short, start, 0, many)
+        for start in (min(prefix, SHORT_PREFIX), 0)
+        if many * short <= prefill_tokens
     ]
 
 
@@ -143,18 +152,20 @@ def _mixed_plan(
     tokens: int,
     prefix: int,
     decodes: int | None = None,
+    chunks: int = 1,
 ) -> StepPlan:
-    """One chunk of so many tokens after so many, and so many decode rows: by default one for every other slot."""
+    """Chunks of so many tokens after so many, and so many decode rows: by default one for every other slot."""
     if decodes is None:
-        decodes = capacity.num_slots - 1
+        decodes = capacity.num_slots - chunks
     prompt = (0,) * tokens
     # A page may be that of several places: what is computed from it does not matter
-    own = [(decodes, index, 1) for index in range(capacity.pages_per_request)]
+    slots = range(decodes, decodes + chunks)
+    own = [(slot, index, 1) for slot in slots for index in range(capacity.pages_per_request)]
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]
     return StepPlan(
         decode_slots=tuple(range(decodes)),
         decode_lengths=(1,) * decodes,
-        chunks=(PrefillChunk(decodes, prefix, prompt, is_last=True),),
+        chunks=tuple(PrefillChunk(slot, prefix, prompt, is_last=True) for slot in slots),
         page_writes=(*own, *others),
-        admitted=tuple(Admitted(slot, sampling, prompt[:1]) for slot in range(decodes + 1)),
+        admitted=tuple(Admitted(slot, sampling, prompt[:1]) for slot in range(decodes + chunks)),
     )

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
@@ -27,9 +28,11 @@ FEW_OUTPUTS = 256
 # Of one row for more outputs than that: all programs read it, and a longer one does not stay in the cache that
 # `carveout.py` leaves. V3's latents took 14.9 us, 10.2 by two kernels (`bench/kernels/bench_joined.py`).
 MAX_REREAD_INPUTS = 4096
-# For several rows, each of which reads all weights from L2 (`bench/kernels/bench_joined.py`): up to 128 of
-# V2-Lite's router. Of V3's, whose rows leave registers for few outputs, 8 were slower than by two kernels.
-SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 128, 128 * 64
+# For several rows, up to 256 of V2-Lite's router: 1.6 % of a step of 256 rows, but a loss in one of 288. Of V3's, whose
+# rows leave registers for few outputs, 8 were slower than by two kernels (`bench/kernels/bench_joined.py`).
+SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 256, 256 * 64
+# Rows from which all weights are not read from L2 for each: less time in steps of 96 and more, and more in one of 64
+BLOCKS_FROM = 65
 
 
 class NormLinear(NamedTuple):
@@ -130,10 +133,15 @@ def norm_linear_triton(
         f"{other.dtype}, norm_weight {tuple(norm_weight.shape)} {norm_weight.dtype}, "
         f"weight {tuple(weight.shape)} {weight.stride()} {weight.dtype}"
     )
-    block_outputs, num_warps = tiles or tiling(rows, inputs, outputs)
     product = torch.empty(rows, outputs, dtype=out_dtype, device=x.device)
     total = x if residual is None else x.new_empty(rows, inputs)
     normed = x.new_empty(rows, inputs) if keep_normed else None
+    if rows >= BLOCKS_FROM and tiles is None:
+        norm_linear_blocks.launch(
+            x, residual, norm_weight, eps, weight, product, total, normed, constant=constant
+        )
+        return NormLinear(product, total, normed)
+    block_outputs, num_warps = tiles or tiling(rows, inputs, outputs)
     _norm_linear_kernel[(triton.cdiv(outputs, block_outputs), rows)](
         x,
         other,

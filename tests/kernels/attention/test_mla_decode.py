@@ -169,10 +169,10 @@ def test_wrong_shapes_are_named() -> None:
 
 # Heads, requests, queries, page size: V2-Lite, V3, and V2-Lite with drafted tokens to verify
 REAL = [
+    (16, 300, 1, 64),
+    (16, 300, 1, 16),
     (16, 64, 1, 64),
     (16, 64, 1, 16),
-    (16, 4, 1, 64),
-    (16, 4, 1, 16),
     (16, 1, 1, 64),
     (16, 1, 1, 16),
     (128, 64, 1, 64),
@@ -204,10 +204,11 @@ def launches() -> None:
 
 
 def test_tiles_by_the_number_of_requests() -> None:
-    """One has a part for each small block, a few have large ones, many have parts worth merging."""
-    one, few, many = (tiling(16, requests) for requests in (1, 7, 8))
+    """One has a part for each small block, others have large ones, many have parts worth merging."""
+    one, two, some, many = (tiling(16, requests) for requests in (1, 2, 240, 241))
     assert (one.block_tokens, one.min_blocks) == (32, 1)
-    assert (few.block_tokens, few.min_blocks) == (64, 1)
+    assert (some.block_tokens, some.min_blocks) == (64, 1)
+    assert two == some
     assert (many.block_tokens, many.min_blocks) == (32, 2)
 
 
@@ -221,9 +222,10 @@ def test_compiled_for_sm_90() -> None:
         heads, queries = report.constants["HEADS"], report.constants["QUERIES"]
         (chosen,) = {
             tiles
-            for requests in (4, 64)
-            if (tiles := tiling(heads, requests, queries)).block_tokens
-            == report.constants["BLOCK_TOKENS"]
+            for requests in (1, 64, 300)
+            if (tiles := tiling(heads, requests, queries))
+            and (tiles.block_tokens, tiles.pieces)
+            == (report.constants["BLOCK_TOKENS"], report.constants["PIECES"])
         }
         report.check_resident(chosen.programs_per_sm)
         # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request

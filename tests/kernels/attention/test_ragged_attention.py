@@ -84,6 +84,10 @@ def one_by_one(inputs: Inputs, extents: Extents, *, causal: bool) -> tuple[Tenso
     return out, lse
 
 
+# So many that blocks are tall
+MANY_HEADS = 200
+
+
 def check(
     attend: Callable[..., tuple[Tensor, Tensor]],
     inputs: Inputs,
@@ -92,7 +96,7 @@ def check(
     causal: bool = True,
     rtol: float = 1e-4,
 ) -> None:
-    work = PrefillWork.on(inputs.q.device, extents, causal=causal)
+    work = PrefillWork.on(inputs.q.device, extents, heads=MANY_HEADS, causal=causal)
     got, got_lse = attend(
         inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE, causal=causal
     )
@@ -159,7 +163,7 @@ def test_later_keys_do_not_matter_even_if_they_are_nan(
     extents = [(5, 9), (3, 3)]
     device = DEVICE if attend is ragged_attention_triton else "cpu"
     inputs = drawn(extents, widths=(16, 16, 16), device=device)
-    work = PrefillWork.on(device, extents)
+    work = PrefillWork.on(device, extents, heads=2)
 
     def attended() -> Tensor:
         q, k, v, shared = inputs.q, inputs.k, inputs.v, inputs.shared
@@ -178,7 +182,7 @@ def test_rows_of_a_tensor_that_is_given(attend: Callable[..., tuple[Tensor, Tens
     extents = [(5, 9), (70, 70)]
     device = DEVICE if attend is ragged_attention_triton else "cpu"
     inputs = drawn(extents, heads=4, widths=(16, 16, 16), device=device)
-    work = PrefillWork.on(device, extents)
+    work = PrefillWork.on(device, extents, heads=MANY_HEADS)
     rows = torch.full((80, 4, 16), -7.0, device=device)
     arguments = inputs.q, inputs.k, inputs.v, inputs.shared, work
     got, _ = attend(*arguments, scale=SCALE, causal=True, out=rows[3:78])
@@ -192,7 +196,7 @@ def test_a_table_may_be_longer_than_its_work() -> None:
     """So that one captured graph serves many steps."""
     extents = [(70, 80)]
     inputs = drawn(extents, widths=(16, 16, 16), device=DEVICE)
-    work = PrefillWork.on(DEVICE, extents)
+    work = PrefillWork.on(DEVICE, extents, heads=MANY_HEADS)
     longer = PrefillWork(
         work.extents,
         work.block_queries,
@@ -211,16 +215,18 @@ def test_mla_prefill_takes_keys_and_values_apart() -> None:
     inputs = drawn(extents)
     assert inputs.shared is not None
     kv = torch.cat((inputs.k, inputs.v), dim=-1)
-    work = PrefillWork.on("cpu", extents)
+    work = PrefillWork.on("cpu", extents, heads=2)
     got, _ = mla_prefill(inputs.q, kv, inputs.shared, work, scale=SCALE)
     expected, _ = one_by_one(inputs, extents, causal=True)
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_every_query_has_one_program_and_the_longest_come_first() -> None:
+@pytest.mark.parametrize(("heads", "rows"), [(22, 64), (23, 128)])
+def test_every_query_has_one_program_and_the_longest_come_first(heads: int, rows: int) -> None:
+    """Blocks are tall if there are more than an H200 has multiprocessors."""
     extents = [(300, 700), (5, 2000), (129, 129)]
-    tables = prefill_tables(extents)
-    rows = tables.block_queries
+    tables = prefill_tables(extents, heads=heads)
+    assert tables.block_queries == rows
     blocks = [tuple(block) for block in tables.query_blocks.tolist()]
     expected = [(c, first) for c, (n, _) in enumerate(extents) for first in range(0, n, rows)]
     assert sorted(blocks) == expected
@@ -233,13 +239,13 @@ def test_every_query_has_one_program_and_the_longest_come_first() -> None:
 def test_wrong_shapes_are_named() -> None:
     inputs = drawn([(5, 9)])
     with pytest.raises(AssertionError, match=r"q \(5, 2, 10\), k \(9, 2, 6\), extents \(\(4, 9\),"):
-        work = PrefillWork.on("cpu", [(4, 9)])
+        work = PrefillWork.on("cpu", [(4, 9)], heads=2)
         ragged_attention(inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=1.0)
     with pytest.raises(AssertionError, match=r"k \(9, 2, 6\), shared keys \(0, 0\)"):
-        work = PrefillWork.on("cpu", [(5, 9)])
+        work = PrefillWork.on("cpu", [(5, 9)], heads=2)
         ragged_attention(inputs.q, inputs.k, inputs.v, None, work, scale=1.0)
     with pytest.raises(AssertionError, match=r"extents \(queries, keys\) \[\(9, 5\)\]"):
-        prefill_tables([(9, 5)])
+        prefill_tables([(9, 5)], heads=2)
 
 
 def launches() -> None:
@@ -247,7 +253,7 @@ def launches() -> None:
     the tilings that the benchmark sweeps over."""
 
     def attend(n: int, heads: int, groups: int, shared: int, causal: bool, *tiles: Tiling) -> None:
-        work = PrefillWork.on("meta", [(n, 4096)], causal=causal)
+        work = PrefillWork.on("meta", [(n, 4096)], heads=heads, causal=causal)
         q = torch.empty(n, heads, 128 + shared, dtype=torch.bfloat16, device="meta")
         kv = torch.empty(4096, groups, 256, dtype=torch.bfloat16, device="meta")
         k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
@@ -263,16 +269,16 @@ def launches() -> None:
                 tiles=chosen,
             )
 
-    attend(4096, 16, 16, 64, True, tiling(128, 2), *SWEPT)
+    attend(4096, 16, 16, 64, True, tiling(128, 2, 512), *SWEPT)
     attend(4096, 16, 16, 64, False)
-    attend(64, 16, 16, 64, True)
+    attend(64, 16, 16, 64, True, *(tiling(64, 2, programs) for programs in (264, 265)))
     attend(64, 16, 16, 64, False)
     attend(4096, 32, 8, 0, True)
     attend(64, 32, 8, 0, True)
     # Heads with a rotary key of each's own
     k, v = torch.empty(4096, 16, 320, dtype=torch.bfloat16, device="meta").split([192, 128], dim=-1)
     for n, causal in ((4096, True), (4096, False), (64, True)):
-        work = PrefillWork.on("meta", [(n, 4096)], causal=causal)
+        work = PrefillWork.on("meta", [(n, 4096)], heads=16, causal=causal)
         q = torch.empty(n, 16, 192, dtype=torch.bfloat16, device="meta")
         ragged_attention_triton(q, k, v, None, work, scale=0.1, causal=causal)
 

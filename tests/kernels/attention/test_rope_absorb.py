@@ -144,5 +144,6 @@ def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
         report.check()
         assert report.starts_early, report
-        ahead = report.constants["absorb.BLOCK_ROWS"] == 16 or report.constants["SETTLED"]
+        most = 32 if report.constants["rope.H"] == 16 else 16
+        ahead = report.constants["absorb.BLOCK_ROWS"] <= most or report.constants["SETTLED"]
         assert report.reads_ahead == ahead, report

@@ -27,8 +27,10 @@ class Pass:
     first_rows: Tensor  # [C] int32, first of the keys in its request
 
 
-def plan_passes(chunks: Sequence[ChunkExtent], max_keys: int, upload: Upload) -> list[Pass]:
-    """One causal pass over everything if that is at most `max_keys` keys; otherwise one over the new
+def plan_passes(
+    chunks: Sequence[ChunkExtent], heads: int, max_keys: int, upload: Upload
+) -> list[Pass]:
+    """Of so many query heads. One causal pass over everything if that is at most `max_keys` keys; otherwise one over the new
     tokens themselves, and others over so many keys of the prefixes each."""
     extents = [(chunk.length, chunk.end) for chunk in chunks]
     firsts = [[0] * len(chunks)]
@@ -40,7 +42,7 @@ def plan_passes(chunks: Sequence[ChunkExtent], max_keys: int, upload: Upload) ->
         for first, keys in _pieces([chunk.start for chunk in chunks], max_keys):
             spans.append([(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)])
             firsts.append(first)
-    tables = [prefill_tables(span, causal=i == 0) for i, span in enumerate(spans)]
+    tables = [prefill_tables(span, heads=heads, causal=i == 0) for i, span in enumerate(spans)]
     arrays = [np.array([chunk.slot for chunk in chunks], dtype=np.int32)]
     for table, first in zip(tables, firsts, strict=True):
         arrays += [table.query_starts, table.key_starts, table.query_blocks]

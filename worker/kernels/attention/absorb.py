@@ -149,8 +149,8 @@ def absorb_work(
         x.stride(2) == out.stride(2) == weight.stride(2) == 1 and weight.stride(1) == matrix[1]
     ), f"strides of x {x.stride()}, weight {weight.stride()}, out {out.stride()}"
     assert outputs % columns == 0 and _is_cut(inputs), f"{inputs} to {outputs}"
-    # More rows leave no room for a program's weights all at once
-    ahead = constant and tokens <= 16
+    # Of more rows, or of 17 with many heads, programs that have all of their weights at once are too few at a time
+    ahead = constant and tokens <= (32 if heads <= FEW_HEADS else 16)
     return AbsorbWork(
         x,
         weight,

@@ -18,26 +18,26 @@ class Tiling:
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
 
-# Fewer leave parts so few rows that their number, and the merge of them, counts most.
-FEW_REQUESTS = 8
+# Nearly as many as there are parts of the narrow tile on an H200, each of which then has one.
+MANY_REQUESTS = 240
 
 
 def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     """Of MLA, for `queries` new tokens at a time of each of so many requests.
 
-    From bench_mla_decode.py on an H200, with 16 heads. Of 16 rows the narrow tile was the fastest at 8 requests of
-    1024 tokens and more, and within 1 % of it at 64 of 4096 and more; so it was at one request, with a block a
-    part, but for 2048 tokens. Between those the wide one was, up to 4096 tokens (at 4 requests of 1024 it takes
-    8.7 us and the narrow one 10.6). Those of 32 and 64 rows are the fastest at 64 requests of 4096, each with 2
-    and 4 new tokens.
+    On an H200, with 16 heads. Of 16 rows the wide tile is the fastest for 2 to 224 requests of 512 to 32,768 tokens, and
+    in whole steps of 4 to 160 requests of 1,024. Of one request it is, too, by itself, but with it a whole step takes
+    1.7 % longer. Of 256 requests of 1,040 tokens the narrow one takes 85 us and the wide one 92, of 512 they are alike.
+    Those of 32 and 64 rows are the fastest at 64 requests of 4096, each with 2 and 4
+    new tokens.
     """
     rows = num_heads * queries
     if rows <= 16 and requests == 1:
         return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=4)
-    if rows <= 16 and requests < FEW_REQUESTS:
-        return Tiling(16, 64, 8, num_stages=3, programs_per_sm=1, pieces=4)
+    if rows <= 16 and requests <= MANY_REQUESTS:
+        return Tiling(16, 64, 4, num_stages=3, programs_per_sm=1, pieces=8)
     if rows <= 16:
-        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=4, min_blocks=2)
+        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=8, min_blocks=2)
     if rows <= 32:
         return Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
     return Tiling(64, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # Query rows of a program: the taller, the fewer times keys are read; short chunks would leave most
-# of a tall one idle.
+# of a tall one idle, and few tall ones most of a GPU, as all wait for the one with the most keys.
 TALL_BLOCK = 128
 SHORT_BLOCK = 64
+# Programs with tall blocks that an H200 has at once
+FEW_PROGRAMS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,15 @@ class PrefillWork:
 
     @classmethod
     def on(
-        cls, device: torch.device | str, extents: Sequence[tuple[int, int]], *, causal: bool = True
+        cls,
+        device: torch.device | str,
+        extents: Sequence[tuple[int, int]],
+        *,
+        heads: int,
+        causal: bool = True,
     ) -> PrefillWork:
         """With tables of its own, copied to `device` now: for a single call."""
-        tables = prefill_tables(extents, causal=causal)
+        tables = prefill_tables(extents, heads=heads, causal=causal)
         return cls(
             tables.extents,
             tables.block_queries,
@@ -68,19 +75,22 @@ class PrefillWork:
 
 
 def prefill_tables(
-    extents: Sequence[tuple[int, int]], *, causal: bool = True, block_queries: int = 0
+    extents: Sequence[tuple[int, int]],
+    *,
+    heads: int,
+    causal: bool = True,
+    block_queries: int = 0,
 ) -> PrefillTables:
-    """Tables for chunks of (query rows n, key rows s).
+    """Tables for chunks of (query rows n, key rows s), each with so many query heads.
 
     If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query
     sees all s keys. Programs that see the most keys come first: the last ones to end are then short.
-    `block_queries`: query rows of a program; 0: what suits the longest chunk.
+    `block_queries`: query rows of a program; 0: what suits the chunks.
     """
     assert extents and all(
         queries > 0 and keys >= (queries if causal else 0) for queries, keys in extents
     ), f"extents (queries, keys) {extents}, {causal=}"
-    longest = max(queries for queries, _ in extents)
-    rows = block_queries or (TALL_BLOCK if longest > SHORT_BLOCK else SHORT_BLOCK)
+    rows = block_queries or _block_queries([queries for queries, _ in extents], heads)
     blocks = []
     for chunk, (queries, keys) in enumerate(extents):
         for first in range(0, queries, rows):
@@ -97,3 +107,8 @@ def prefill_tables(
         np.ascontiguousarray(starts[:, 1]),
         np.asarray([block[1:] for block in blocks], dtype=np.int32),
     )
+
+
+def _block_queries(lengths: Sequence[int], heads: int) -> int:
+    tall = heads * sum(-(-length // TALL_BLOCK) for length in lengths)
+    return TALL_BLOCK if max(lengths) > SHORT_BLOCK and tall > FEW_PROGRAMS else SHORT_BLOCK

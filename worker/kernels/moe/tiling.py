@@ -93,5 +93,5 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
     if rows_each <= 56:
         return MoeTiling(rows=64, gate_up=Tile(64, 128, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
     if rows_each <= 112:
-        return MoeTiling(rows=128, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(128, 64, 1, 8, 3))
+        return MoeTiling(rows=128, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(256, 64, 1, 8, 4))
     return MoeTiling(rows=128, gate_up=Tile(128, 64, 2, 8, 4), down=Tile(256, 64, 2, 8, 4))

@@ -32,13 +32,17 @@ class Tiling:
     num_stages: int
 
 
-def tiling(block_queries: int, itemsize: int) -> Tiling:
-    """How a program of `block_queries` rows walks over keys of `itemsize` bytes a number."""
+# Programs of short blocks for each of which an H200's multiprocessors have room for three stages: two waves
+FEW_PROGRAMS = 264
+
+
+def tiling(block_queries: int, itemsize: int, programs: int) -> Tiling:
+    """How each of so many programs of `block_queries` rows walks over keys of `itemsize` bytes a number."""
     if itemsize > 2:  # float32, for checking: the tiles are twice as large
         return Tiling(32, 4, 1)
     if block_queries > 64:
         return Tiling(64, 8, 3)
-    return Tiling(64, 4, 2)
+    return Tiling(64, 4, 3 if programs <= FEW_PROGRAMS else 2)
 
 
 @triton.jit
@@ -289,8 +293,9 @@ def ragged_attention_triton(
     if out is None:
         out = q.new_empty(num_queries, heads, v_width)
     lse = q.new_empty(num_queries, heads, dtype=torch.float32)
-    tiles = tiles or tiling(work.block_queries, q.element_size())
-    _ragged_attention[(work.query_blocks.shape[0] * heads,)](
+    programs = work.query_blocks.shape[0] * heads
+    tiles = tiles or tiling(work.block_queries, q.element_size(), programs)
+    _ragged_attention[(programs,)](
         q,
         k,
         v,
