@@ -283,7 +283,7 @@ def mixed(*chunks: PrefillChunk, decodes: tuple[int, ...] = ()) -> StepPlan:
     )
 
 
-# Each with the recording that is taken; all of fewer than 8 rows, which have the same tiles of attention.
+# Each with the recording that is taken.
 FEW_TOKENS = {
     "a run beside decodes": (mixed(jump(3, 3), decodes=(0, 1, 2)), 7),
     "two runs, and a decode behind them": (mixed(jump(3, 2), jump(0, 3), decodes=(1,)), 7),
@@ -303,7 +303,9 @@ def test_few_prompt_tokens_are_decode_rows(
     might choose others, as with the attention of prompts."""
     plan, size = FEW_TOKENS[name]
     prefill(engine, HELD)
-    engine.slots.apply(torch.tensor(plan.page_writes, device=CUDA).T)
+    with torch.inference_mode():
+        inputs = engine._packer.pack(plan)
+        engine.slots.apply(inputs.page_places, inputs.pages)
     engine.slots.last_token.random_(300)
     before, tokens = engine.cache.clone(), engine.slots.last_token.clone()
 

@@ -88,10 +88,13 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
     rows_each = tokens * top_k / shape.experts
     if rows_each <= 4:
         return MoeTiling(rows=16, gate_up=Tile(32, 256, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
-    if rows_each <= 14:
-        return MoeTiling(rows=16, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
-    if rows_each <= 56:
+    if rows_each <= 20:
+        rows = 16 if rows_each <= 12 else 32
+        return MoeTiling(rows, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
+    if rows_each <= 30:
         return MoeTiling(rows=64, gate_up=Tile(64, 128, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
+    if rows_each <= 56:
+        return MoeTiling(rows=64, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
     if rows_each <= 112:
         return MoeTiling(rows=128, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(256, 64, 1, 8, 4))
     return MoeTiling(rows=128, gate_up=Tile(128, 64, 2, 8, 4), down=Tile(256, 64, 2, 8, 4))
