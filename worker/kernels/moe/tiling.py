@@ -75,8 +75,8 @@ def read_table(path: Path) -> dict[int, MoeTiling] | None:
 
 
 def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
-    """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token: for one
-    token and up to 4 rows an expert in a whole step, else by itself.
+    """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token: in whole
+    steps of 1, 8, 32 and 128 to 256 requests and of prompts of 384 to 1,024 tokens, else by itself.
 
     Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
     that keep the tensor cores busy.
@@ -88,7 +88,7 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
     rows_each = tokens * top_k / shape.experts
     if rows_each <= 4:
         return MoeTiling(rows=16, gate_up=Tile(32, 256, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
-    if rows_each <= 20:
+    if rows_each <= 24:
         rows = 16 if rows_each <= 12 else 32
         return MoeTiling(rows, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
     if rows_each <= 30:
