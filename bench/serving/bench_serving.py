@@ -18,15 +18,15 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from loadgen import arguments, metrics, report, sharegpt, traffic, workload
-from loadgen.apis import BACKENDS, RequestOptions
-from loadgen.client import Client, Outcome, open_session
+from loadgen import arguments, crowd, metrics, report, sharegpt, traffic, workload
+from loadgen.apis import RequestOptions
+from loadgen.client import Outcome, open_session
+from loadgen.crowd import ClientError
 from loadgen.server import Server, ServerError
 from loadgen.tokens import TokenizerError, Vocabulary
 from loadgen.workload import Conversation, Lengths, Turn, WorkloadError
@@ -73,17 +73,14 @@ def conversations_of(
     return workload.random_prompts(vocabulary, rng, args.num_prompts, lengths, texts)
 
 
-async def warm_up(
-    send: Callable[[list[Conversation]], Any],
-    vocabulary: Vocabulary,
-    first: Turn,
-    count: int,
-) -> None:
+async def warm_up(target: crowd.Target, vocabulary: Vocabulary, first: Turn, count: int) -> None:
     """Prompts of their own, lest the measured ones are cached."""
     rng = random.Random()
     tokens = min(first.output_tokens, WARMUP_OUTPUT_TOKENS)
     turns = [Turn(vocabulary.draw(rng, len(first.prompt.ids)), tokens) for _ in range(count)]
-    for outcome in await send([(turn,) for turn in turns]):
+    outcomes: list[Outcome] = []
+    await target.send([(turn,) for turn in turns], [0.0] * count, None, outcomes.append)
+    for outcome in outcomes:
         if not outcome.ok:
             raise ServerError(f"The warm-up failed: {outcome.error}")
 
@@ -102,20 +99,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         vocabulary = Vocabulary(args.tokenizer or Path(await server.tokenizer()))
         rng = random.Random(args.seed)
         conversations = conversations_of(args, vocabulary, rng)
-        api = BACKENDS[args.backend]
-        client = Client(http, args.base_url, api)
-
-        async def send(
-            what: list[Conversation],
-            rate: float = math.inf,
-            on_outcome: Callable[[Outcome], None] = lambda _: None,
-        ) -> list[Outcome]:
-            due = traffic.arrivals(rng, len(what), rate)
-            return await traffic.run(
-                client, api, options, what, due, args.max_concurrency, on_outcome
-            )
-
-        await warm_up(send, vocabulary, conversations[0][0], args.warmup_requests)
+        target = crowd.Target(args.base_url, args.backend, options, args.request_timeout)
+        due = list(traffic.arrivals(rng, len(conversations), args.request_rate))
+        await warm_up(target, vocabulary, conversations[0][0], args.warmup_requests)
         if args.flush_cache:
             await server.flush_cache()
         if args.profile:
@@ -123,9 +109,20 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         gc.collect()
         gc.freeze()  # a collection would look through all prompts, while answers wait
         with tqdm(total=sum(map(len, conversations)), disable=args.disable_tqdm) as bar:
-            cpu, start = time.process_time(), time.perf_counter()
-            outcomes = await send(conversations, args.request_rate, lambda _: bar.update())
-            duration, cpu = time.perf_counter() - start, time.process_time() - cpu
+            outcomes: list[Outcome] = []
+
+            def keep(outcome: Outcome) -> None:
+                outcomes.append(outcome)
+                bar.update()
+
+            load = conversations, due, args.max_concurrency
+            if args.client_processes == 1:
+                cpu, start = time.process_time(), time.perf_counter()
+                await target.send(*load, keep)
+                duration, cpu = time.perf_counter() - start, time.process_time() - cpu
+            else:
+                shares = crowd.share_out(target, *load, args.client_processes)
+                duration, cpu = await asyncio.to_thread(crowd.run, shares, keep)
         if args.profile:
             await server.stop_profile()
     return {
@@ -145,7 +142,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each open request
     try:
         result = asyncio.run(measure(args))
-    except (ServerError, TokenizerError, WorkloadError) as error:
+    except (ClientError, ServerError, TokenizerError, WorkloadError) as error:
         sys.exit(f"bench_serving: {error}")
     print(report.table(result))
     record("bench_serving", result, args.output_file)

@@ -53,13 +53,14 @@ def options_of(load: str, divisor: int) -> list[str]:
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
-def under(load: str, url: str, divisor: int) -> dict[str, Any]:
+def under(load: str, url: str, divisor: int, processes: int) -> dict[str, Any]:
     """The line that `bench_serving.py` keeps."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "line.jsonl"
         script = str(HERE.with_name("bench_serving.py"))
         command = [sys.executable, script, "--base-url", url, "--flush-cache"]
         command += ["--output-file", str(out), *options_of(load, divisor)]
+        command += ["--client-processes", str(processes)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout.decode()[-4000:]}")
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["whole"])
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--divide", type=int, default=1, help="requests of a load by this number")
+    parser.add_argument("--client-processes", type=int, default=1, help="that share the requests")
     parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args()
 
@@ -83,12 +85,12 @@ def main() -> None:
         workers, own = SETTINGS[name]
         with launched([*flags, *own], workers=workers) as url:
             for load in args.loads:
-                line = under(load, url, args.divide)
+                line = under(load, url, args.divide, args.client_processes)
                 kept[f"{name}, {load}"] = line
                 figures = "".join(f"{line[key]:13.1f}" for key in FIGURES)
                 share = line["cached_share"]
                 print(f"{f'{name}, {load}':32}{figures}{share:8.1%}", flush=True)
-    config = {"flags": flags, "divide": args.divide}
+    config = {"flags": flags, "divide": args.divide, "clients": args.client_processes}
     record("served", {"config": config, "runs": kept}, args.out)
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import bench_serving
-from loadgen import arguments
+from loadgen import arguments, crowd
 from loadgen.server import ServerError
+from loadgen.tokens import Prompt
+from loadgen.workload import Turn
 from support.mock_engine import MockEngine, mock_engine
 from support.processes import ROOT
 
@@ -57,6 +59,33 @@ def test_counts_are_the_engines(engine: MockEngine, backend: str, stream: bool) 
     assert result["cached_share"] == stats["cached_tokens"] / stats["prompt_tokens"]
     assert result["other_length_than_asked"] == 0
     assert ("mean_ttft_ms" in result) == stream
+
+
+def test_several_processes_share_the_requests(engine: MockEngine) -> None:
+    shared = ["--dataset-name=multi-turn", "--multi-turn-rounds=2", "--num-prompts=5"]
+    result = measure(engine, *shared, "--client-processes=3", "--max-concurrency=4")
+    stats = engine.stats()
+    assert (result["completed"], result["failed"]) == (10, 0) == (stats["requests"], 0)
+    assert result["total_output_tokens"] == stats["completion_tokens"] == 10 * 128
+    assert [turn["completed"] for turn in result["turns"]] == [5, 5]
+    assert 0 < result["client_cpu_share"] < 3
+
+
+def test_no_process_is_without_a_place() -> None:
+    turns = [(Turn(Prompt("x", [1]), 1),)] * 7
+    target = crowd.Target("http://nowhere", "sglang", None, 1.0)  # type: ignore[arg-type]
+    loads = crowd.share_out(target, turns, [0.1 * i for i in range(7)], 5, 3)
+    assert [len(load.conversations) for load in loads] == [3, 2, 2]
+    assert sum(load.max_concurrency or 0 for load in loads) == 5
+    assert loads[1].due == [0.1 * 1, 0.1 * 4]
+    assert [len(load.due) for load in crowd.share_out(target, turns, [0.0] * 7, 2, 9)] == [4, 3]
+
+
+def test_a_process_that_dies_is_no_endless_wait(engine: MockEngine) -> None:
+    target = crowd.Target(engine.url, "no such backend", None, 1.0)  # type: ignore[arg-type]
+    turns = [(Turn(Prompt("x", [1]), 1),)] * 2
+    with pytest.raises(crowd.ClientError, match="died"):
+        crowd.run(crowd.share_out(target, turns, [0.0] * 2, None, 2), lambda _: None)
 
 
 def test_lengths_are_drawn_between_their_bounds(engine: MockEngine) -> None:

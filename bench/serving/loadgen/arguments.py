@@ -65,6 +65,12 @@ def _traffic(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-concurrency", type=_above(int, 0), help="requests (conversations) at a time"
     )
+    group.add_argument(
+        "--client-processes",
+        type=_above(int, 0),
+        default=1,
+        help="that share the requests; for servers that are faster than one client",
+    )
     group.add_argument("--seed", type=int, default=1, help="of prompts, lengths and arrivals")
     group.add_argument(
         "--warmup-requests", type=_above(int, -1), default=1, help="sent before, and not counted"

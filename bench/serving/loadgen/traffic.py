@@ -30,12 +30,11 @@ async def run(
     due: Iterator[float],
     max_concurrency: int | None,
     on_outcome: Callable[[Outcome], None],
-) -> list[Outcome]:
+) -> None:
     """Hold all conversations, each from its time on; one outcome for every turn of every one."""
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     loop = asyncio.get_running_loop()
     start = loop.time()
-    outcomes: list[Outcome] = []
 
     async def hold(conversation: Conversation) -> None:
         history: list[tuple[str, str]] = []
@@ -51,7 +50,6 @@ async def run(
                     failed = outcome.error
                 if number + 1 < len(conversation):
                     history.append((turn.prompt.text, outcome.answer.text))
-                outcomes.append(outcome)
                 on_outcome(outcome)
 
     tasks = []
@@ -60,4 +58,3 @@ async def run(
             await asyncio.sleep(wait)
         tasks.append(asyncio.create_task(hold(conversation)))
     await asyncio.gather(*tasks)
-    return outcomes

@@ -1,0 +1,125 @@
+"""One load from several processes: a client reads some 25,000 to 50,000 events a second with the core that it has,
+and several GPUs write more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from queue import Empty
+from typing import Any
+
+from loadgen import traffic
+from loadgen.apis import BACKENDS, RequestOptions
+from loadgen.client import Client, Outcome, open_session
+from loadgen.workload import Conversation
+
+START_TIMEOUT = 120.0  # until all processes are there
+
+
+class ClientError(Exception):
+    """The client itself failed, not what it asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and what all have in common."""
+
+    base_url: str
+    backend: str
+    options: RequestOptions
+    timeout: float
+
+    async def send(
+        self,
+        conversations: Sequence[Conversation],
+        due: Sequence[float],
+        max_concurrency: int | None,
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        """Each conversation at its time `due`, in seconds from now."""
+        api = BACKENDS[self.backend]
+        async with open_session(os.environ.get("OPENAI_API_KEY"), self.timeout) as http:
+            client = Client(http, self.base_url, api)
+            await traffic.run(
+                client, api, self.options, conversations, iter(due), max_concurrency, on_outcome
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one process sends."""
+
+    target: Target
+    conversations: list[Conversation]
+    due: list[float]
+    max_concurrency: int | None
+
+
+def run(loads: Sequence[Load], on_outcome: Callable[[Outcome], None]) -> tuple[float, float]:
+    """Send all of them at once. Seconds until the last outcome, and CPU seconds of the busiest process."""
+    spawning = multiprocessing.get_context("spawn")  # threads of ours would not survive a fork
+    together, results = spawning.Barrier(len(loads) + 1), spawning.Queue()
+    processes = [
+        spawning.Process(target=_process, args=(load, together, results), daemon=True)
+        for load in loads
+    ]
+    for process in processes:
+        process.start()
+    try:
+        together.wait(START_TIMEOUT)
+        start, busiest, running = time.perf_counter(), 0.0, len(processes)
+        duration = 0.0
+        while running:
+            try:
+                result: Outcome | float = results.get(timeout=1)
+            except Empty:
+                if any(process.exitcode for process in processes):
+                    raise ClientError("a process of the client died; it said why") from None
+                continue
+            if isinstance(result, float):
+                busiest, running = max(busiest, result), running - 1
+            else:
+                on_outcome(result)
+                duration = time.perf_counter() - start
+    finally:
+        for process in processes:
+            process.terminate() if process.is_alive() else process.join()
+    return duration, busiest
+
+
+def share_out(
+    target: Target,
+    conversations: Sequence[Conversation],
+    due: Sequence[float],
+    max_concurrency: int | None,
+    processes: int,
+) -> list[Load]:
+    """In turns, no process without a conversation or a place."""
+    processes = min(processes, len(conversations), max_concurrency or processes)
+    return [
+        Load(
+            target,
+            list(conversations[i::processes]),
+            list(due[i::processes]),
+            max_concurrency and (max_concurrency + i) // processes,
+        )
+        for i in range(processes)
+    ]
+
+
+def _process(load: Load, together: Barrier, results: Queue[Any]) -> None:
+    """Puts every outcome, and then the CPU seconds that it took."""
+    gc.collect()
+    gc.freeze()
+    together.wait(START_TIMEOUT)
+    cpu = time.process_time()
+    sent = load.target.send(load.conversations, load.due, load.max_concurrency, results.put)
+    asyncio.run(sent)
+    results.put(time.process_time() - cpu)
