@@ -30,8 +30,8 @@ class Pass:
 def plan_passes(
     chunks: Sequence[ChunkExtent], heads: int, max_keys: int, upload: Upload
 ) -> list[Pass]:
-    """Of so many query heads. One causal pass over everything if that is at most `max_keys` keys; otherwise one over the new
-    tokens themselves, and others over so many keys of the prefixes each."""
+    """Of so many query heads: one causal pass over everything if that is at most `max_keys` keys; otherwise
+    one over the new tokens themselves, and others over so many keys of the prefixes each."""
     extents = [(chunk.length, chunk.end) for chunk in chunks]
     firsts = [[0] * len(chunks)]
     if sum(keys for _, keys in extents) <= max_keys:
