@@ -29,9 +29,7 @@ class Upload:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = [self._new_host(0), self._new_host(0)]
-        self._packed = [host.numpy() for host in self._host]
-        self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
-        self._typed = dict.fromkeys(_DTYPES, self._on_device)  # the same memory
+        self._hold(0)
         self._turn = 0
 
     def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
@@ -45,12 +43,16 @@ class Upload:
             starts.append(size)
             size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._turn ^= 1
-        self._grow(size)
-        packed = self._packed[self._turn]
+        if size > len(self._host[self._turn]):
+            self._host[self._turn] = self._new_host(2 * size)
+        if size > len(self._on_device):
+            self._hold(2 * size)
+        host = self._host[self._turn][:size]
+        packed = host.numpy()
         for array, start in zip(arrays, starts, strict=True):
             packed[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
         if size:
-            self._on_device[:size].copy_(self._host[self._turn][:size], non_blocking=True)
+            self._on_device[:size].copy_(host, non_blocking=True)
         return [
             self._at(start // array.itemsize, array)
             for array, start in zip(arrays, starts, strict=True)
@@ -61,13 +63,10 @@ class Upload:
         flat = self._typed[array.dtype][start : start + array.size]
         return flat if array.ndim == 1 else flat.view(array.shape)
 
-    def _grow(self, size: int) -> None:
-        if size > len(self._packed[self._turn]):
-            self._host[self._turn] = self._new_host(2 * size)
-            self._packed[self._turn] = self._host[self._turn].numpy()
-        if size > len(self._on_device):
-            self._on_device = torch.empty(2 * size, dtype=torch.uint8, device=self._device)
-            self._typed = {kind: self._on_device.view(dtype) for kind, dtype in _DTYPES.items()}
+    def _hold(self, size: int) -> None:
+        """So much on the device, and the same memory as numbers of each kind."""
+        self._on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._typed = {kind: self._on_device.view(dtype) for kind, dtype in _DTYPES.items()}
 
     def _new_host(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
