@@ -91,9 +91,9 @@ class Inputs:
         )
 
 
-def other_blocks(extents: list[tuple[int, int]], rows: int) -> PrefillWork:
+def other_blocks(case: Case, rows: int) -> PrefillWork:
     """`PrefillWork.on`, with blocks of `rows` queries."""
-    tables = prefill_tables(extents, heads=0, block_queries=rows)
+    tables = prefill_tables(case.extents, heads=case.heads, block_queries=rows)
     on_device = (
         torch.from_numpy(table).cuda()
         for table in (tables.query_starts, tables.key_starts, tables.query_blocks)
@@ -136,7 +136,7 @@ def measure(case: Case, *, sweep: bool) -> list[dict[str, Any]]:
     }
 
     def tiled(block_queries: int, tiles: Tiling) -> Callable[[], object]:
-        own = other_blocks(case.extents, block_queries)
+        own = other_blocks(case, block_queries)
         k, v = kv[..., :NOPE], kv[..., NOPE:]
         return lambda: ragged_attention_triton(
             q, k, v, k_pe, own, scale=SCALE, causal=True, tiles=tiles

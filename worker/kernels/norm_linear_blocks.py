@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.rms_norm import scaled
 
 BLOCK_ROWS, BLOCK_OUTPUTS = 16, 8  # of a program
 PIECES = 8  # of the inputs, and warps
@@ -107,8 +108,7 @@ def _norm_linear_blocks_kernel(
         tl.store(total + at * INPUTS + column, values, once)
     wide = values.to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(tl.sum(wide * wide, 2), 0) / INPUTS + eps)
-    a = (wide * inverse_rms[None, :, None]).to(values.dtype).to(tl.float32)
-    a = (scale.to(tl.float32) * a).to(values.dtype)
+    a = scaled(values, inverse_rms[None, :, None], scale)
     if normed is not None:
         tl.store(normed + at * INPUTS + column, a, once)
     parts = tl.dot(a, tl.permute(w, (0, 2, 1)), input_precision="ieee")

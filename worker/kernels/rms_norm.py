@@ -134,6 +134,11 @@ def normalized(values, scale, eps, N: tl.constexpr):
     """Of the kernels that normalize on their way: rms_norm of a row [BLOCK], which is 0 from N on, with
     the weight `scale` [BLOCK]. The sum's order is that of the row's layout."""
     wide = values.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
-    normed = (wide * inverse_rms).to(values.dtype).to(tl.float32)
+    return scaled(values, tl.rsqrt(tl.sum(wide * wide, 0) / N + eps), scale)
+
+
+@triton.jit
+def scaled(values, inverse_rms, scale):
+    """The last of a norm, rounded as by two ops, of tiles of any shape: `values` times `inverse_rms`, times its weight."""
+    normed = (values.to(tl.float32) * inverse_rms).to(values.dtype).to(tl.float32)
     return (scale.to(tl.float32) * normed).to(values.dtype)

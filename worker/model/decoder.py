@@ -50,12 +50,8 @@ class Decoder(nn.Module):
         return self.last.attend(update, stream, rotations, batch, cache[-1])
 
     def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None) -> Tensor:
-        """The rest of the last layer and the norm before the head, of rows whose output is wanted."""
-        if output_rows is not None:
-            update, stream = update[output_rows], stream[output_rows]
-        if not len(update):
-            return update
-        return self.norm.add(*self.last.feed_forward(update, stream))[0]
+        """The rest of the step, as `DecoderLayer.finish`."""
+        return self.last.finish(update, stream, output_rows, self.norm)
 
 
 class DecoderLayer(nn.Module):
@@ -99,3 +95,14 @@ class DecoderLayer(nn.Module):
     def feed_forward(self, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
         """The second half, of any rows: none of them reads another."""
         return self.mlp.after(self.post_attention_layernorm, update, stream)
+
+    def finish(
+        self, update: Tensor, stream: Tensor, output_rows: Tensor | None, norm: RMSNorm
+    ) -> Tensor:
+        """The second half of a last layer, and the `norm` before the head: [R, hidden_size] of the rows whose
+        output is wanted, or of all."""
+        if output_rows is not None:
+            update, stream = update[output_rows], stream[output_rows]
+        if not len(update):
+            return update
+        return norm.add(*self.feed_forward(update, stream))[0]

@@ -74,11 +74,7 @@ class PredictionLayer(DecoderLayer):
         # The paper has the hidden state first, the checkpoints the embedding.
         joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
         update, stream = self.attend(joined, None, rotations, batch, cache)
-        rows = batch.output_rows
-        if rows is not None:
-            update, stream = update[rows], stream[rows]
-        out, _ = self.shared_head.norm.add(*self.feed_forward(update, stream))
-        return out
+        return self.finish(update, stream, batch.output_rows, self.shared_head.norm)
 
 
 class SharedHead(nn.Module):
