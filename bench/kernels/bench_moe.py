@@ -35,8 +35,9 @@ from record import record
 
 from mla_router.worker.kernels.moe.align import blocks_for
 from mla_router.worker.kernels.moe.combine import combine
+from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.experts import moe_experts_torch, moe_experts_triton
-from mla_router.worker.kernels.moe.gemm import down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeTiling, default_tiling, moe_tiling
 

@@ -38,8 +38,9 @@ from kernels.moe_space import Stage, candidates, rows_for
 from kernels.timing import time_us
 
 from mla_router.worker.kernels.moe.align import Blocks, blocks_for, empty_blocks
+from mla_router.worker.kernels.moe.down_gemm import down_blocks
 from mla_router.worker.kernels.moe.experts import moe_experts_triton
-from mla_router.worker.kernels.moe.gemm import Gated, down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.gate_up_gemm import Gated, gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile, table_path
 from support.sm90 import compile_here

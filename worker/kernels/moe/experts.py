@@ -19,7 +19,8 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.moe.align import blocks_for
 from mla_router.worker.kernels.moe.combine import combine
-from mla_router.worker.kernels.moe.gemm import down_blocks, gate_up_blocks
+from mla_router.worker.kernels.moe.down_gemm import down_blocks
+from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
