@@ -32,10 +32,14 @@ def test_every_token_knows_its_slot_and_position() -> None:
         [9, 4, 4, 5, 6, 0, 1],
     ]
     assert all(row.data_ptr() % 16 == inputs.rows.data_ptr() % 16 for row in inputs.rows)
-    assert inputs.output_rows.tolist() == [0, 1, 4, 6]
-    assert inputs.sampled_slots.tolist() == list(PLAN.sampled_slots)
-    assert inputs.sampled_lengths.tolist() == [10, 5, 7]
-    assert inputs.score_tokens.tolist() == [8]
+
+
+def test_outputs_are_sampled_rows_then_scored_ones() -> None:
+    outputs = InputPacker(CPU, 4).pack_outputs(PLAN)
+    assert outputs.rows.tolist() == [0, 1, 4, 6]
+    assert outputs.slots.tolist() == list(PLAN.sampled_slots)
+    assert outputs.lengths.tolist() == [10, 5, 7]
+    assert outputs.score_tokens.tolist() == [8]
 
 
 def test_slots_take_pages_and_tokens() -> None:

@@ -204,11 +204,13 @@ class Engine:
 
     def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
         """What no recording of decode rows is for, or large enough for."""
-        hidden = self._run(plan, inputs)
-        # Only now: nothing before needs it, and the device is at work while the host does it
+        update, stream = self._run_layers(plan, inputs)
+        # Only now: nothing before needs these, and the device is at work while the host does them
+        outputs = self._packer.pack_outputs(plan)
         self.sampler.admit(plan.admitted)
-        num_scored = len(inputs.score_tokens)
-        num_sampled = len(inputs.sampled_slots)
+        hidden = self.model.model.finish(update, stream, outputs.rows)
+        num_scored = len(outputs.score_tokens)
+        num_sampled = len(outputs.slots)
         prompt_scores = None
         if num_scored:
             runs = [
@@ -217,23 +219,22 @@ class Engine:
                 if chunk.score_tokens
             ]
             prompt_scores = score_hidden(
-                hidden[num_sampled:], self.model.logits, inputs.score_tokens, runs
+                hidden[num_sampled:], self.model.logits, outputs.score_tokens, runs
             )
         return Launched(
             plan,
             self.model.logits(hidden[:num_sampled]),
-            inputs.sampled_slots,
-            inputs.sampled_lengths,
+            outputs.slots,
+            outputs.lengths,
             prompt_scores,
         )
 
-    def _run(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
-        """Hidden states [R + S, hidden_size] of a step's output rows: by one recording of a prompt alone,
-        or in recorded pieces, if it is small enough for them."""
+    def _run_layers(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Update and stream of all rows, as `Decoder.run_layers`: by one recording of a prompt alone, or in
+        recorded pieces, if the step is small enough for them."""
         fresh = self._fresh_prompts.fitting(plan)
         if fresh is not None:
-            update, stream = fresh.replay(inputs.rows)
-            return self.model.model.finish(update, stream, inputs.output_rows)
+            return fresh.replay(inputs.rows)
         decodes = len(plan.decode_slots)
         self.slots.take_up(inputs.rows, decodes)
         tokens, slots, positions = inputs.rows.unbind()
@@ -251,14 +252,11 @@ class Engine:
             tokens=tokens,
             positions=positions,
             locations=self.slots.locations(slots, positions),
-            output_rows=inputs.output_rows,
         )
         pieces = self._pieces.fitting(len(tokens))
         if pieces is None:
-            hidden: Tensor = self.model(batch, self.cache)
-            return hidden
-        update, stream = pieces.replay(batch, inputs.rows)
-        return self.model.model.finish(update, stream, inputs.output_rows)
+            return self.model.model.run_layers(batch, self.cache)
+        return pieces.replay(batch, inputs.rows)
 
     def _prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         self.attention.prepare_decode(
@@ -292,7 +290,6 @@ class Engine:
         tokens: Tensor,
         positions: Tensor,
         locations: Tensor,
-        output_rows: Tensor | None = None,
     ) -> ForwardBatch:
         """The batch of T rows: `tokens`, `positions` and `locations` [T]."""
         return kind(
@@ -301,7 +298,7 @@ class Engine:
             cache_locations=locations,
             num_decodes=len(layout.decode_slots),
             attention=self.attention.plan(layout),
-            output_rows=output_rows,
+            output_rows=None,
         )
 
     @torch.inference_mode()

@@ -1,11 +1,10 @@
-"""One step's inputs as one copy to the device: a few integers for every token."""
+"""A step's integers on the device, a few for every token: one copy for what its layers need, one for what is
+wanted of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,16 +15,22 @@ from mla_router.worker.engine.upload import Upload
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """On the device, all int64 but pages. T tokens, R sampled rows, S scored rows, W page table writes."""
+    """What the layers need, on the device, all int64 but pages. T tokens, W page table writes."""
 
     rows: Tensor  # [3, T]: tokens, slots and positions; the D decode rows' tokens are on the device, and 0 here
     decode_lengths: Tensor  # [D]
-    output_rows: Tensor  # [R + S], rows of T: those that sample, then those that are scored
-    score_tokens: Tensor  # [S], whose logprobs are wanted of the scored rows
-    sampled_slots: Tensor  # [R]
-    sampled_lengths: Tensor  # [R], where the tokens about to be sampled will stand
     page_places: Tensor  # [W], numbers of the page table's entries, counted through all slots
     pages: Tensor  # [W] int32, that are written there
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What is wanted of the same step, on the device, all int64. R sampled rows, S scored rows."""
+
+    rows: Tensor  # [R + S], rows of T: those that sample, then those that are scored
+    score_tokens: Tensor  # [S], whose logprobs are wanted of the scored rows
+    slots: Tensor  # [R]
+    lengths: Tensor  # [R], where the tokens about to be sampled will stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,66 +47,62 @@ class RowInputs:
 
 
 class InputPacker:
-    """Turns plans into `StepInputs` or `RowInputs` on `device`."""
+    """Turns plans into what they are on `device`. Each part is packed when it is needed: the device waits for
+    the first of a step, and is at work during the others."""
 
     def __init__(self, device: torch.device, pages_per_slot: int) -> None:
-        self._upload = Upload(device)
+        self._upload, self._upload_outputs = Upload(device), Upload(device)
         self._pages_per_slot = pages_per_slot
 
     def pack(self, plan: StepPlan) -> StepInputs:
-        rows, output_rows = _rows(plan)
-        score_tokens = list(chain.from_iterable(chunk.score_tokens for chunk in plan.chunks))
-        _, slots, positions = rows[:, output_rows[: len(output_rows) - len(score_tokens)]]
-        on_device, *others = self._upload(
-            [
-                rows,
-                np.asarray(plan.decode_lengths, dtype=np.int64),
-                output_rows,
-                np.asarray(score_tokens, dtype=np.int64),
-                slots,
-                positions + 1,
-                *self._page_writes(plan),
-            ]
+        tokens, slots = [0] * len(plan.decode_slots), list(plan.decode_slots)
+        positions = [length - 1 for length in plan.decode_lengths]
+        for chunk in plan.chunks:
+            tokens += chunk.tokens
+            slots += [chunk.slot] * len(chunk.tokens)
+            positions += range(chunk.start, chunk.start + len(chunk.tokens))
+        # Each of the three begins where kernels can read 16 bytes at once
+        padding = [0] * (len(tokens) % 2)
+        rows, *others = self._upload.integers(
+            "qqqi",
+            [*tokens, *padding, *slots, *padding, *positions, *padding],
+            plan.decode_lengths,
+            *self._page_writes(plan),
         )
-        return StepInputs(on_device[:, : plan.num_tokens], *others)
+        rows = rows.view(3, len(tokens) + len(padding))
+        return StepInputs(rows[:, : len(tokens)], *others)
+
+    def pack_outputs(self, plan: StepPlan) -> StepOutputs:
+        at = len(plan.decode_slots)
+        rows, lengths = list(range(at)), list(plan.decode_lengths)
+        scored: list[int] = []
+        score_tokens: list[int] = []
+        for chunk in plan.chunks:
+            first = at + chunk.score_start
+            at += len(chunk.tokens)
+            last = first + len(chunk.score_tokens)
+            assert last <= at, f"{chunk=} scores rows it does not have"
+            scored += range(first, last)
+            score_tokens += chunk.score_tokens
+            if chunk.is_last:
+                rows.append(at - 1)
+                lengths.append(chunk.start + len(chunk.tokens))
+        wanted = rows + scored, score_tokens, plan.sampled_slots, lengths
+        return StepOutputs(*self._upload_outputs.integers("qqqq", *wanted))
 
     def pack_rows(self, plan: StepPlan, rows: DecodeRows) -> RowInputs:
         """`rows` are the plan's."""
-        all_rows = np.array([rows.slots, rows.lengths, rows.places], dtype=np.int64)
-        sampled = np.array(rows.sampled, dtype=np.int64)
-        slots, lengths = all_rows[:2, sampled]
-        given = np.array(rows.given, dtype=np.int64)
-        return RowInputs(
-            *self._upload([all_rows, given, sampled, slots, lengths, *self._page_writes(plan)])
+        on_device, *others = self._upload.integers(
+            "qqqqqqi",
+            [*rows.slots, *rows.lengths, *rows.places],
+            rows.given,
+            rows.sampled,
+            [rows.slots[row] for row in rows.sampled],
+            [rows.lengths[row] for row in rows.sampled],
+            *self._page_writes(plan),
         )
+        return RowInputs(on_device.view(3, len(rows.slots)), *others)
 
-    def _page_writes(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
-        slots, indices, pages = np.asarray(plan.page_writes, dtype=np.int64).reshape(-1, 3).T
-        return slots * self._pages_per_slot + indices, pages.astype(np.int32)
-
-
-def _rows(plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Token, slot and position of every row; and the rows of which the model's output is wanted: those that
-    sample, then those that are scored. One row more if they are odd, so that each of the three begins where
-    kernels can read 16 bytes at once."""
-    decodes, size = len(plan.decode_slots), plan.num_tokens
-    rows = np.zeros((3, size + size % 2), dtype=np.int64)
-    tokens, slots, positions = rows
-    slots[:decodes] = plan.decode_slots
-    positions[:decodes] = plan.decode_lengths
-    positions[:decodes] -= 1
-    sampled = list(range(decodes))
-    scored: list[int] = []
-    at = decodes
-    for chunk in plan.chunks:
-        end = at + len(chunk.tokens)
-        slots[at:end] = chunk.slot
-        positions[at:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
-        tokens[at:end] = chunk.tokens
-        first = at + chunk.score_start
-        assert first + len(chunk.score_tokens) <= end, f"{chunk=} scores rows it does not have"
-        scored += range(first, first + len(chunk.score_tokens))
-        at = end
-        if chunk.is_last:
-            sampled.append(at - 1)
-    return rows, np.asarray(sampled + scored, dtype=np.int64)
+    def _page_writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        places = [slot * self._pages_per_slot + index for slot, index, _ in plan.page_writes]
+        return places, [page for _, _, page in plan.page_writes]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mla_router.worker.kernels.moe.down_gemm import MANY_ROWS
 from mla_router.worker.kernels.moe.experts import (
     SharedWeights,
     moe_experts,
@@ -171,6 +172,27 @@ def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens:
     expected = one_by_one(*inputs) + one_by_one(
         inputs[0], shared.gate_up[None], shared.down[None], *everybodys
     )
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize("shares", [0, 1, 2, 3])
+def test_many_rows(shares: int) -> None:
+    """Blocks of so many that programs take one tile after another; two experts have more than one."""
+    x, gate_up, down, weights, ids = drawn(150, 4, 2, seed=10, hidden=40, width=24)
+    ids[:, 0], ids[:, 1] = 3, torch.where(ids[:, 1] == 3, 1, ids[:, 1])
+    inputs = (x, gate_up, down, weights, ids)
+    tiling = MoeTiling(MANY_ROWS, Tile(16, 32, group_m=2), Tile(16, 16, group_m=2))
+    expected = one_by_one(*inputs)
+    shared = None
+    if shares:
+        draw = torch.Generator().manual_seed(9)
+        double = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3
+        shared = SharedWeights(double, torch.randn(40, shares * 24, generator=draw) * 0.3)
+        everybodys = torch.ones(150, 1), torch.zeros(150, 1, dtype=torch.int32)
+        expected += one_by_one(x, shared.gate_up[None], shared.down[None], *everybodys)
+    got = moe_experts_triton(*inputs, shared, tiling=tiling)
     torch.testing.assert_close(
         got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
     )

@@ -152,7 +152,7 @@ def gate_up_blocks(
 
 
 def _halves(gate_up: Tensor, tile: Tile) -> TensorDescriptor:
-    """Tiles of as many rows of gate as of up."""
-    return TensorDescriptor.from_tensor(
-        gate_up.unflatten(1, (2, -1)), [1, 2, tile.block_n, tile.block_k]
-    )
+    """Tiles of as many rows of gate as of up, of gate_up [E, 2I, N]."""
+    experts, double, hidden = gate_up.shape
+    halves = gate_up.view(experts, 2, double // 2, hidden)
+    return TensorDescriptor.from_tensor(halves, [1, 2, tile.block_n, tile.block_k])
