@@ -37,6 +37,7 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
     cache = torch.randn(33, 4, RANK + ROPE)
     weight = torch.randn(HEADS * (NOPE + VALUE), RANK)
     q = torch.randn(15, HEADS, NOPE + ROPE)
+    own = torch.full((15, RANK + ROPE), float("nan"))  # which the cache has
     expanded: list[int] = []
 
     def expand(latent: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
     for backend in (TorchBackend(), ours):
         results.append(torch.full((15, HEADS, VALUE), float("nan")))
         step = backend.plan(layout)
-        step.mla_prefill(q, cache, expand, results[-1], kv_lora_rank=RANK, scale=0.5)
+        step.mla_prefill(q, own, cache, expand, results[-1], kv_lora_rank=RANK, scale=0.5)
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
     whole, *passes = expanded
     assert sum(passes) == whole == 46
@@ -92,10 +93,11 @@ def test_latents_of_a_fresh_prompt(layout: StepLayout, most_keys: int) -> None:
     ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, CPU)
     ours.max_keys = most_keys
 
-    def attend(step: StepAttention, queries: Tensor) -> Tensor:
+    def attend(step: StepAttention, queries: Tensor, own: Tensor) -> Tensor:
         out = torch.full((len(queries), HEADS, VALUE), float("nan"))
         step.mla_prefill(
             queries,
+            own,
             cache,
             lambda latent: (latent @ weight.T).view(len(latent), HEADS, -1),
             out,
@@ -104,10 +106,13 @@ def test_latents_of_a_fresh_prompt(layout: StepLayout, most_keys: int) -> None:
         )
         return out
 
-    expected = attend(TorchBackend().plan(layout), q[:NEW])
-    got = attend(ours.fresh_prompt(planned)(locations), q)
+    own = cache.flatten(0, 1)[locations]
+    expected = attend(TorchBackend().plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
+    # Of rows too many whatever there is in them: the prompt's own do not see it
+    own[NEW:].uniform_(-99, 99)
+    got = attend(ours.fresh_prompt(planned)(locations), q, own)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
-    assert got.isfinite().all()  # the others' keys are in page 0
+    assert got.isfinite().all()
 
 
 def test_keys_and_values_of_a_fresh_prompt(layout: StepLayout) -> None:

@@ -47,7 +47,8 @@ class Model:
     def attend(self, backend: AttentionBackend, q: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:
         step = backend.plan(self.layout(chunks))
         out = q.new_full((len(q), HEADS, VALUE), float("nan"))
-        step.mla_prefill(q, self.cache, self.expand, out, kv_lora_rank=RANK, scale=0.07)
+        own = q.new_full((len(q), RANK + ROPE), float("nan"))  # which the cache has
+        step.mla_prefill(q, own, self.cache, self.expand, out, kv_lora_rank=RANK, scale=0.07)
         return out
 
 

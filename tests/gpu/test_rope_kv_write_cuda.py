@@ -32,5 +32,11 @@ def test_float32(tokens: int, heads: int, interleaved: bool) -> None:
     check_float32(call(tokens, heads), interleaved=interleaved, cache_rtol=2**-7)
 
 
+def test_in_place() -> None:
+    q, kv, weight, eps, rotations, cache, locations = call(33, 16).arguments
+    rope_kv_write(q, kv, weight, eps, rotations, cache, locations, interleaved=True, in_place=True)
+    assert torch.equal(kv, cache.flatten(0, 1)[locations])
+
+
 def test_in_a_cuda_graph() -> None:
     check_recorded(lambda: call(8, 16), interleaved=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from mla_router.worker.engine.alias import alias
 from mla_router.worker.engine.padded_rows import PaddedRows
 from mla_router.worker.engine.recordings import Recordings, record_sizes
-from mla_router.worker.model.batch import Attend, ForwardBatch
+from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
 
 # Update and stream of all rows of a batch: `Decoder.run_layers` over the engine's cache.
 RunLayers = Callable[[ForwardBatch], tuple[Tensor, Tensor]]
@@ -43,7 +43,7 @@ class Cut:
     """A layer's attention: what the model wants called, with memory that the pieces around it use."""
 
     attend: Attend
-    q: Tensor  # [size, ...]
+    rows: Rows  # [size, ...] each
     cache: Tensor
     out: Tensor  # [size, ...]
 
@@ -69,7 +69,8 @@ class Pieces:
         self.rows.write(inputs)
         for graph, cut in zip(self.graphs, self.cuts, strict=False):
             graph.replay()
-            cut.attend(batch, cut.q[:rows], cut.cache, cut.out[:rows])
+            of_step = tuple(tensor[:rows] for tensor in cut.rows)
+            cut.attend(batch, of_step, cut.cache, cut.out[:rows])
         self.graphs[-1].replay()
         return self.update[:rows], self.stream[:rows]
 
@@ -106,9 +107,9 @@ def _record(
         graphs[-1].capture_begin(pool=pool)
 
     class Cutting(ForwardBatch):
-        def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
             graphs[-1].capture_end()
-            cuts.append(Cut(attend, alias(q), cache, alias(out)))
+            cuts.append(Cut(attend, tuple(map(alias, rows)), cache, alias(out)))
             begin()
 
     stream.wait_stream(torch.cuda.current_stream())
@@ -121,6 +122,6 @@ def _record(
 
 
 class _Unattended(ForwardBatch):
-    def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        del attend, q, cache
+    def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
+        del attend, rows, cache
         out.zero_()

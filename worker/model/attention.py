@@ -25,6 +25,7 @@ class StepAttention(Protocol):
     def mla_prefill(
         self,
         q: Tensor,
+        own: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
         out: Tensor,
@@ -33,7 +34,8 @@ class StepAttention(Protocol):
         scale: float,
     ) -> None:
         """Multi-head: q [N, H, K + R] over keys and values that `expand` makes of latents: from
-        [S, C] it gives [S, H, K + V], C being kv_lora_rank. Writes `out` [N, H, V], contiguous."""
+        [S, C] it gives [S, H, K + V], C being kv_lora_rank. `own` [N, C + R] are the chunks' rows, which the
+        cache has as well. Writes `out` [N, H, V], contiguous."""
         ...
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:

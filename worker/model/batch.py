@@ -29,11 +29,13 @@ class ForwardBatch:
         will come, says no."""
         return 0 < self.num_decodes == len(self.tokens)
 
-    def attend(self, attend: Attend, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        """`attend(self, q, cache, out)`: the part of a layer, and the only one, in which more matters than
+    def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
+        """`attend(self, rows, cache, out)`: the part of a layer, and the only one, in which more matters than
         the number of rows. A step that is recorded in pieces is cut here."""
-        attend(self, q, cache, out)
+        attend(self, rows, cache, out)
 
 
-# Writes `out` [T, ...] for the queries [T, ...] of a step.
-Attend = Callable[[ForwardBatch, Tensor, Tensor, Tensor], None]
+# Of a step's tokens, each [T, ...]: queries, and what else a layer's attention is to have.
+Rows = tuple[Tensor, ...]
+# Writes `out` [T, ...].
+Attend = Callable[[ForwardBatch, Rows, Tensor, Tensor], None]

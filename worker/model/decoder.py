@@ -102,7 +102,8 @@ class DecoderLayer(nn.Module):
         """The second half of a last layer, and the `norm` before the head: [R, hidden_size] of the rows whose
         output is wanted, or of all."""
         if output_rows is not None:
-            update, stream = update[output_rows], stream[output_rows]
+            update = update.index_select(0, output_rows)
+            stream = stream.index_select(0, output_rows)
         if not len(update):
             return update
         return norm.add(*self.feed_forward(update, stream))[0]

@@ -22,7 +22,7 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import Plus, SharedWeights
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
-from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
@@ -111,15 +111,16 @@ class LatentAttention(nn.Module):
             self.write_and_decode(q, kv, rotations, batch, cache, out)
         else:
             self.rotate_and_write(q, kv, rotations, batch, cache)
-            batch.attend(self.attend, q, cache, out)
+            batch.attend(self.attend, (q, kv), cache, out)
         return self.o_proj(out.flatten(1)), stream
 
-    def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
+        q, kv = rows
         decodes = batch.num_decodes
         if decodes:
             self.decode(batch, q[:decodes], cache, out[:decodes])
         if decodes < len(q):
-            self.prefill(batch, q[decodes:], cache, out[decodes:])
+            self.prefill(batch, q[decodes:], kv[decodes:], cache, out[decodes:])
 
     def queries_and_latents(self, joined: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
@@ -131,7 +132,7 @@ class LatentAttention(nn.Module):
     def rotate_and_write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> None:
-        """One row per token is all that later tokens will need."""
+        """One row per token is all that later tokens will need; `kv` becomes these rows."""
         rope_kv_write(
             q,
             kv,
@@ -141,6 +142,7 @@ class LatentAttention(nn.Module):
             cache,
             batch.cache_locations,
             interleaved=self.interleaved,
+            in_place=True,
         )
 
     def write_and_decode(
@@ -190,10 +192,12 @@ class LatentAttention(nn.Module):
         latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
         expand_values(latent, w_uv, out, constant=self.kv_b_proj.constant)
 
-    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def prefill(
+        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
+    ) -> None:
         """Multi-head: expands prefixes and chunks."""
         batch.attention.mla_prefill(
-            q, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank, scale=self.scale
+            q, kv, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank, scale=self.scale
         )
 
     def expand(self, latent: Tensor) -> Tensor:
@@ -244,7 +248,10 @@ class ExpandedAttention(LatentAttention):
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         batch.attention.gqa_decode(q, cache, out, scale=self.scale)
 
-    def prefill(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def prefill(
+        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
+    ) -> None:
+        del kv
         batch.attention.gqa_prefill(q, cache, out, scale=self.scale)
 
 

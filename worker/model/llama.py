@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
-from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
@@ -81,10 +81,11 @@ class GroupedQueryAttention(nn.Module):
             interleaved=self.interleaved,
         )
         out = q.new_empty(q.shape)
-        batch.attend(self.attend, q, cache, out)
+        batch.attend(self.attend, (q,), cache, out)
         return self.o_proj(out.flatten(1)), stream
 
-    def attend(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+    def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
+        (q,) = rows
         attention, decodes = batch.attention, batch.num_decodes
         if decodes:
             attention.gqa_decode(q[:decodes], cache, out[:decodes], scale=self.scale)

@@ -20,7 +20,14 @@ EPS = 1e-6
 
 
 def check(
-    op: object, *, tokens: int, heads: int, latent: int, pairs: int, interleaved: bool
+    op: object,
+    *,
+    tokens: int,
+    heads: int,
+    latent: int,
+    pairs: int,
+    interleaved: bool,
+    in_place: bool,
 ) -> None:
     """On views of one joined projection, with NaN in all of the cache that nobody has written."""
     assert callable(op)
@@ -35,10 +42,19 @@ def check(
     rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     cache = torch.full((4, 4, latent + rope), float("nan"), device=DEVICE)
     locations = (4 + torch.randperm(12, generator=draw)[:tokens]).to(DEVICE)
-    op(q, kv, weight, EPS, rotations, cache, locations, interleaved=interleaved)
+    op(
+        q,
+        kv,
+        weight,
+        EPS,
+        rotations,
+        cache,
+        locations,
+        interleaved=interleaved,
+        in_place=in_place,
+    )
 
     was_q, was_kv = torch.split(before, [heads * (nope + rope), latent + rope], dim=-1)
-    assert torch.equal(kv, was_kv)
     was = was_q.view(tokens, heads, nope + rope)
     assert torch.equal(q[..., :nope], was[..., :nope])
     expected_q = turned(was[..., nope:], angles, interleaved=interleaved)
@@ -49,6 +65,7 @@ def check(
     rows = cache.view(-1, latent + rope)
     expected_rows = torch.cat((normed, k_pe), dim=-1)
     torch.testing.assert_close(rows[locations].double(), expected_rows, rtol=1e-5, atol=1e-5)
+    assert torch.equal(kv, rows[locations] if in_place else was_kv)
     assert rows.isfinite().all(dim=-1).sum() == tokens
 
 
@@ -58,8 +75,11 @@ def check(
     latent=st.integers(1, 20),
     pairs=st.integers(1, 6),
     interleaved=st.booleans(),
+    in_place=st.booleans(),
 )
-def test_formula(tokens: int, heads: int, latent: int, pairs: int, interleaved: bool) -> None:
+def test_formula(
+    tokens: int, heads: int, latent: int, pairs: int, interleaved: bool, in_place: bool
+) -> None:
     check(
         rope_kv_write,
         tokens=tokens,
@@ -67,14 +87,18 @@ def test_formula(tokens: int, heads: int, latent: int, pairs: int, interleaved: 
         latent=latent,
         pairs=pairs,
         interleaved=interleaved,
+        in_place=in_place,
     )
 
 
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
     ("tokens", "heads", "latent", "pairs"), [(0, 1, 4, 1), (3, 1, 7, 3), (5, 20, 24, 4)]
 )
-def test_kernel(tokens: int, heads: int, latent: int, pairs: int, interleaved: bool) -> None:
+def test_kernel(
+    tokens: int, heads: int, latent: int, pairs: int, interleaved: bool, in_place: bool
+) -> None:
     check(
         rope_kv_write_triton,
         tokens=tokens,
@@ -82,6 +106,7 @@ def test_kernel(tokens: int, heads: int, latent: int, pairs: int, interleaved: b
         latent=latent,
         pairs=pairs,
         interleaved=interleaved,
+        in_place=in_place,
     )
 
 

@@ -155,6 +155,7 @@ class FlashInferMlaAttention(TorchAttention):
     def mla_prefill(
         self,
         q: Tensor,
+        own: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
         out: Tensor,
@@ -162,4 +163,6 @@ class FlashInferMlaAttention(TorchAttention):
         kv_lora_rank: int,
         scale: float,
     ) -> None:
-        self._prefill.mla_prefill(q, cache, expand, out, kv_lora_rank=kv_lora_rank, scale=scale)
+        self._prefill.mla_prefill(
+            q, own, cache, expand, out, kv_lora_rank=kv_lora_rank, scale=scale
+        )

@@ -44,6 +44,7 @@ class TorchAttention:
     def mla_prefill(
         self,
         q: Tensor,
+        own: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
         out: Tensor,
@@ -51,6 +52,7 @@ class TorchAttention:
         kv_lora_rank: int,
         scale: float,
     ) -> None:
+        del own
         rows = self._rows(cache).to(q.dtype)
         latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
         k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)

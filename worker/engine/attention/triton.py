@@ -151,6 +151,7 @@ class TritonAttention:
     def mla_prefill(
         self,
         q: Tensor,
+        own: Tensor,
         cache: Tensor,
         expand: Callable[[Tensor], Tensor],
         out: Tensor,
@@ -159,7 +160,7 @@ class TritonAttention:
         scale: float,
     ) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
-            latent, k_pe = self._rows(cache, over).tensor_split([kv_lora_rank], dim=-1)
+            latent, k_pe = self._latents(own, cache, over).tensor_split([kv_lora_rank], dim=-1)
             return self.attend(q, expand(latent), k_pe, over, scale, into)
 
         self._in_passes(attend, out)
@@ -203,8 +204,13 @@ class TritonAttention:
         for over in others:
             merge_states(out, lse, *attend(over, None))
 
+    def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:
+        """Of the keys of a pass, those of the step's own rows among them."""
+        del own
+        return self._rows(cache, over)
+
     def _rows(self, cache: Tensor, over: Pass) -> Tensor:
-        """Of the keys of a pass."""
+        """The same, of whatever the cache has."""
         work = over.work
         return kv_gather(
             cache,
@@ -222,6 +228,11 @@ class FreshPromptAttention(TritonAttention):
     def __init__(self, layout: StepLayout, passes: list[Pass], locations: Tensor) -> None:
         super().__init__(layout, None, passes)
         self._locations = locations
+
+    def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:
+        del cache
+        assert over.work.num_keys == len(own), f"{over.work.num_keys} keys, {len(own)} rows"
+        return own
 
     def _rows(self, cache: Tensor, over: Pass) -> Tensor:
         assert over.work.num_keys == len(self._locations), (

@@ -34,19 +34,30 @@ def rope_kv_write(
     locations: Tensor,
     *,
     interleaved: bool,
+    in_place: bool = False,
 ) -> None:
-    """In place, for T tokens:
+    """For T tokens:
 
-    q [T, H, D + R]: the last R of every head are rotated, as `rotary` says.
+    q [T, H, D + R]: the last R of every head are rotated in place, as `rotary` says.
     cache [pages, page_size, C + R]: row `locations[t]` becomes rms_norm(kv[t, :C]) followed by the
-    rotated kv[t, C:]. It is contiguous; what is written is converted to its dtype.
+    rotated kv[t, C:]. It is contiguous; what is written is converted to its dtype. If `in_place`, so does kv[t].
 
     q and kv [T, C + R] are of one dtype and may be views, contiguous in the last axis; norm_weight [C]
     of that dtype; rotations [T, R/2] complex64, locations [T] int64, distinct but for page 0, whose
     content nobody reads.
     """
     write = rope_kv_write_triton if on_gpu(q) else rope_kv_write_torch
-    write(q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved)
+    write(
+        q,
+        kv,
+        norm_weight,
+        eps,
+        rotations,
+        cache,
+        locations,
+        interleaved=interleaved,
+        in_place=in_place,
+    )
 
 
 def rope_kv_write_torch(
@@ -59,13 +70,17 @@ def rope_kv_write_torch(
     locations: Tensor,
     *,
     interleaved: bool,
+    in_place: bool = False,
 ) -> None:
     width = 2 * rotations.shape[1]
     q_pe, k_pe = q[..., -width:], kv[:, None, -width:]
     turned, k_pe = rotary(q_pe, k_pe, rotations, interleaved=interleaved)
     q_pe.copy_(turned)
     latent = rms_norm_torch(kv[:, :-width], norm_weight, eps)
-    kv_write(cache, locations, torch.cat((latent, k_pe.flatten(1)), dim=-1))
+    rows = torch.cat((latent, k_pe.flatten(1)), dim=-1)
+    kv_write(cache, locations, rows)
+    if in_place:
+        kv.copy_(rows)
 
 
 def rope_kv_write_triton(
@@ -78,11 +93,20 @@ def rope_kv_write_triton(
     locations: Tensor,
     *,
     interleaved: bool,
+    in_place: bool = False,
     num_warps: int = 4,
 ) -> None:
     """For every token one program for each 16 heads, and one for the row of the cache."""
     work = rope_kv_work(
-        q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved
+        q,
+        kv,
+        norm_weight,
+        eps,
+        rotations,
+        cache,
+        locations,
+        interleaved=interleaved,
+        in_place=in_place,
     )
     _rope_kv_write_kernel[(len(q), work.programs)](work, num_warps=num_warps, **launch_options())
 
@@ -108,6 +132,7 @@ class RopeKvWork(NamedTuple):
     BLOCK_C: tl.constexpr
     BLOCK_R: tl.constexpr
     INTERLEAVED: tl.constexpr
+    IN_PLACE: tl.constexpr
 
     @property
     def programs(self) -> int:
@@ -125,6 +150,7 @@ def rope_kv_work(
     locations: Tensor,
     *,
     interleaved: bool,
+    in_place: bool = False,
 ) -> RopeKvWork:
     """Of a call of `rope_kv_write`, whose shapes and strides it checks."""
     tokens, heads, _ = q.shape
@@ -162,6 +188,7 @@ def rope_kv_work(
         BLOCK_C=tl.constexpr(triton.next_power_of_2(latent)),
         BLOCK_R=tl.constexpr(triton.next_power_of_2(width)),
         INTERLEAVED=tl.constexpr(interleaved),
+        IN_PLACE=tl.constexpr(in_place),
     )
 
 
@@ -201,14 +228,8 @@ def rope_kv_program(token, block, work):
         row = normalized(values, scale, work.eps, work.C).to(target.dtype.element_ty)
         tl.store(target + column, row, column < work.C)
         one = tl.zeros((1, 1), dtype=tl.int32)
-        rotate_rows(
-            source + work.C + one,
-            target + work.C + one,
-            one == 0,
-            cos,
-            sin,
-            work.R,
-            1,
-            work.BLOCK_R,
-            work.INTERLEAVED,
-        )
+        key, cached = source + work.C + one, target + work.C + one
+        rotate_rows(key, cached, one == 0, cos, sin, work.R, 1, work.BLOCK_R, work.INTERLEAVED)
+        if work.IN_PLACE:
+            tl.store(source + column, row.to(source.dtype.element_ty), column < work.C)
+            rotate_rows(key, key, one == 0, cos, sin, work.R, 1, work.BLOCK_R, work.INTERLEAVED)
