@@ -21,6 +21,7 @@ from mla_router.worker.kernels.moe.gemm_programs import (
     programs_at_a_time,
     programs_with_turns,
     share_of,
+    shared_tile,
     tile_constants,
     tile_in,
     turn_of,
@@ -50,13 +51,6 @@ def _product(
         a = rows.load([row, start])
         sums = tl.dot(a, weight.load([weight_row, start]).T, sums, input_precision="ieee")
     return sums
-
-
-@triton.jit
-def _shared_tile(tile, num_tokens, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """First row and first column of a tile of the shared experts."""
-    row_blocks = tl.cdiv(num_tokens, ROWS)
-    return tile % row_blocks * ROWS, tile // row_blocks * BLOCK_N
 
 
 @triton.jit
@@ -103,7 +97,7 @@ def _down_gemm(
         is_shared, program = turn_of(program, shared_every, shared_programs)
         if is_shared:
             tokens = num_pairs // TOP_K
-            row, first = _shared_tile(program, tokens, ROWS, BLOCK_N)
+            row, first = shared_tile(program, tokens, ROWS, BLOCK_N)
             sums = _product(shared_gated, row, shared, first, SHARED_WIDTH, ROWS, BLOCK_N, BLOCK_K)
             token = row + tl.arange(0, ROWS)
             _store(out, num_pairs + token, token < tokens, first, sums, HIDDEN, BLOCK_N)
@@ -169,7 +163,7 @@ def _down_gemm_in_rounds(
         tokens = num_pairs // TOP_K
         first_tile = tl.where(program < busy, program, shared_tiles)
         for tile in tl.range(first_tile, shared_tiles, tl.maximum(busy, 1), flatten=True):
-            row, first = _shared_tile(tile, tokens, ROWS, BLOCK_N)
+            row, first = shared_tile(tile, tokens, ROWS, BLOCK_N)
             sums = _product(shared_gated, row, shared, first, SHARED_WIDTH, ROWS, BLOCK_N, BLOCK_K)
             token = row + tl.arange(0, ROWS)
             _store(out, num_pairs + token, token < tokens, first, sums, HIDDEN, BLOCK_N)

@@ -20,6 +20,7 @@ from mla_router.worker.kernels.moe.gemm_programs import (
     block_and_column,
     block_arguments,
     programs_with_turns,
+    shared_tile,
     tile_constants,
     turn_of,
 )
@@ -98,10 +99,10 @@ def _gate_up_gemm(
     if shared is not None:
         is_shared, program = turn_of(program, shared_every, shared_programs)
         if is_shared:
-            row_blocks = tl.cdiv(num_pairs // TOP_K, ROWS)
-            token = (program % row_blocks * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-            real = token < num_pairs // TOP_K
-            first = program // row_blocks * BLOCK_N
+            tokens = num_pairs // TOP_K
+            row, first = shared_tile(program, tokens, ROWS, BLOCK_N)
+            token = (row + tl.arange(0, ROWS)).to(tl.int64)
+            real = token < tokens
             x_at = x + tl.where(real, token, 0)[:, None] * HIDDEN + k[None, :]
             gated = _gated(x_at, real, shared, 0, first, HIDDEN, ROWS, BLOCK_N, BLOCK_K)
             at = shared_out + token[:, None] * SHARED_WIDTH + (first + n)[None, :]

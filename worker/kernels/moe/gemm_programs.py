@@ -42,6 +42,13 @@ def turn_of(program, every, shared_programs):
 
 
 @triton.jit
+def shared_tile(tile, num_tokens, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First row and first column of a tile of the shared experts."""
+    row_blocks = tl.cdiv(num_tokens, ROWS)
+    return tile % row_blocks * ROWS, tile // row_blocks * BLOCK_N
+
+
+@triton.jit
 def share_of(program, routed, shared, COST: tl.constexpr):
     """How many tiles have their turn in each round of programs that take one tile after another, if a shared one
     takes as long as COST routed ones. The first `busy` programs begin with shared tiles, one in so many of them, and
