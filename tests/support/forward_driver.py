@@ -94,5 +94,4 @@ class ForwardDriver:
             cache_locations=torch.tensor(locations, device=at),
             num_decodes=len(decodes),
             attention=self.attention.plan(layout),
-            output_rows=torch.arange(len(tokens), device=at),
         )

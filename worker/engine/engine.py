@@ -169,7 +169,6 @@ class Engine:
                 cache_locations=locations,
                 num_decodes=0,
                 attention=attention(locations),
-                output_rows=None,
             )
             return self.model.model.run_layers(batch, self.cache)
 
@@ -298,7 +297,6 @@ class Engine:
             cache_locations=locations,
             num_decodes=len(layout.decode_slots),
             attention=self.attention.plan(layout),
-            output_rows=None,
         )
 
     @torch.inference_mode()

@@ -21,7 +21,6 @@ class ForwardBatch:
     cache_locations: Tensor  # [T] int64, row of each new token: page * page_size + place in it
     num_decodes: int  # rows that are one token of a request each; the others are chunks
     attention: StepAttention
-    output_rows: Tensor | None  # [R] int64, rows of T whose hidden states are wanted; None: of all
 
     @property
     def is_decode(self) -> bool:

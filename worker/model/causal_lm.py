@@ -23,7 +23,7 @@ class CausalLM(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Final hidden states [R, hidden_size] of `batch.output_rows`, for `logits`.
+        """Final hidden states [T, hidden_size], for `logits`.
 
         cache, of `config.cache_shape(pages, page_size)`, gets the keys and values of the new tokens.
         """

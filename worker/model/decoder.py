@@ -34,8 +34,8 @@ class Decoder(nn.Module):
         return last
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
-        """Final hidden states [R, hidden_size] of `batch.output_rows`."""
-        return self.finish(*self.run_layers(batch, cache), batch.output_rows)
+        """Final hidden states [T, hidden_size]."""
+        return self.finish(*self.run_layers(batch, cache))
 
     def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
         """All that every row has to go through, which ends with the attention of the last layer: its keys and
@@ -49,9 +49,9 @@ class Decoder(nn.Module):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
         return self.last.attend(update, stream, rotations, batch, cache[-1])
 
-    def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None) -> Tensor:
+    def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None = None) -> Tensor:
         """The rest of the step, as `DecoderLayer.finish`."""
-        return self.last.finish(update, stream, output_rows, self.norm)
+        return self.last.finish(update, stream, self.norm, output_rows)
 
 
 class DecoderLayer(nn.Module):
@@ -97,10 +97,10 @@ class DecoderLayer(nn.Module):
         return self.mlp.after(self.post_attention_layernorm, update, stream)
 
     def finish(
-        self, update: Tensor, stream: Tensor, output_rows: Tensor | None, norm: RMSNorm
+        self, update: Tensor, stream: Tensor, norm: RMSNorm, output_rows: Tensor | None = None
     ) -> Tensor:
         """The second half of a last layer, and the `norm` before the head: [R, hidden_size] of the rows whose
-        output is wanted, or of all."""
+        output is wanted, `output_rows` [R] int64, or of all."""
         if output_rows is not None:
             update = update.index_select(0, output_rows)
             stream = stream.index_select(0, output_rows)

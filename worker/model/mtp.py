@@ -41,8 +41,7 @@ class MultiTokenPrediction(nn.Module):
     def forward(
         self, batch: ForwardBatch, hidden: Tensor, embedded: Tensor, cache: Tensor, depth: int = 0
     ) -> Tensor:
-        """Hidden states [R, hidden_size] of `batch.output_rows`, for `CausalLM.logits`, or for the next
-        depth.
+        """Hidden states [T, hidden_size], for `CausalLM.logits`, or for the next depth.
 
         `batch` is that of the model's own step; its tokens are not read. For each of its T rows,
         `hidden` [T, hidden_size] is the result of the step, or of the depth before, and `embedded`
@@ -74,7 +73,7 @@ class PredictionLayer(DecoderLayer):
         # The paper has the hidden state first, the checkpoints the embedding.
         joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
         update, stream = self.attend(joined, None, rotations, batch, cache)
-        return self.finish(update, stream, batch.output_rows, self.shared_head.norm)
+        return self.finish(update, stream, self.shared_head.norm)
 
 
 class SharedHead(nn.Module):

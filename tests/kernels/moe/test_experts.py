@@ -179,7 +179,7 @@ def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens:
 
 @pytest.mark.parametrize("shares", [0, 1, 2, 3])
 def test_many_rows(shares: int) -> None:
-    """Blocks of so many that programs take one tile after another; two experts have more than one."""
+    """Blocks of so many that programs take one tile after another; all tokens go to one expert, which has two."""
     x, gate_up, down, weights, ids = drawn(150, 4, 2, seed=10, hidden=40, width=24)
     ids[:, 0], ids[:, 1] = 3, torch.where(ids[:, 1] == 3, 1, ids[:, 1])
     inputs = (x, gate_up, down, weights, ids)

@@ -30,7 +30,8 @@ from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import wait_for_previous
 
 # Rows of blocks from which on programs take one tile after another. V2-Lite on an H200, whole prompts without and with it:
-# 384 tokens in blocks of 64 rows 9.65 and 9.82 ms, 512 the same; 1,024 in blocks of 128 rows 13.14 and 12.92.
+# in blocks of 64 rows 384 tokens take 9.68 and 9.82 ms, 512 10.16 and 10.28 in one run and 10.27 and 10.28 in another; in
+# blocks of 128 rows 1,024 take 13.15 and 12.92 in one and 13.13 and 13.03 in another.
 MANY_ROWS = 128
 
 

@@ -1,9 +1,9 @@
 """The feed-forward experts of a mixture, each token through the ones it was routed to.
 
 On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`); more are sorted by expert
-(`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed (`combine.py`). Shared
-experts can come along with either. With plain torch, tokens are sorted as well and each projection is one
-grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841).
+(`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed
+(`combine.py`). Shared experts can come along with either. With plain torch, tokens are sorted as well and each
+projection is one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841).
 """
 
 from __future__ import annotations
