@@ -133,11 +133,3 @@ def test_no_file_names_a_folder_of_somebodys_machine() -> None:
     own = Path(__file__).relative_to(ROOT).as_posix() + ":"
     found = [line for line in listed.stdout.splitlines() if not line.startswith(own)]
     assert found == []
-
-
-def test_every_test_that_the_docs_name_exists() -> None:
-    named = re.findall(r"`([\w./]+)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
-    assert named
-    for file, test in named:
-        path = ROOT / ("router/tests" if file.startswith("serving/") else "") / file
-        assert re.search(rf"(fn|def) {test}\(", path.read_text()), f"{file} has no {test}"

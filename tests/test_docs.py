@@ -1,0 +1,46 @@
+"""What the documents say of each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from file_sizes import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/results/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)?(?:#([^)\s]+))?\)")
+
+
+def anchors(text: str) -> set[str]:
+    """Those of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, anchor in LINK.findall(document.read_text()):
+        if ":" in target:
+            continue  # somebody else's page
+        path = document.parent / target if target else document
+        assert path.exists(), f"{document.name}: {target}"
+        assert not anchor or anchor in anchors(path.read_text()), f"{document.name}: #{anchor}"
+
+
+def test_figures_of_the_readme_are_those_of_the_whole_account() -> None:
+    """Tables stand in both, and are changed in both."""
+    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs/measured.md").read_text()
+    section = readme.partition("## Measured\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    assert [row for row in rows if row not in measured] == []
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    named = re.findall(r"`([\w./]+)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
+    assert named
+    for file, test in named:
+        path = ROOT / ("router/tests" if file.startswith("serving/") else "") / file
+        assert re.search(rf"(fn|def) {test}\(", path.read_text()), f"{file} has no {test}"
