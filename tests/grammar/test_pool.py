@@ -238,3 +238,21 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
     assert sorted(open_keys) == waiting
     for key in waiting:
         grammars.close(key)
+
+
+@pytest.mark.parametrize("begun", ["", "x"], ids=["opened", "refused"])
+@pytest.mark.parametrize("heard", ["by a step", "by nobody"])
+def test_nothing_is_told_of_a_request_that_has_left(
+    grammars: Grammars, begun: str, heard: str
+) -> None:
+    grammar = Grammar("regex", "[a-c]{900}")
+    other = open_request(grammars, grammar)
+    left = grammars.open(grammar, TOKENIZER.convert_tokens_to_ids(list(begun)))
+    if heard == "by a step":
+        grammars.fill([(other, [])])  # the answer to `open` comes before that of the masks
+    grammars.close(left)
+    key = open_request(grammars, Grammar("regex", f"[d-f]{{5}}{begun}"))  # takes its time
+    assert not grammars.fill([(other, [])]).failed
+    assert grammars.poll() == []
+    for each in (other, key):
+        grammars.close(each)

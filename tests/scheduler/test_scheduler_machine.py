@@ -150,6 +150,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             engine.no_token.add((len(engine.plans), row))
         self.turn()
 
+    @rule()
+    def grammars_are_lost(self) -> None:
+        for scheduler in self.both:
+            scheduler.grammars.is_lost = True
+        self.turn()
+
     @invariant()
     def books_are_exact(self) -> None:
         for scheduler in getattr(self, "both", ()):
@@ -172,6 +178,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if reason in ("stop", "length"):
             assert got == expected
             assert (reason == "stop") == (expected[-1] in sampling.stop_token_ids)
+        elif reason == "lost":
+            assert asked.grammar is not None
         else:
             assert reason == "error" or (reason == "abort" and rid in self.aborted)
         if got and (first := sampling.prompt_logprobs_from) is not None:
@@ -200,7 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.check_end(scheduler, asked)
         for rid in self.asked:
             reasons = [scheduler.reason(rid) for scheduler in self.both]
-            if {"error", "abort"}.isdisjoint(reasons):
+            if {"error", "abort", "lost"}.isdisjoint(reasons):
                 assert reasons[0] == reasons[1]
                 assert self.both[0].tokens(rid) == self.both[1].tokens(rid)
         for scheduler in self.both:

@@ -51,6 +51,9 @@ def forced_continuation(
     return tokens[len(output) :]
 
 
+LOST = Problem("the process has ended", is_of_grammar=False)
+
+
 class ForcingGrammars:
     """Takes the place of `Grammars`."""
 
@@ -58,8 +61,12 @@ class ForcingGrammars:
         self.masks = np.zeros((max_rows, -(-VOCAB // 32)), dtype=np.int32)
         self.eos_ids: frozenset[int] = frozenset()
         self.outputs: dict[int, list[int]] = {}  # of open requests
+        self.is_lost = (
+            False  # set it to have the process of all open requests end in the next `fill`
+        )
         self._keys = itertools.count()
         self._opened: list[int] = []
+        self._failed: list[tuple[int, Problem | None]] = []
 
     def open(self, grammar: Grammar, output: Sequence[int]) -> int:
         assert grammar == FORCING
@@ -68,11 +75,18 @@ class ForcingGrammars:
         self._opened.append(key)
         return key
 
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failed)
+
     def poll(self) -> list[tuple[int, Problem | None]]:
         opened, self._opened = self._opened, []
-        return [(key, None) for key in opened if key in self.outputs]
+        failed, self._failed = self._failed, []
+        return [(key, None) for key in opened if key in self.outputs] + failed
 
     def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
+        if self.is_lost:
+            return self._lose([key for key, _ in rows])
         runs = {}
         octets = self.masks.view(np.uint8)
         for index, (key, tokens) in enumerate(rows):
@@ -86,4 +100,10 @@ class ForcingGrammars:
         return Answers({}, runs)
 
     def close(self, key: int) -> None:
-        del self.outputs[key]
+        self.outputs.pop(key, None)
+        self._failed = [item for item in self._failed if item[0] != key]
+
+    def _lose(self, asked: Sequence[int]) -> Answers:
+        self._failed += [(key, LOST) for key in self.outputs if key not in asked]
+        self.is_lost, self.outputs = False, {}
+        return Answers(dict.fromkeys(asked, LOST), {})

@@ -25,7 +25,8 @@ class SteppedScheduler:
         self.deltas: dict[str, list[Delta]] = defaultdict(list)
         self._asks: queue.Queue[BaseException | None] = queue.Queue()
         self._answers: queue.Queue[Sequence[ToScheduler]] = queue.Queue()
-        grammars: Any = ForcingGrammars()
+        self.grammars = ForcingGrammars()
+        grammars: Any = self.grammars
         self.scheduler = Scheduler(engine, self, config, vocab_size=VOCAB, grammars=grammars)
         loop = self.scheduler.overlap_loop if overlap else self.scheduler.normal_loop
         self._thread = threading.Thread(target=self._run, args=(loop,), daemon=True)

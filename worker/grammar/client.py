@@ -92,6 +92,7 @@ class HostClient:
         self.keys.discard(key)
         self._feeds.pop(key, None)
         self._closed.append(key)
+        self._opened = [item for item in self._opened if item[0] != key]
 
     def poll(self) -> list[tuple[int, Problem | None]]:
         """What has been answered by now, as `Grammars.poll`. Raises HostLost."""
@@ -153,11 +154,13 @@ class HostClient:
             self._filled = message
         else:
             key = self._opening.popleft()
-            if isinstance(message, Refused):
+            if key not in self.keys:
+                pass  # closed meanwhile
+            elif isinstance(message, Refused):
                 self._opened.append((key, Problem(message.reason)))
-            elif self._feeds.get(key):
+            elif self._feeds[key]:
                 self._open_next(key)
-            elif key in self.keys:
+            else:
                 self._opened.append((key, None))
 
     def _fill_next(self) -> None:

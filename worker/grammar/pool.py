@@ -65,7 +65,7 @@ class Grammars:
 
     def open(self, grammar: Grammar, output: Sequence[int]) -> int:
         """Begin a request; returns its key. `poll` tells when its first mask can be asked for, or
-        why never.
+        why never; and later, should its process end, why it cannot go on.
 
         `output` is what was generated for it before.
         """
@@ -78,8 +78,14 @@ class Grammars:
         self._advance_line()
         return key
 
+    @property
+    def has_failures(self) -> bool:
+        """`poll` has problems to tell."""
+        return bool(self._failed)
+
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """Keys whose wait is over since the last call; with a problem if it was for nothing."""
+        """Keys whose wait is over since the last call; with a problem those that it was for nothing for, and
+        those that have lost their process since. None that is closed."""
         opened: list[tuple[int, Problem | None]] = []
         for host in [host for host in self._hosts.values() if host.has_news]:
             opened += self._poll(host)
@@ -90,7 +96,7 @@ class Grammars:
 
     def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
         """Write to masks[i] what the i-th of `rows` (key, its tokens since the last call) may draw
-        next."""
+        next. None of them may have come with a problem before: `poll` tells after each call which have."""
         failed: dict[int, Problem] = {}
         runs: dict[int, list[int]] = {}
         by_host: dict[HostClient, list[Row]] = {}

@@ -38,7 +38,8 @@ class GrammarRequests:
     def __init__(self, pool: Grammars | None) -> None:
         self._pool = pool
         self._entries: dict[str, _Entry] = {}  # by rid
-        self._compiling: dict[int, _Entry] = {}  # by key
+        self._by_key: dict[int, _Entry] = {}  # the same
+        self._compiling: set[int] = set()  # keys
 
     @property
     def num_compiling(self) -> int:
@@ -49,7 +50,7 @@ class GrammarRequests:
         return self._pool is not None
 
     def add(self, request: Request) -> None:
-        """Begin with a request that has a grammar; `compiled` tells when it can be admitted."""
+        """Begin with a request that has a grammar; `news` tells when it can be admitted."""
         assert self._pool is not None, "refused on arrival"
         assert request.grammar is not None
         key = self._pool.open(request.grammar, request.output)
@@ -57,20 +58,22 @@ class GrammarRequests:
         min_tokens = request.sampling.min_tokens
         request.sampling = msgspec.structs.replace(request.sampling, min_tokens=0)
         entry = _Entry(request, key, len(request.output), min_tokens)
-        self._entries[request.rid] = self._compiling[key] = entry
+        self._entries[request.rid] = self._by_key[key] = entry
+        self._compiling.add(key)
 
-    def compiled(self) -> list[tuple[Request, Problem | None]]:
-        """Requests whose wait is over since the last call, now waiting for admission; or with what
-        is in their way."""
-        if self._pool is None or not self._compiling:
+    def news(self) -> list[tuple[Request, Problem | None]]:
+        """Requests whose wait is over since the last call, now waiting for admission; and those, in whatever
+        state, that cannot go on, with the reason. To be asked between any two calls of `masks`."""
+        if self._pool is None or not (self._compiling or self._pool.has_failures):
             return []
-        over = []
+        news = []
         for key, problem in self._pool.poll():
-            request = self._compiling.pop(key).request
+            request = self._by_key[key].request
             if problem is None:
+                self._compiling.remove(key)
                 request.move_to(State.WAITING)
-            over.append((request, problem))
-        return over
+            news.append((request, problem))
+        return news
 
     def masks(self, step: Step) -> Masked:
         """What the rows of a step may draw, after all that they have drawn. Waits for the grammars'
@@ -108,7 +111,8 @@ class GrammarRequests:
         """Forget a request that has ended."""
         if entry := self._entries.pop(request.rid, None):
             assert self._pool is not None
-            self._compiling.pop(entry.key, None)
+            del self._by_key[entry.key]
+            self._compiling.discard(entry.key)
             self._pool.close(entry.key)
 
 

@@ -127,7 +127,7 @@ class Scheduler:
         timeout = self._next_heartbeat - now if idle else COMPILE_POLL_S if only_compiling else 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
-        for request, problem in self.grammars.compiled():
+        for request, problem in self.grammars.news():
             if problem is None:
                 self.planner.waiting.add(request)
             else:

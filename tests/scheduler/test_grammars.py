@@ -1,0 +1,61 @@
+"""Requests under a grammar whose process ends: they go with it, wherever they are, and nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.messages import Abort
+from support.fake_engine import continuation
+from support.forcing_grammars import FORCING, ForcingGrammars
+from support.scripted_scheduler import assert_nothing_is_held, generate, run
+
+PROMPT = [1, 2, 3]
+
+
+class LostAfter(ForcingGrammars):
+    """Their process ends in a `fill`, of which so many have gone well."""
+
+    def __init__(self, fills: int) -> None:
+        super().__init__()
+        self.fills = fills
+
+    def fill(self, rows: Any) -> Any:
+        self.is_lost = self.fills == 0
+        self.fills -= 1
+        return super().fill(rows)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("chunk_size", [64, 2])
+def test_all_requests_of_a_lost_process_end_and_no_others(overlap: bool, chunk_size: int) -> None:
+    grammars: Any = LostAfter(7)
+    script: dict[int, list[Any]] = {
+        0: [generate("runs", PROMPT, 100, grammar=FORCING), generate("free", [4, 5], 40)],
+        4: [generate("prefills", list(range(30)), 40, grammar=FORCING)],
+        5: [generate("waits", PROMPT, 40, grammar=FORCING)],
+    }
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=3, context_length=128)
+    outcome = run(
+        script, overlap=overlap, chunk_size=chunk_size, capacity=capacity, grammars=grammars
+    )
+    assert_nothing_is_held(outcome)
+    for rid in ("runs", "prefills", "waits"):
+        assert outcome.channel.reason(rid) == "lost"
+    assert outcome.channel.reason("free") == "length"
+    assert outcome.channel.tokens("free") == continuation([4, 5], 40)
+
+
+def test_one_that_leaves_when_its_process_is_lost_ends_once() -> None:
+    grammars: Any = LostAfter(2)
+    script: dict[int, list[Any]] = {
+        0: [generate(rid, PROMPT, 40, grammar=FORCING) for rid in ("a", "b")],
+        **{turn: [Abort("b")] for turn in range(1, 9)},
+    }
+    capacity = Capacity(num_pages=64, page_size=4, num_slots=1, context_length=128)
+    outcome = run(script, capacity=capacity, grammars=grammars)
+    assert_nothing_is_held(outcome)
+    assert outcome.channel.reason("a") == "lost"
+    assert outcome.channel.reason("b") == "abort"
