@@ -45,10 +45,9 @@ class FlashInferBackend(AttentionBackend):
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
 
-    def plan(self, layout: StepLayout) -> FlashInferAttention:
-        ours = self.ours.plan(layout)
+    def plan(self, layout: StepLayout) -> TritonAttention:
         self._wrappers.next_step()
-        return FlashInferAttention(ours, self._wrappers)
+        return self.ours.plan(layout, PlannedPasses(self._wrappers).attend_over)
 
 
 def check_heads(key_width: int, value_width: int) -> None:
@@ -106,15 +105,14 @@ class RaggedWrappers:
         return wrappers[index]
 
 
-class FlashInferAttention(TritonAttention):
-    """Implements `StepAttention`."""
+class PlannedPasses:
+    """Prefill attention of one step, whose passes are planned by the first layer, as it brings the scale."""
 
-    def __init__(self, ours: TritonAttention, wrappers: RaggedWrappers) -> None:
-        super().__init__(ours.layout, ours.schedule, ours.passes)
+    def __init__(self, wrappers: RaggedWrappers) -> None:
         self._wrappers = wrappers
-        self._planned: dict[Pass, Any] = {}  # by the first layer, which brings the scale
+        self._planned: dict[Pass, Any] = {}
 
-    def attend(
+    def attend_over(
         self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if over not in self._planned:

@@ -40,6 +40,15 @@ MOST_HEADS = 16
 
 # For a number of decoding requests: how decode attention is cut, and into how many parts.
 Tiles = Callable[[int], tuple[Tiling, int]]
+# Prefill attention over one pass: of q, kv, k_pe, the pass, the scale and the tensor to write to, if there is one; result
+# and log-sum-exps as `kernels/attention/mla_prefill.py`.
+AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def attend_over(
+    q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal, out=out)
 
 
 class TritonBackend(AttentionBackend):
@@ -81,7 +90,8 @@ class TritonBackend(AttentionBackend):
         parts = num_parts(chosen, num_heads, 1, device, key_heads=rows.heads)
         return cls(lambda _: (chosen, parts), num_heads, rows.width, device)
 
-    def plan(self, layout: StepLayout) -> TritonAttention:
+    def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
+        """`attend`: the kernel of prefill."""
         schedule, passes = None, []
         prefixes = self._prefixes(layout)
         if rows := len(layout.decode_slots):
@@ -94,7 +104,7 @@ class TritonBackend(AttentionBackend):
             )
         if layout.chunks:
             passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, self._upload)
-        return TritonAttention(layout, schedule, passes, prefixes)
+        return TritonAttention(layout, schedule, passes, prefixes, attend)
 
     def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
         rows = len(layout.decode_slots)
@@ -126,11 +136,13 @@ class TritonAttention:
         schedule: DecodeSchedule | None,
         passes: list[Pass],
         prefixes: SharedPrefixes | None = None,
+        attend: AttendOver = attend_over,
     ) -> None:
         self.layout = layout
         self.schedule = schedule
         self.passes = passes
         self.prefixes = prefixes
+        self._attend = attend
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
         layout = self.layout
@@ -161,15 +173,9 @@ class TritonAttention:
     ) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             latent, k_pe = self._latents(own, cache, over).tensor_split([kv_lora_rank], dim=-1)
-            return self.attend(q, expand(latent), k_pe, over, scale, into)
+            return self._attend(q, expand(latent), k_pe, over, scale, into)
 
         self._in_passes(attend, out)
-
-    def attend(
-        self, q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """As `kernels/attention/mla_prefill.py`."""
-        return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal, out=out)
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         layout = self.layout
