@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from itertools import pairwise
 
 import pytest
 
 from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.messages import ToScheduler
+from mla_router.worker.scheduler.estimate import OutputEstimate
 from support.fake_engine import continuation
 from support.faulty_engine import FaultyEngine
 from support.scripted_scheduler import generate, run
@@ -65,3 +68,23 @@ def test_steps_of_one_kind_take_turns(mixed: bool) -> None:
         # Whoever decodes waits for one step of prompts at a time.
         first = kinds.index((False, True))
         assert ((True, False), (True, False)) not in pairwise(kinds[first:])
+
+
+def test_one_that_did_not_fit_comes_when_answers_are_expected_to_be_short_enough() -> None:
+    """Nobody arrives or ends meanwhile: what is expected falls in every step."""
+    capacity = Capacity(num_pages=1250, page_size=4, num_slots=8, context_length=8000)
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("a", list(range(1, 50)) * 2, 4000), generate("b", [7] * 500, 4000)]
+    }
+    outcome = run(script, capacity=capacity, chunk_size=8192)
+    ratios = OutputEstimate(1.0)
+    for turn in itertools.count():
+        # a has one token more in each turn, and b none
+        both = sum(
+            math.ceil((length + math.ceil(left * ratios.ratio)) / 4)
+            for length, left in ((98 + turn, 4000 - turn), (500, 4000))
+        )
+        if both <= 1250:
+            break
+        ratios.step()
+    assert abs(outcome.channel.turns("b")[0] - turn) < 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -165,3 +166,19 @@ def test_what_was_jumped_over_is_found_in_the_prefix_cache() -> None:
     assert outcome.channel.deltas()["b"][0].cached_tokens == computed // 4 * 4
     assert outcome.channel.tokens("b") == continuation(longer, 5)
     assert max(longer) < VOCAB
+
+
+def test_others_long_prompts_do_not_hold_up_one_that_jumps() -> None:
+    """Not even one that came before it, was overtaken, and takes whole steps."""
+    cached = list(range(40))
+    script: dict[int, list[Any]] = {
+        0: [generate("warm", cached, 1)],
+        5: [generate("a", [41, 42], 10), generate("b", [43, 44], 14)],
+        8: [generate("long", [i % 37 for i in range(800)], 3)],
+        9: [generate("jumps", [*cached, 1, 2], LENGTH, grammar=FORCING)],
+    }
+    capacity = Capacity(num_pages=2000, page_size=4, num_slots=2, context_length=4000)
+    outcome = run_all(script, capacity=capacity, chunk_size=16, max_prefill_tokens=16)
+    turns = outcome.channel.turns("jumps")
+    assert turns[-1] < outcome.channel.turns("long")[0], "it was beside the long prompt"
+    assert max(later - earlier for earlier, later in pairwise(turns)) <= 2

@@ -71,6 +71,68 @@ def test_a_displaced_request_can_be_aborted() -> None:
     assert_nothing_is_held(outcome)
 
 
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_way_is_made_for_the_one_that_is_next(policy: str) -> None:
+    """Under lpm that is not the oldest, but the one whose prompt is cached: it is large, and wants all."""
+    cached = list(range(40))
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("warm", cached, 1)],
+        10: [generate("low", [45, 46, 47], 100)],
+        14: [
+            generate("small", [1, 2, 3, 4, 5], 8, priority=5),
+            generate("large", [*cached, 41], 110, priority=5),
+        ],
+    }
+    capacity = Capacity(num_pages=40, page_size=4, num_slots=4, context_length=160)
+    outcome = run(
+        script,
+        capacity=capacity,
+        enable_priority_scheduling=True,
+        schedule_policy=policy,
+        schedule_conservativeness=1.5,
+    )
+    assert ends(outcome)[-1] == "low"
+    first = "large" if policy == "lpm" else "small"
+    assert outcome.channel.turns(first)[0] <= 14 + 4
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_nobody_goes_for_one_that_waits_for_anothers_prompt(policy: str) -> None:
+    shared = [i % 47 for i in range(200)]
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("low", [45, 46, 47], 150)],
+        5: [generate("first", [*shared, 1], 20, priority=5)],
+        8: [generate("second", [*shared, 2], 20, priority=5)],
+    }
+    outcome = run(
+        script,
+        capacity=Capacity(num_pages=100, page_size=4, num_slots=8, context_length=400),
+        chunk_size=4,
+        max_prefill_tokens=8,
+        enable_priority_scheduling=True,
+        schedule_policy=policy,
+        schedule_conservativeness=1.5,
+    )
+    assert ends(outcome) == ["first", "second", "low"]
+    assert outcome.scheduler.stats().retracted == 1
+
+
+def test_nobody_goes_if_that_would_not_be_enough() -> None:
+    script: dict[int, list[ToScheduler]] = {
+        0: [generate("old", [45, 46, 47], 100, priority=5)],
+        3: [generate(f"low{i}", [i, 9, 9], 12) for i in range(3)],
+        8: [generate("high", [1] * 60, 70, priority=5)],  # it fits when `old` has ended
+    }
+    outcome = run(
+        script,
+        capacity=Capacity(num_pages=40, page_size=4, num_slots=6, context_length=160),
+        enable_priority_scheduling=True,
+        schedule_conservativeness=1.5,
+    )
+    assert outcome.scheduler.stats().retracted == 0
+    assert ends(outcome) == ["low0", "low1", "low2", "old", "high"]
+
+
 def test_without_the_flag_all_are_equal() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [1], 20)],

@@ -36,6 +36,7 @@ class ScriptedChannel:
 
     script: dict[int, list[ToScheduler]]
     said: list[ToServer] = field(default_factory=list)
+    when: list[int] = field(default_factory=list)  # at which receive it was said
     after_receive: object = None
     now: int = 0
     is_idle: Callable[[], bool] = lambda: True
@@ -55,6 +56,7 @@ class ScriptedChannel:
 
     def send(self, message: ToServer, server: int | None = None) -> None:  # noqa: ARG002 (one)
         self.said.append(message)
+        self.when.append(self.now)
 
     def all_deltas(self) -> list[Delta]:
         return [d for said in self.said if isinstance(said, Deltas) for d in said.items]
@@ -67,6 +69,14 @@ class ScriptedChannel:
 
     def tokens(self, rid: str) -> list[int]:
         return [token for delta in self.deltas()[rid] for token in delta.token_ids]
+
+    def turns(self, rid: str) -> list[int]:
+        """When something of this request was said."""
+        return [
+            now
+            for said, now in zip(self.said, self.when, strict=True)
+            if isinstance(said, Deltas) and any(delta.rid == rid for delta in said.items)
+        ]
 
     def reason(self, rid: str) -> str:
         reasons = [delta.finish_reason for delta in self.deltas()[rid] if delta.finish_reason]

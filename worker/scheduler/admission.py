@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
+from mla_router.worker.scheduler.radix_cache import Node
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.waiting import PATIENCE, WaitingQueue
 
@@ -23,19 +24,21 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A waiting request and its cached prefix: where it ends in the tree, and its pages."""
+
+    request: Request
+    node: Node
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """Who was next and did not fit: until something has changed, nobody need try again."""
 
     request: Request
-    needed: int  # pages
+    num_cached: int  # pages of its prefix
     num_arrivals: int  # by then: somebody who comes later may be next instead
-
-    def holds(self, waiting: WaitingQueue, spare: int) -> bool:
-        return (
-            self.request.state is State.WAITING
-            and self.num_arrivals == waiting.num_arrivals
-            and self.needed > spare
-        )
 
 
 class Admission:
@@ -59,10 +62,11 @@ class Admission:
         self._blocked: Blocked | None = None
 
     def continued(self) -> list[Share]:
-        """The shares of those that have begun, strongest claim first."""
+        """The shares of those that have begun: first those that jump, which want few tokens and whose answers
+        others' prompts must not hold up; then strongest claim first."""
         shares: list[Share] = []
         left = self.step_tokens
-        for request in sorted(self.prefilling, key=lambda request: request.seniority):
+        for request in sorted(self.prefilling, key=lambda r: (not r.is_jumping, r.seniority)):
             left -= self._share(request, left, shares)
         return shares
 
@@ -77,56 +81,80 @@ class Admission:
         if left == 0 or not self.waiting or not self.memory.free_slots:
             return []
         reserved = self._reserved(running)
-        if self._blocked and self._blocked.holds(self.waiting, self.memory.room - reserved):
+        if self._is_still_blocked(self.memory.room - reserved):
             return []
         self._blocked = None
-        starts = {self._next_tokens(r, r.tree_pages) for r in self.prefilling}
         admitted: list[Request] = []
-        for request in self.waiting.candidates(self.memory.cached_tokens):
+        for candidate in self._candidates():
             if left == 0 or not self.memory.free_slots:
                 break
-            node, pages = self.memory.find_prefix(request)
-            start = self._next_tokens(request, len(pages))
-            if start in starts and request.overtaken < PATIENCE:
-                continue
-            self.memory.cache.lock(node)
-            needed = self._needed(request, pages)
+            request, needed = candidate.request, self._needed(candidate)
+            self.memory.cache.lock(candidate.node)
             if needed + reserved > self.memory.room:
-                self.memory.cache.unlock(node)
-                self._blocked = Blocked(request, needed, self.waiting.num_arrivals)
+                self.memory.cache.unlock(candidate.node)
+                self._blocked = Blocked(request, len(candidate.pages), self.waiting.num_arrivals)
                 break
-            self.memory.admit(request, node, pages)
+            self.memory.admit(request, candidate.node, candidate.pages)
             reserved += needed
-            starts.add(start)
             admitted.append(request)
             self.prefilling.append(request)
             left -= self._share(request, left, shares)
         self.waiting.take(admitted)
         return admitted
 
+    def next_candidate(self) -> Candidate | None:
+        """The one that `admit` would try first."""
+        return next(self._candidates(), None)
+
+    def fits(
+        self, candidate: Candidate, running: Collection[Request], without: Collection[Request] = ()
+    ) -> bool:
+        """Whether it would find a slot and the pages that it needs, were it next; and were those `without` which
+        it might be not among `running` any more."""
+        if not self.memory.free_slots and not without:
+            return False
+        self.memory.cache.lock(candidate.node)
+        room = self.memory.room_without(without)
+        self.memory.cache.unlock(candidate.node)
+        stay = [request for request in running if request not in without] if without else running
+        return self._needed(candidate) <= room - self._reserved(stay)
+
     def resume(self, request: Request) -> None:
         """A running request has more that is known."""
         if request not in self.prefilling:
             self.prefilling.append(request)
-
-    def fits(self, request: Request, running: Collection[Request]) -> bool:
-        """Whether a waiting request would find a slot and the pages that it needs, were it next."""
-        if not self.memory.free_slots:
-            return False
-        node, pages = self.memory.find_prefix(request)
-        self.memory.cache.lock(node)
-        room = self.memory.room - self._reserved(running)
-        self.memory.cache.unlock(node)
-        return self._needed(request, pages) <= room
 
     def settle(self) -> None:
         """Let go of the requests that do not run any more or whose prompts are computed."""
         if any(request.is_prompt_settled for request in self.prefilling):
             self.prefilling = [r for r in self.prefilling if not r.is_prompt_settled]
 
-    def _needed(self, request: Request, cached: list[int]) -> int:
-        """Pages that a waiting request will take beyond its cached prefix, probably."""
-        return self.memory.pages_for(self.estimate.length(request)) - len(cached)
+    def _candidates(self) -> Iterator[Candidate]:
+        """Who may come, best first: not while another one computes what they need first."""
+        starts = {self._next_tokens(r, r.tree_pages) for r in self.prefilling}
+        for request in self.waiting.candidates(self.memory.cached_tokens):
+            node, pages = self.memory.find_prefix(request)
+            start = self._next_tokens(request, len(pages))
+            if start not in starts or request.overtaken >= PATIENCE:
+                yield Candidate(request, node, pages)
+                starts.add(start)
+
+    def _is_still_blocked(self, spare: int) -> bool:
+        """Whether who was next is, and does not fit into `spare` pages: answers may be expected to be shorter now."""
+        blocked = self._blocked
+        return (
+            blocked is not None
+            and blocked.request.state is State.WAITING
+            and blocked.num_arrivals == self.waiting.num_arrivals
+            and self._pages_of(blocked.request) - blocked.num_cached > spare
+        )
+
+    def _needed(self, candidate: Candidate) -> int:
+        """Pages that it will take beyond its cached prefix, probably."""
+        return self._pages_of(candidate.request) - len(candidate.pages)
+
+    def _pages_of(self, request: Request) -> int:
+        return self.memory.pages_for(self.estimate.length(request))
 
     def _reserved(self, running: Collection[Request]) -> int:
         """Pages that those who run will still take, probably."""

@@ -6,6 +6,8 @@ those that come, by the planner for those that run.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mla_router.worker.core import Capacity, FinishReason
 from mla_router.worker.scheduler.page_allocator import PageAllocator
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
@@ -52,6 +54,16 @@ class Memory:
     def room(self) -> int:
         """Pages that can be had: free ones, and cached ones that nobody reads."""
         return self.allocator.num_free + self.cache.num_evictable
+
+    def room_without(self, requests: Collection[Request]) -> int:
+        """`room`, if these running requests let go of theirs."""
+        holding = [request.node for request in requests if request.node is not None]
+        for node in holding:
+            self.cache.unlock(node)
+        room = self.room + sum(len(r.pages) - r.tree_pages for r in requests)
+        for node in holding:
+            self.cache.lock(node)
+        return room
 
     def admit(self, request: Request, node: Node, pages: list[int]) -> None:
         """Give the request a slot and its cached prefix; the caller has locked `node` for it."""

@@ -88,29 +88,33 @@ class Planner:
         return admitted
 
     def _make_way(self) -> bool:
-        """Retract requests of lower priority until the next one fits; returns whether any had to
-        go. It comes in the next step: whoever is retracted must not come back in the same."""
-        following = next(iter(self.waiting), None)
-        if following is None:
+        """Retract requests of lower priority until the next one fits, if it can be made to; returns whether
+        any had to go. It comes in the next step: whoever is retracted must not come back in the same."""
+        highest = next((request.priority for request in self.waiting), None)
+        if highest is None or all(r.priority >= highest for r in self.running.values()):
             return False
-        had_to_go = False
-        while lower := [r for r in self.running.values() if r.priority < following.priority]:
-            if self.admission.fits(following, self.running.values()):
-                break
-            self._retract(cheapest(lower))
-            had_to_go = True
-        return had_to_go
+        following = self.admission.next_candidate()
+        if following is None or self.admission.fits(following, self.running.values()):
+            return False
+        running = self.running.values()
+        lower = {r for r in running if r.priority < following.request.priority}
+        if not lower or not self.admission.fits(following, running, without=lower):
+            return False
+        while not self.admission.fits(following, running):
+            victim = cheapest(lower)
+            lower.remove(victim)
+            self._retract(victim)
+        return True
 
     def _make_room(self, decodes: list[Request], shares: list[Share]) -> bool:
         """Retract requests until the pages suffice for the rows of the others; returns whether any
         had to go. Then nobody is admitted: it would be as if they had gone for it."""
-        needed = sum(request.next_decode_length > request.held_tokens for request in decodes)
-        needed += sum(self._lacking(share) for share in shares)
+        needs = {r: int(r.next_decode_length > r.held_tokens) for r in decodes}
+        needs |= {share.request: self._lacking(share) for share in shares}
+        needed = sum(needs.values())
         if needed <= self.memory.room:
             self.estimate.step()
             return False
-        needs = {r: int(r.next_decode_length > r.held_tokens) for r in decodes}
-        needs |= {share.request: self._lacking(share) for share in shares}
         while needed > self.memory.room:
             victim = cheapest(all_but_strongest(self.running.values()))
             needed -= needs.get(victim, 0)

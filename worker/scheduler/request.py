@@ -57,6 +57,7 @@ class Request:
         "finish_reason",
         "grammar",
         "held_tokens",
+        "is_jumping",
         "is_known",
         "launched_outputs",
         "launched_prompt",
@@ -125,6 +126,7 @@ class Request:
         self.branch: tuple[int, ...] | None = None  # `place_in_tree`, once its prompt has its pages
         self.num_cached = 0  # context tokens that needed no computation when it first ran
         self.was_retracted = False
+        self.is_jumping = False  # it was decoding, and more than one token of it is known
         self.is_known = False  # to the server: its first delta is out
 
         self.arrived_at = time.monotonic()
@@ -149,6 +151,7 @@ class Request:
         self.move_to(State.WAITING)
         self.context = self.prompt + self.output
         self.was_retracted = True
+        self.is_jumping = False
 
     def add_token(self, token: int) -> None:
         self.output.append(token)
@@ -200,6 +203,7 @@ class Request:
         is_last = end == len(self.context)
         if is_last:
             self.move_to(State.DECODE)
+            self.is_jumping = False
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
         first = max(start + 1, self.scored)  # a row predicts the token after its own
         score_tokens = tuple(self.prompt[first : end + 1])
@@ -228,6 +232,7 @@ class Request:
             self.launched_prompt = len(self.prompt) + len(self.output)
             self.context += self.output[len(self.context) - len(self.prompt) :] + run
             self.move_to(State.PREFILL)
+            self.is_jumping = True
         return run[1:]
 
     def place_in_tree(self) -> tuple[int, ...]:
