@@ -170,3 +170,22 @@ def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: CausalLM) ->
         assert isinstance(request, Generate)
         assert request.output + rest.tokens(request.rid) == whole.tokens(request.rid)
         assert rest.reason(request.rid) == whole.reason(request.rid)
+
+
+def test_whether_the_device_is_lost_is_for_the_device_to_say(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's launcher and libraries say it by errors that other things have, too."""
+    cpu = torch.device("cpu")
+    capacity = Capacity(4, 16, 2, 32)
+    engine = Engine(model, capacity, device=cpu, dtype=torch.float32, attention=TorchBackend())
+    assert engine.is_usable_after(RuntimeError("out of memory"))
+    engine.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    assert engine.is_usable_after(RuntimeError("out of memory"))
+
+    def lost(device: torch.device) -> None:
+        raise torch.AcceleratorError(f"{device}: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    assert not engine.is_usable_after(RuntimeError("Triton Error [CUDA]: unspecified"))

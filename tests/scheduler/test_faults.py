@@ -82,12 +82,31 @@ def test_a_row_without_a_token_ends_its_request_alone(at: int, overlap: bool) ->
     assert_nothing_is_held(outcome)
 
 
-def test_what_a_broken_request_has_computed_is_not_kept() -> None:
-    engine = FaultyEngine(CAPACITY, no_token={(0, 0)})
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_what_a_broken_request_has_computed_is_not_kept(chunks: int) -> None:
+    """Not the chunks either that had been cached before the last one was computed."""
+    engine = FaultyEngine(CAPACITY, no_token={(chunks - 1, 0)})
     prompt = list(range(20))
     outcome = run(
-        {0: [generate("a", prompt)], 50: [generate("b", prompt)]}, engine=engine, capacity=CAPACITY
+        {0: [generate("a", prompt)], 50: [generate("b", prompt)]},
+        engine=engine,
+        capacity=CAPACITY,
+        chunk_size=-(-len(prompt) // chunks),
     )
     assert outcome.channel.reason("a") == "error"
     assert outcome.channel.deltas()["b"][0].cached_tokens == 0
     assert outcome.channel.tokens("b") == continuation(prompt, 4)
+
+
+def test_what_others_read_stays_when_one_that_has_read_it_breaks() -> None:
+    prompt = list(range(20))
+    script = {
+        0: [generate("warm", prompt, 1)],
+        5: [generate("reads", [*prompt, 30], 12), generate("breaks", [*prompt, 31], 12)],
+        40: [generate("late", [*prompt, 32], 1)],
+    }
+    engine = FaultyEngine(CAPACITY, no_token={(4, 1)})
+    outcome = run(script, engine=engine, capacity=CAPACITY)
+    assert outcome.channel.reason("breaks") == "error"
+    assert outcome.channel.tokens("reads") == continuation([*prompt, 30], 12)
+    assert outcome.channel.deltas()["late"][0].cached_tokens == len(prompt)

@@ -126,6 +126,19 @@ class RadixCacheMachine(RuleBasedStateMachine):
                 had_child = any(s == salt and t[: -self.size] == tokens for s, t in gone)
                 assert had_child or self.used[salt, tokens] >= newest_gone
 
+    @rule(salt=_salts, content=_pages)
+    def cut(self, salt: str, content: list[int]) -> None:
+        node, _ = self.cache.match(salt, self.text(content))
+        path = self.cached_prefixes(salt, self.text(content))
+        self.touch(path)
+        gone = []
+        while path and not self.is_locked(path[-1]):
+            end = len(path[-1][1])
+            if any(s == salt and len(t) > end and t[:end] == path[-1][1] for s, t in self.model):
+                break
+            gone.append(self.model.pop(path.pop()))
+        assert sorted(self.cache.cut(node)) == sorted(gone)
+
     @invariant()
     def an_unchanged_version_means_unchanged_content(self) -> None:
         if hasattr(self, "cache"):

@@ -314,5 +314,12 @@ class Engine:
         return self._readback.start(launched.plan, tokens, scores, launched.prompt_scores)
 
     def is_usable_after(self, error: Exception) -> bool:
-        # A failed kernel leaves the CUDA context unusable; memory that ran out does not.
-        return not isinstance(error, torch.AcceleratorError)
+        # A failed kernel leaves the CUDA context unusable, and whoever asks next is told: torch, Triton's launcher or
+        # a library, each by an exception of its own. Memory that ran out does not.
+        del error
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                return False
+        return True

@@ -72,14 +72,13 @@ def load_engine(config: WorkerConfig) -> Engine:
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
-        "GPU memory: weights %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
+        "GPU memory: weights %.2f GiB, tables of slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
         weights / _GIB,
+        working.tables / _GIB,
         working.step / _GIB,
         working.graphs / _GIB,
     )
-    capacity = plan_capacity(
-        config, model.config, dtype, device, working_bytes=working.step + working.graphs
-    )
+    capacity = plan_capacity(config, model.config, dtype, device, working_bytes=working.total)
     engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
     engine.record_graphs(sizes)
     return engine

@@ -46,8 +46,13 @@ MANY_CHUNKS, SHORT_PREFIX = 40, 1 << 12
 class WorkingMemory:
     """Bytes on the device."""
 
+    tables: int  # of an engine's slots: their pages, their settings
     step: int  # activations and sampling of the largest step
     graphs: int  # CUDA graphs
+
+    @property
+    def total(self) -> int:
+        return self.tables + self.step + self.graphs
 
 
 def measure_working_memory(
@@ -70,7 +75,9 @@ def measure_working_memory(
 
     compile_together(new_engine(), plans, graph_sizes)
     _free()
+    before = torch.cuda.memory_allocated(device)
     engine = new_engine()
+    tables = torch.cuda.memory_allocated(device) - before - engine.cache.nbytes
     step = 0
     for plan in plans:
         torch.cuda.synchronize(device)
@@ -93,7 +100,7 @@ def measure_working_memory(
     graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
     _free()
-    return WorkingMemory(step, graphs)
+    return WorkingMemory(tables, step, graphs)
 
 
 def _free() -> None:
@@ -127,10 +134,12 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
 
 def dearest_plans(capacity: Capacity, prefill_tokens: int) -> list[StepPlan]:
     """Steps that need most memory, and what else it takes for all kernels of steps to be among theirs."""
-    tokens = min(prefill_tokens, capacity.context_length)
+    # Where one request cannot have so many, several have as many of them each
+    chunks = min(-(-prefill_tokens // capacity.context_length), capacity.num_slots)
+    tokens = min(prefill_tokens // chunks, capacity.context_length)
     short, prefix = min(SHORT_CHUNK, tokens), min(capacity.context_length - tokens, MAX_PREFIX)
     plans = [
-        _mixed_plan(capacity, _DEAREST, some, start)
+        _mixed_plan(capacity, _DEAREST, some, start, chunks=chunks)
         for some, start in product((tokens, short), (prefix, 0))
     ]
     plans += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,18 @@ def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
 
 
 def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
-    """Every token that ends an answer. The three files of a folder often name different ones."""
+    """Every token that ends an answer. The three files of a folder often name different ones, and some a token
+    that the model does not have."""
     ids = set() if of_tokenizer is None else {of_tokenizer}
+    vocab_size = math.inf
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         if path.is_file():
-            listed = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            listed = settings.get("eos_token_id")
             ids.update([listed] if isinstance(listed, int) else listed or [])
-    return frozenset(ids)
+            vocab_size = min(vocab_size, settings.get("vocab_size", math.inf))
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
 def byte_level_alphabet() -> dict[str, int]:

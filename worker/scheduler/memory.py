@@ -113,14 +113,15 @@ class Memory:
 
     def release(self, request: Request) -> None:
         """Take back slot and pages. What was computed stays in the prefix cache, unless the request
-        went wrong: what it computed may be the reason.
+        went wrong: what it computed, or had found there, may be the reason.
 
         A launched step may still name the request, and write: not into pages that the cache keeps,
         which are full of settled tokens, and into the others before their next owner's step.
         """
         assert request.node is not None, f"{request!r} holds nothing"
         kept = request.tree_pages
-        if self.use_prefix_cache and request.finish_reason is not FinishReason.ERROR:
+        went_wrong = request.finish_reason is FinishReason.ERROR
+        if self.use_prefix_cache and not went_wrong:
             tokens = request.prompt + request.output[:-1]
             known = min(request.settled_length, len(tokens)) // self.page_size
             first = request.tree_pages
@@ -132,6 +133,8 @@ class Memory:
             kept = max(first, known)
         self.allocator.free(request.pages[kept:])
         self.cache.unlock(request.node)
+        if went_wrong:
+            self.allocator.free(self.cache.cut(request.node))
         self.free_slots.append(request.slot)
         request.pages, request.held_tokens, request.node, request.slot = [], 0, None, -1
         request.branch = None

@@ -130,6 +130,20 @@ class RadixCache:
                 self._remove(node)
         return freed
 
+    def cut(self, node: Node) -> list[int]:
+        """Give back the path to `node` from its end, as far as nobody reads it and nothing else follows it."""
+        freed: list[int] = []
+        self.version += 1
+        while self._is_evictable_leaf(node):
+            parent = node.parent
+            assert parent is not None
+            freed += node.pages
+            self._remove(node)
+            node = parent
+        self.num_pages -= len(freed)
+        self.num_evictable -= len(freed)
+        return freed
+
     def __iter__(self) -> Iterator[Node]:
         stack = list(self._roots.values())
         while stack:

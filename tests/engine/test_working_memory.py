@@ -1,0 +1,34 @@
+"""The steps that are tried before the KV cache is sized are as large as any that is planned later."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.working_memory import dearest_plans
+
+
+@pytest.mark.parametrize(
+    ("context_length", "prefill_tokens", "slots"),
+    [
+        (163840, 8192, 1024),
+        (8192, 8192, 1024),
+        (4096, 8192, 64),
+        (2048, 16384, 1024),
+        (512, 8192, 4),
+    ],
+)
+def test_all_prompt_tokens_of_a_step_and_a_row_for_everybody(
+    context_length: int, prefill_tokens: int, slots: int
+) -> None:
+    capacity = Capacity(slots, 16, slots, context_length)
+    plans = dearest_plans(capacity, prefill_tokens)
+    for plan in plans:
+        used = [*plan.decode_slots, *(chunk.slot for chunk in plan.chunks)]
+        assert len(set(used)) == len(used) and max(used) < slots
+        assert all(c.start + len(c.tokens) <= context_length for c in plan.chunks)
+    most = min(prefill_tokens, slots * context_length)  # that one step can have
+    largest = max(plans, key=lambda plan: sum(len(chunk.tokens) for chunk in plan.chunks))
+    tokens = sum(len(chunk.tokens) for chunk in largest.chunks)
+    assert most - len(largest.chunks) < tokens <= most
+    assert len(largest.decode_slots) + len(largest.chunks) == slots
