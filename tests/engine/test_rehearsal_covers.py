@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,8 +21,30 @@ from mla_router.worker.engine.working_memory import dearest_plans
 from support.processes import ROOT
 from support.sm90 import compiling_environment
 
-LAYERS, STEPS, BUDGET = 4, 150, 8192  # V3 begins with three dense ones
-CAPACITY = Capacity(num_pages=1024, page_size=16, num_slots=256, context_length=32768)
+STEPS, BUDGET, PAGE_SIZE = 150, 8192, 16
+
+
+class Case(NamedTuple):
+    shape: str
+    layers: int  # V3 begins with three dense ones
+    slots: int = 256
+    context: int = 32768
+    largest_graph: int = 256  # of decode rows; 0: none
+    max_keys: int = 1 << 17
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(1024, PAGE_SIZE, self.slots, self.context)
+
+
+CASES = {
+    "v2-lite": Case("deepseek-v2-lite", 3),
+    "v3": Case("deepseek-v3-7-layers", 5, max_keys=1 << 14),
+    "llama": Case("llama-3-8b", 3, context=8192),
+    "small-graphs": Case("deepseek-v2-lite", 3, slots=1024, context=163840, largest_graph=128),
+    "without-graphs": Case("deepseek-v2-lite", 3, context=4096, largest_graph=0),
+    "few-slots": Case("deepseek-v2-lite", 3, slots=24),
+}
 SAMPLING = [
     SamplingParams(2),
     SamplingParams(2, temperature=0.7),
@@ -31,48 +54,50 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3-7-layers", "llama-3-8b"])
-def test_random_steps_launch_nothing_new(shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_random_steps_launch_nothing_new(case: str, tmp_path: Path) -> None:
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
-    folder = ROOT / "bench" / "shapes" / shape
-    subprocess.run([sys.executable, __file__, str(folder)], env=environment, check=True)
+    subprocess.run([sys.executable, __file__, case], env=environment, check=True)
 
 
-def draw_plan(draw: random.Random) -> StepPlan:
-    slots = draw.sample(range(CAPACITY.num_slots), CAPACITY.num_slots)
-    decodes = [
-        slots.pop() for _ in range(draw.choice([0, 1, 2, 5, 7, 20, 100, 127, 129, 200, 250]))
-    ]
+def draw_plan(draw: random.Random, capacity: Capacity) -> StepPlan:
+    slots = draw.sample(range(capacity.num_slots), capacity.num_slots)
+    decodes = draw.choice([0, 1, 2, 5, 7, 20, 100, 127, 129, 200, 250, 256, 300, 513, 768, 1000])
+    decoding = [slots.pop() for _ in range(min(decodes, capacity.num_slots))]
     left = draw.choice([0, 20, 70, 100, 333, 1000, 2047, 5000, BUDGET])
     chunks, admitted = [], []
-    while slots and (left or not decodes):
-        length = min(left or 1, draw.choice([1, 7, 17, 64, 65, 250, 256, 1024, 3000, BUDGET]))
-        start = draw.choice([0, 0, 16, 48, 2048])
+    while slots and (left or not decoding):
+        length = draw.choice([1, 7, 17, 64, 65, 250, 256, 1024, 3000, BUDGET])
+        length = min(left or 1, length, capacity.context_length)
+        most = capacity.context_length - length
+        start = min(draw.choice([0, 0, 16, 48, 2048, most]), most)
         chunks.append(PrefillChunk(slots.pop(), start, (0,) * length, draw.random() < 0.9))
         admitted.append(Admitted(chunks[-1].slot, draw.choice(SAMPLING), (0,)))
         left = max(0, left - length)
-        if draw.random() < 0.2 or not (left or decodes):
+        if draw.random() < 0.2 or not (left or decoding):
             break
-    lengths = tuple(draw.randrange(1, 3000) for _ in decodes)
+    lengths = tuple(draw.randrange(1, 3000) for _ in decoding)
     writes = tuple((chunk.slot, 0, 1) for chunk in chunks)
-    return StepPlan(tuple(decodes), lengths, tuple(chunks), writes, tuple(admitted))
+    return StepPlan(tuple(decoding), lengths, tuple(chunks), writes, tuple(admitted))
 
 
-def check(folder: Path) -> None:
+def check(case: Case) -> None:
     from support.meta_engine import Launches, meta_engines, pretend
 
     pretend()
-    engines = meta_engines(folder, LAYERS, CAPACITY)
+    engines = meta_engines(ROOT / "bench" / "shapes" / case.shape, case.layers, case.capacity)
     rehearsed, launched = Launches(), Launches()
-    sizes = GraphSizes(graph_sizes(CAPACITY.num_slots), ())
-    plans = dearest_plans(CAPACITY, BUDGET)
+    decode = graph_sizes(case.largest_graph) if case.largest_graph else ()
+    plans = dearest_plans(case.capacity, BUDGET, case.max_keys)
+    engine = next(engines)
+    assert engine.attention.max_keys == case.max_keys or case.shape.startswith("llama")
     with rehearsed:
-        next(engines).rehearse(plans, rehearsed_sizes(plans, sizes), nullcontext)
+        engine.rehearse(plans, rehearsed_sizes(plans, GraphSizes(decode, ())), nullcontext)
     assert len(rehearsed.kernels) > 20
     engine, draw = next(engines), random.Random(0)
     with torch.inference_mode(), launched:
         for _ in range(STEPS):
-            engine.sample(engine.forward(draw_plan(draw)))
+            engine.sample(engine.forward(draw_plan(draw, case.capacity)))
     assert len(launched.kernels) > 20
     new = [
         (source.fn.__name__, source.signature, source.attrs, source.constants)
@@ -83,4 +108,4 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    check(Path(sys.argv[1]))
+    check(CASES[sys.argv[1]])

@@ -22,7 +22,7 @@ def test_all_prompt_tokens_of_a_step_and_a_row_for_everybody(
     context_length: int, prefill_tokens: int, slots: int
 ) -> None:
     capacity = Capacity(slots, 16, slots, context_length)
-    plans = dearest_plans(capacity, prefill_tokens)
+    plans = dearest_plans(capacity, prefill_tokens, 1 << 17)
     for plan in plans:
         used = [*plan.decode_slots, *(chunk.slot for chunk in plan.chunks)]
         assert len(set(used)) == len(used) and max(used) < slots

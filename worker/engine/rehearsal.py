@@ -49,14 +49,27 @@ def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSize
             )
 
 
-def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
-    """Of prompts four to an octave, up to the longest in `plans`: kernels are others from some numbers of rows on,
-    which need not be those where recordings are."""
-    largest = max(len(chunk.tokens) for plan in plans for chunk in plan.chunks)
-    prompts = [
+def octaves(largest: int) -> list[int]:
+    """Numbers of rows up to `largest`, four to an octave: kernels are others from some of them on."""
+    sizes = [
         quarters << octave for octave in range(largest.bit_length()) for quarters in (4, 5, 6, 7)
     ]
-    return replace(sizes, prompts=[size for size in prompts if size <= largest])
+    return [size for size in (1, 2, 3, *sizes) if size <= largest]
+
+
+def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
+    """Of prompts up to the longest in `plans`, wherever recordings are; and of decode rows, beyond the recordings,
+    up to the most in `plans`."""
+    prompts = octaves(max(len(chunk.tokens) for plan in plans for chunk in plan.chunks))
+    decode, recorded = (
+        octaves(max(len(plan.decode_slots) for plan in plans)),
+        max(sizes.decode, default=0),
+    )
+    return replace(
+        sizes,
+        decode=[*sizes.decode, *(size for size in decode if size > recorded)],
+        prompts=[size for size in prompts if size > 1],
+    )
 
 
 def rehearse(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.pieces import piece_sizes
-from mla_router.worker.engine.rehearsal import compile_together
+from mla_router.worker.engine.rehearsal import compile_together, octaves
 from mla_router.worker.model.causal_lm import CausalLM
 
 # A request that wants everything at once that costs memory.
@@ -31,15 +29,18 @@ _DEAREST = SamplingParams(
 _CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draws
 
 
-# Tokens before the chunk that is tried: longer prefixes are attended to in passes, as all are that do not
-# fit at once, and take no more.
-MAX_PREFIX = 1 << 17
 SHORT_CHUNK = 16  # short ones have kernels of their own
 # Decode rows, and tokens of the chunk beside them: so have few of either.
-FEW_ROWS = ((1, 1), (4, 8), (16, SHORT_CHUNK), (32, SHORT_CHUNK), (64, SHORT_CHUNK))
-# Short chunks at once, so that attention of their queries has more programs than a GPU has room for; and tokens before
-# each, so many that all of them together are attended to in passes.
-MANY_CHUNKS, SHORT_PREFIX = 40, 1 << 12
+FEW_ROWS = (
+    (1, 1),
+    (4, 8),
+    (16, SHORT_CHUNK),
+    (32, SHORT_CHUNK),
+    (64, SHORT_CHUNK),
+    (160, SHORT_CHUNK),
+)
+# Short chunks at once, so that attention of their queries has more programs than a GPU has room for.
+MANY_CHUNKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def measure_working_memory(
     """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
     `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
     small = replace(capacity, num_pages=capacity.num_slots)
-    plans = dearest_plans(small, prefill_tokens)
+    plans = dearest_plans(small, prefill_tokens, attention.max_keys)
 
     def new_engine() -> Engine:
         return Engine(model, small, device=device, dtype=dtype, attention=attention)
@@ -94,9 +95,11 @@ def measure_working_memory(
             torch.cuda.max_memory_reserved(device) - reserved,
             torch.cuda.max_memory_allocated(device) - allocated,
         )
-    # Libraries load the kernel of a new number of rows when it is first asked for.
-    for rows in piece_sizes(capacity.num_slots):
-        engine.model.logits(torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device))
+    # Of the last layer only rows are computed whose output is wanted, in no recording, and libraries load the kernel of
+    # a new number of rows when it is first asked for.
+    for rows in octaves(capacity.num_slots):
+        nothing = torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device)
+        model.logits(model.model.finish(nothing, nothing))
     graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
     _free()
@@ -132,49 +135,58 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
     )
 
 
-def dearest_plans(capacity: Capacity, prefill_tokens: int) -> list[StepPlan]:
-    """Steps that need most memory, and what else it takes for all kernels of steps to be among theirs."""
-    # Where one request cannot have so many, several have as many of them each
-    chunks = min(-(-prefill_tokens // capacity.context_length), capacity.num_slots)
-    tokens = min(prefill_tokens // chunks, capacity.context_length)
-    short, prefix = min(SHORT_CHUNK, tokens), min(capacity.context_length - tokens, MAX_PREFIX)
-    plans = [
-        _mixed_plan(capacity, _DEAREST, some, start, chunks=chunks)
-        for some, start in product((tokens, short), (prefix, 0))
-    ]
-    plans += [
-        _mixed_plan(capacity, _CHEAPEST, min(some, tokens), 0, decodes)
-        for decodes, some in FEW_ROWS
-        if decodes < capacity.num_slots
-    ]
-    many = min(MANY_CHUNKS, capacity.num_slots)
-    return plans + [
-        _mixed_plan(capacity, _CHEAPEST, short, start, 0, many)
-        for start in (min(prefix, SHORT_PREFIX), 0)
-        if many * short <= prefill_tokens
+def dearest_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> list[StepPlan]:
+    """Steps that need most memory, and what else it takes for all kernels of steps to be among theirs. `max_keys`:
+    as `AttentionBackend`; chunks follow prefixes with which they have more, if that can be."""
+    context, slots = capacity.context_length, capacity.num_slots
+
+    def after_prefixes(sampling: SamplingParams, length: int, chunks: int) -> StepPlan:
+        prefix = min(context - length, max_keys // chunks + 1)
+        return _mixed_plan(capacity, sampling, [length] * chunks, prefix)
+
+    whole = [context] * (prefill_tokens // context) + [prefill_tokens % context]
+    whole = [length for length in whole if length][:slots]
+    several = min(-(-(max_keys + 1) // context), slots, prefill_tokens)
+    each = min(prefill_tokens // several, context)
+    short = min(SHORT_CHUNK, each)
+    many = min(MANY_CHUNKS, slots, prefill_tokens // short)
+    return [
+        after_prefixes(_DEAREST, each, several),
+        _mixed_plan(capacity, _DEAREST, whole, 0),
+        after_prefixes(_DEAREST, short, several),
+        _mixed_plan(capacity, _DEAREST, [short], 0),
+        *(
+            _mixed_plan(capacity, _CHEAPEST, [min(tokens, whole[0])], 0, decodes)
+            for decodes, tokens in FEW_ROWS
+            if decodes < slots
+        ),
+        after_prefixes(_CHEAPEST, short, many),
+        _mixed_plan(capacity, _CHEAPEST, [short] * many, 0, 0),
     ]
 
 
 def _mixed_plan(
     capacity: Capacity,
     sampling: SamplingParams,
-    tokens: int,
+    lengths: Sequence[int],
     prefix: int,
     decodes: int | None = None,
-    chunks: int = 1,
 ) -> StepPlan:
-    """Chunks of so many tokens after so many, and so many decode rows: by default one for every other slot."""
+    """Chunks of such lengths after so many tokens each, and so many decode rows: by default one for every other
+    slot."""
     if decodes is None:
-        decodes = capacity.num_slots - chunks
-    prompt = (0,) * tokens
+        decodes = capacity.num_slots - len(lengths)
     # A page may be that of several places: what is computed from it does not matter
-    slots = range(decodes, decodes + chunks)
+    slots = range(decodes, decodes + len(lengths))
     own = [(slot, index, 1) for slot in slots for index in range(capacity.pages_per_request)]
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]
     return StepPlan(
         decode_slots=tuple(range(decodes)),
         decode_lengths=(1,) * decodes,
-        chunks=tuple(PrefillChunk(slot, prefix, prompt, is_last=True) for slot in slots),
+        chunks=tuple(
+            PrefillChunk(slot, prefix, (0,) * length, is_last=True)
+            for slot, length in zip(slots, lengths, strict=True)
+        ),
         page_writes=(*own, *others),
-        admitted=tuple(Admitted(slot, sampling, prompt[:1]) for slot in range(decodes + chunks)),
+        admitted=tuple(Admitted(slot, sampling, (0,)) for slot in range(slots.stop)),
     )

@@ -45,6 +45,10 @@ class FlashInferBackend(AttentionBackend):
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
 
+    @property
+    def max_keys(self) -> int:
+        return self.ours.max_keys
+
     def plan(self, layout: StepLayout) -> TritonAttention:
         self._wrappers.next_step()
         return self.ours.plan(layout, PlannedPasses(self._wrappers).attend_over)

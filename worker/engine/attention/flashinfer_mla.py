@@ -53,6 +53,10 @@ class FlashInferMlaBackend(AttentionBackend):
     def recordable(self) -> bool:
         return self._prefill.recordable
 
+    @property
+    def max_keys(self) -> int:
+        return self._prefill.max_keys
+
     def prepare_decode(
         self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
     ) -> None:

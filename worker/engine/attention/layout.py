@@ -54,6 +54,11 @@ class AttentionBackend(Protocol):
         graph can be made of it. `max_decode_length` is then only a bound."""
         ...
 
+    @property
+    def max_keys(self) -> int:
+        """Keys of all chunks of a step that may exist at a time in prefill: more take no more memory."""
+        ...
+
     def prepare_decode(
         self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
     ) -> None:

@@ -54,6 +54,7 @@ def attend_over(
 class TritonBackend(AttentionBackend):
     name = "triton"
     recordable = True
+    max_keys = MAX_EXPANDED
 
     def __init__(
         self,

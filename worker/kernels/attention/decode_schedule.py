@@ -104,7 +104,7 @@ def decode_schedule_torch(
     return DecodeSchedule(block_starts, first_requests, part_size, max_length, tiling)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "num_parts"])
 def schedule_kernel(
     lengths,
     block_starts,

@@ -185,7 +185,10 @@ def _best_of_slice_kernel(
     tl.store(token + at, best_token)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "last_token", "out"])
+@triton.jit(
+    do_not_specialize=["slices"],
+    do_not_specialize_on_alignment=["slots", "last_token", "out"],
+)
 def _best_of_row_kernel(
     best, token, slots, last_token, out, slices, MAX_SLICES: tl.constexpr, NONE: tl.constexpr
 ):
