@@ -182,7 +182,8 @@ class WorkerConfig:
     cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
     watchdog_timeout: float = _flag(
         30.0,
-        "seconds without a scheduler heartbeat, in any server process, until /health says 503",
+        "seconds without a scheduler heartbeat, in any server process, until /health says 503; after four times "
+        "as long the worker ends, and launch_server starts it anew",
         low=1.0,
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)

@@ -10,7 +10,12 @@ import msgspec
 import pytest
 
 from mla_router.worker.messages import Grammar
-from mla_router.worker.server.constraint import MAX_SOURCE, Constraint, read_constraint
+from mla_router.worker.server.constraint import (
+    MAX_SOURCE,
+    Constraint,
+    read_constraint,
+    structural_tag,
+)
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import OpenAIFields
 from mla_router.worker.server.schema.parse import parse
@@ -137,3 +142,9 @@ def test_thoughts_may_come_before_any_of_them(grammar: Grammar) -> None:
     thoughts, _, inner = json.loads(after.grammar.source)["format"]["elements"]
     assert thoughts["end"] == "</think>"
     assert inner["type"] in ("regex", "grammar", "json_schema", "tag")
+
+
+def test_what_tools_come_to_is_bounded_as_well() -> None:
+    with pytest.raises(InvalidRequest, match=r"tools: has \d+ bytes, more than") as refused:
+        structural_tag({"type": "regex", "pattern": "a" * MAX_SOURCE}, "tools")
+    assert refused.value.body.error.param == "tools"

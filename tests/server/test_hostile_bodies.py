@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -40,18 +42,27 @@ FIELDS = [
 ]
 
 
-def send(worker: FakeWorker, path: str, body: bytes) -> tuple[int, Any]:
+def send(
+    worker: FakeWorker, path: str, body: bytes, headers: Mapping[str, str] | None = None
+) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(worker.url.removeprefix("http://"))
     try:
-        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", path, body, kind | dict(headers or {}))
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
         connection.close()
 
 
-def assert_refused(worker: FakeWorker, path: str, body: bytes, status: int = 400) -> None:
-    got, answer = send(worker, path, body)
+def assert_refused(
+    worker: FakeWorker,
+    path: str,
+    body: bytes,
+    status: int = 400,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    got, answer = send(worker, path, body, headers)
     assert got == status, (body[:80], answer)
     assert set(answer) == {"error"}
     assert set(answer["error"]) == {"message", "type", "param", "code"}
@@ -109,6 +120,64 @@ def test_null_is_as_good_as_nothing(worker: FakeWorker, path: str, name: str) ->
     status, answer = send(worker, path, json.dumps(body | {name: None}).encode())
     needed = name in body and name in REQUIRED
     assert status == (400 if needed else 200), answer
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP"])
+@pytest.mark.parametrize("body", [gzip.compress(b"{}"), b"garbage garbage"])
+def test_compressed_bodies_are_refused_unopened(
+    worker: FakeWorker, encoding: str, body: bytes
+) -> None:
+    headers = {"Content-Encoding": encoding}
+    for path in ENDPOINTS | OTHERS:
+        assert_refused(worker, path, body, 415, headers)
+    assert_serves(worker)
+
+
+MANY = 200_000  # more than there is context
+MESSAGE = {"role": "user", "content": ""}
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": ""}
+CROWDED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [MESSAGE] * MANY}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * MANY}]},
+    ),
+    ("/v1/responses", {"input": [{"type": "message", **MESSAGE}] * MANY}),
+    ("/v1/responses", {"input": [CALL] * MANY}),
+    ("/tokenize", {"prompt": None, "messages": [MESSAGE] * MANY}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), CROWDED)
+def test_more_messages_than_the_context_holds(
+    worker: FakeWorker, path: str, fields: dict[str, Any]
+) -> None:
+    """They are not looked at: that would take seconds, of everybody."""
+    body = json.dumps((ENDPOINTS | OTHERS)[path] | fields).encode()
+    status, answer = send(worker, path, body)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer["error"]["param"] == ("input" if path == "/v1/responses" else "messages")
+
+
+@pytest.mark.parametrize("levels", range(955, 990, 3))
+def test_schemas_of_any_depth(worker: FakeWorker, levels: int) -> None:
+    """Some can be read, and not be written within something else."""
+    schema = '{"a":' * levels + "1" + "}" * levels
+    tag = '{"begin":"<","schema":SCHEMA,"end":">"}'
+    formats = (
+        '{"type":"json_schema","json_schema":{"name":"x","schema":SCHEMA}}',
+        '{"type":"structural_tag","structures":[' + tag + '],"triggers":["<"]}',
+        '{"type":"structural_tag","format":SCHEMA}',
+    )
+    bodies = [f'"response_format":{form}' for form in formats]
+    tools = '"tools":[{"type":"function","function":{"name":"f","parameters":SCHEMA}}]'
+    bodies += [f'{tools},"tool_choice":"required"', f"{tools},{bodies[0]}"]
+    start = json.dumps(ENDPOINTS["/v1/chat/completions"])[:-1]
+    for body in bodies:
+        status, answer = send(
+            worker, "/v1/chat/completions", f"{start},{body}}}".replace("SCHEMA", schema).encode()
+        )
+        assert status in (200, 400), answer
 
 
 SURROGATES: dict[str, Any] = {

@@ -108,3 +108,7 @@ def test_a_stuck_scheduler_is_not_healthy() -> None:
             },
         )
         wait_until(lambda: status_of(worker.url + "/health") == 503, "/health says 503")
+        assert worker.running.process.wait(60) == 3, "somebody has to start it anew"
+        assert (
+            "the scheduler has been stuck for 20 seconds, and is ended" in worker.running.output()
+        )

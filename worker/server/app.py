@@ -84,6 +84,8 @@ async def content_type(request: web.Request, handler: Handler) -> web.StreamResp
         kind = request.content_type
         if kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedMediaType("Send the body with Content-Type: application/json")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("Send the body as it is, without Content-Encoding")
     return await handler(request)
 
 

@@ -43,9 +43,13 @@ class Child:
         """It was told to leave: kill it if it does not."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), grace_s)
-        if self._process.returncode is None:
+        if self.is_running:
             self._process.kill()
             await self._process.wait()
+
+    def kill(self) -> None:
+        if self.is_running:
+            self._process.kill()
 
     @property
     def is_running(self) -> bool:

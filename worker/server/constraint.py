@@ -29,8 +29,15 @@ ANY_JSON = "{}"
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
+    """Raises InvalidRequest if it is too large."""
+
     grammar: Grammar
     field: str  # where the client has written it, for error messages
+
+    def __post_init__(self) -> None:
+        size = len(self.grammar.source.encode())
+        if size > MAX_SOURCE:
+            raise self.refused(f"has {size} bytes, more than {MAX_SOURCE}")
 
     def refused(self, reason: str) -> InvalidRequest:
         """The error that says what is wrong with the grammar."""
@@ -61,12 +68,13 @@ class Constraint:
         """Any text up to `marker` first: a model that thinks does so before it answers."""
         thoughts = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
         elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, self.format]
-        return Constraint(structural_tag({"type": "sequence", "elements": elements}), self.field)
+        return structural_tag({"type": "sequence", "elements": elements}, self.field)
 
 
-def structural_tag(format: dict[str, Any]) -> Grammar:
-    """xgrammar's language for texts made of parts: see `xgrammar.structural_tag`."""
-    return _grammar("structural_tag", {"type": "structural_tag", "format": format})
+def structural_tag(format: dict[str, Any], field: str) -> Constraint:
+    """By xgrammar's language for texts made of parts: see `xgrammar.structural_tag`."""
+    tag = {"type": "structural_tag", "format": format}
+    return Constraint(_grammar("structural_tag", tag, field), field)
 
 
 def read_constraint(
@@ -74,14 +82,14 @@ def read_constraint(
 ) -> Constraint | None:
     """Raises InvalidRequest, naming the field. `prefix` is where `fields` lie in the body."""
     found = [
-        Constraint(grammar, prefix + field)
-        for field, grammar in (
-            ("json_schema", _of_json(fields.json_schema, "json_schema", prefix)),
-            ("regex", fields.regex and Grammar("regex", fields.regex)),
-            ("ebnf", fields.ebnf and Grammar("ebnf", fields.ebnf)),
-            ("structural_tag", _of_json(fields.structural_tag, "structural_tag", prefix)),
+        constraint
+        for constraint in (
+            _of_json(fields.json_schema, "json_schema", prefix),
+            Constraint(Grammar("regex", fields.regex), prefix + "regex") if fields.regex else None,
+            Constraint(Grammar("ebnf", fields.ebnf), prefix + "ebnf") if fields.ebnf else None,
+            _of_json(fields.structural_tag, "structural_tag", prefix),
         )
-        if grammar
+        if constraint is not None
     ]
     if response_format is not None and (wanted := _of_format(response_format)):
         found.insert(0, wanted)
@@ -89,12 +97,7 @@ def read_constraint(
         raise InvalidRequest(
             f"{found[1].field}: cannot be combined with {found[0].field}", param=found[1].field
         )
-    if not found:
-        return None
-    size = len(found[0].grammar.source.encode())
-    if size > MAX_SOURCE:
-        raise found[0].refused(f"has {size} bytes, more than {MAX_SOURCE}")
-    return found[0]
+    return found[0] if found else None
 
 
 def _of_format(format: ResponseFormat) -> Constraint | None:
@@ -103,21 +106,20 @@ def _of_format(format: ResponseFormat) -> Constraint | None:
             return Constraint(Grammar("json_schema", ANY_OBJECT), "response_format")
         case JsonSchemaFormat(json_schema):
             schema = ANY_JSON if json_schema.schema is None else json_schema.schema
-            grammar = _grammar("json_schema", schema)
-            return Constraint(grammar, "response_format.json_schema.schema")
+            field = "response_format.json_schema.schema"
+            return Constraint(_grammar("json_schema", schema, field), field)
         case StructuralTagFormat():
-            return Constraint(_of_tag(format), "response_format")
+            return _of_tag(format, "response_format")
         case _:
             return None
 
 
-def _of_tag(tag: StructuralTagFormat) -> Grammar:
+def _of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
     if tag.format is not None and tag.structures is None and tag.triggers is None:
-        return structural_tag(tag.format)
+        return structural_tag(tag.format, field)
     if tag.format is not None or not tag.structures or not tag.triggers:
         raise InvalidRequest(
-            "response_format: a structural_tag has structures and triggers, or a format",
-            param="response_format",
+            f"{field}: a structural_tag has structures and triggers, or a format", param=field
         )
     tags = [
         {
@@ -130,32 +132,33 @@ def _of_tag(tag: StructuralTagFormat) -> Grammar:
         }
         for structure in tag.structures
     ]
-    return structural_tag({"type": "triggered_tags", "triggers": tag.triggers, "tags": tags})
+    return structural_tag({"type": "triggered_tags", "triggers": tag.triggers, "tags": tags}, field)
 
 
 def _of_json(
     value: str | dict[str, Any] | bool | None,
     kind: Literal["json_schema", "structural_tag"],
     prefix: str,
-) -> Grammar | None:
+) -> Constraint | None:
     """A field that is JSON, or a string with JSON in it, as SGLang has it."""
     if value is None:
         return None
-    if kind == "structural_tag":
-        try:
-            text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
-            return _of_tag(_tag_decoder.decode(text))
-        except (msgspec.MsgspecError, RecursionError) as error:
-            field = prefix + kind
-            raise InvalidRequest(f"{field}: {error}", param=field) from None
-        except InvalidRequest as error:
-            message = error.body.error.message.removeprefix("response_format")
-            raise InvalidRequest(prefix + kind + message, param=prefix + kind) from None
-    return _grammar(kind, value)
+    field = prefix + kind
+    if kind == "json_schema":
+        return Constraint(_grammar(kind, value, field), field)
+    try:
+        text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+        tag = _tag_decoder.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: {error}", param=field) from None
+    return _of_tag(tag, field)
 
 
-def _grammar(kind: Literal["json_schema", "structural_tag"], value: Any) -> Grammar:
-    source = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _grammar(kind: Literal["json_schema", "structural_tag"], value: Any, field: str) -> Grammar:
+    try:
+        source = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise InvalidRequest(f"{field}: nested too deeply", param=field) from None
     return Grammar(kind, source)
 
 

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 EXIT_CHILD_DIED = 3
 
+# So many times --watchdog-timeout without a heartbeat, and there is no hope left: a hung GPU does not come back.
+HOPELESS = 4
+
 DRAIN_GRACE_S = 30.0  # how long requests may still run after SIGTERM
 
 
@@ -89,6 +92,7 @@ class _Worker:
         """Open for requests when all can answer them, and wait for the end; returns the exit status.
         All requests that are open then have theirs."""
         starting = asyncio.create_task(self._start(directory))
+        watching = asyncio.create_task(self._watch())
         deaths = [asyncio.create_task(child.wait()) for child in self._children]
         stop = asyncio.create_task(signals.stop.wait())
         drain = asyncio.create_task(signals.drain.wait())
@@ -112,7 +116,7 @@ class _Worker:
             self._fail(
                 "A process of this worker has ended" if died else "This worker is shutting down"
             )
-            for task in (starting, *deaths, stop, drain):
+            for task in (starting, watching, *deaths, stop, drain):
                 task.cancel()
 
     async def _start(self, directory: Path) -> None:
@@ -128,6 +132,16 @@ class _Worker:
         seconds = time.monotonic() - state.birth.started
         print(_startup_line(state.config, service.limits, seconds), flush=True)
         state.shared.complete.set(1)
+
+    async def _watch(self) -> None:
+        """Ends a scheduler that has been stuck for long, and so the worker: a new one may do better."""
+        timeout = HOPELESS * self._state.config.watchdog_timeout
+        while True:
+            await asyncio.sleep(self._state.config.watchdog_timeout)
+            if self._state.service is not None and self._client.heartbeat_age() > timeout:
+                scheduler = self._children[0]
+                log.error("%s has been stuck for %g seconds, and is ended", scheduler.name, timeout)
+                scheduler.kill()
 
     async def _drain(self) -> None:
         """Returns when nothing runs."""

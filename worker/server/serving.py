@@ -61,6 +61,7 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
         # tokens would be computed to the end for nobody.
         handler_cancellation=True,
         access_log=None,
+        auto_decompress=False,  # small bodies that become large ones: they are refused (`app.py`)
         keepalive_timeout=KEEPALIVE_S,
         shutdown_timeout=ANSWERS_OUT_S,
     )

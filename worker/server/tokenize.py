@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
-from mla_router.worker.server.chat.run import conversation
+from mla_router.worker.server.chat.run import rendered
 from mla_router.worker.server.chat.tools import read_tools
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.prompts import check_ids
@@ -47,8 +47,7 @@ async def tokenize(request: web.Request) -> web.Response:
     text, special = body.prompt, True
     if text is None:
         chat = body.as_chat()
-        parts = conversation(chat, read_tools(chat), tokenizer.template)
-        text, special = tokenizer.template.render(parts), False
+        text, special = await rendered(service, chat, read_tools(chat), "messages"), False
     if body.add_special_tokens is not None:
         special = body.add_special_tokens
     tokens = await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)

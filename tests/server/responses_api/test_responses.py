@@ -93,6 +93,34 @@ def test_text(deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., b
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
+@pytest.mark.parametrize("burst", [1, 3, 100])
+def test_white_space_before_a_message_is_a_part_of_it(
+    deepseek: openai.OpenAI, asking: Asking, burst: int
+) -> None:
+    text = "\n\n    def f():\n        return 1"
+    whole = deepseek.responses.create(**asking(text, burst))
+    events = list(deepseek.responses.create(**asking(text, burst), stream=True))
+    assert whole.output_text == text
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == text
+    assert events[-1].response.output_text == text  # type: ignore[union-attr]
+
+
+def test_a_conversation_of_many_items_is_put_together(
+    deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]
+) -> None:
+    """Enough for another thread; what an assistant said in pieces is one message."""
+    items: list[Any] = []
+    for number in range(70):
+        items.append({"role": "user", "content": str(number)})
+        items += [{"role": "assistant", "content": piece} for piece in ("a", "", "b")]
+    deepseek.responses.create(**asking("x", input=items))
+    expected = []
+    for number in range(70):
+        expected.append({"role": "user", "content": str(number)})
+        expected.append({"role": "assistant", "content": "ab"})
+    assert rendered(expected)
+
+
 def test_what_clients_send_by_default_is_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
     """Some of it cannot be honoured and does no harm."""
     response = deepseek.responses.create(

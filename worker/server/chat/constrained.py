@@ -32,16 +32,16 @@ def constraint_of(
                 "tool_choice: this worker runs with --tool-call-parser none", param="tool_choice"
             )
         calls = format.grammar(tools.functions, several=tools.several)
-        constraint = Constraint(structural_tag(calls), "tools")
+        constraint = structural_tag(calls, "tools")
     elif asked is None and tools.strict and format is not None:
         schemas = {
             name: schema if name in tools.strict else ANY_OBJECT
             for name, schema in tools.functions.items()
         }
         calls = format.grammar_in_text(schemas, several=tools.several)
-        constraint = Constraint(structural_tag(calls), "tools")
+        constraint = structural_tag(calls, "tools")
     elif asked is not None and tools.functions and format is not None:
         calls = format.grammar(tools.functions, several=tools.several)
         either = {"type": "or", "elements": [asked.format, calls]}
-        constraint = Constraint(structural_tag(either), asked.field)
+        constraint = structural_tag(either, asked.field)
     return constraint.after(END) if constraint is not None and inside else constraint

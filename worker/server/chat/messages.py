@@ -49,10 +49,7 @@ def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> di
     if message.tool_calls:
         if role != "assistant":
             raise _invalid(where + ".tool_calls", "only an assistant makes calls")
-        rendered["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{index}]", arguments_as_objects)
-            for index, call in enumerate(message.tool_calls)
-        ]
+        rendered["tool_calls"] = [_call(call, arguments_as_objects) for call in message.tool_calls]
     return rendered
 
 
@@ -74,18 +71,22 @@ def _content(message: ChatMessage, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _call(call: ToolCall, where: str, arguments_as_objects: bool) -> dict[str, Any]:
+def _call(call: ToolCall, arguments_as_objects: bool) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if arguments_as_objects:
-        field = where + ".function.arguments"
-        try:
-            arguments = msgspec.json.decode(arguments)
-        except (msgspec.MsgspecError, RecursionError):
-            raise _invalid(field, "not JSON") from None
-        if not isinstance(arguments, dict):
-            raise _invalid(field, "must be a JSON object, as a string")
+        arguments = _object(arguments)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}
+
+
+def _object(arguments: str) -> dict[str, Any] | str:
+    """What a call's arguments say, or themselves: a model may have written something else, or been cut off, and
+    its client sends back what it got."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _invalid(field: str, message: str) -> InvalidRequest:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mla_router.worker.server.answer import AnswerParser
+from mla_router.worker.server.background import beside_the_loop
 from mla_router.worker.server.chat.constrained import constraint_of
 from mla_router.worker.server.chat.messages import for_template
 from mla_router.worker.server.chat.tools import ToolUse, read_tools
@@ -18,7 +19,7 @@ from mla_router.worker.server.prompts import check_ids
 from mla_router.worker.server.reasoning import begins_inside
 from mla_router.worker.server.replay import Replay
 from mla_router.worker.server.sampling import check_sampling
-from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import Service
 
@@ -82,7 +83,7 @@ async def prepare(
         response_format=body.response_format,
     )
     tokenizer, answers = service.tokenizer, service.answers
-    text = tokenizer.template.render(conversation(body, tools, tokenizer.template))
+    text = await rendered(service, body, tools, names.messages)
     prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
     check_ids(prompt, service.limits.vocab_size, names.messages)
     inside = begins_inside(text)
@@ -101,6 +102,32 @@ async def prepare(
         token_by_token=token_by_token,
     )
     return ChatRun(generation, tools, body.separate_reasoning is not False, inside)
+
+
+async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: str) -> str:
+    """The prompt's text. `field`: what the client calls the messages. Raises InvalidRequest, naming the field."""
+    messages, template = body.messages or [], service.tokenizer.template
+    count = check_count(
+        sum(1 + len(message.tool_calls or ()) + _parts(message) for message in messages),
+        service.limits.context_length,
+        field,
+    )
+    return await beside_the_loop(
+        lambda: template.render(conversation(body, tools, template)), things=count
+    )
+
+
+def check_count(count: int, context_length: int, field: str) -> int:
+    """Of messages and what they are made of, each of which takes a token and more. Before they are looked at,
+    which takes many times as long as to read them. Returns it; raises InvalidRequest."""
+    if count > context_length:
+        raise InvalidRequest(
+            f"{field}: {count} messages, parts and calls are more than the context length of "
+            f"{context_length} tokens can hold",
+            param=field,
+            code="context_length_exceeded",
+        )
+    return count
 
 
 def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
@@ -130,6 +157,10 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
             param="chat_template_kwargs",
         )
     return Conversation(messages, tools.rendered, opens, goes_on, variables)
+
+
+def _parts(message: ChatMessage) -> int:
+    return len(message.content) if isinstance(message.content, list) else 0
 
 
 def _top_logprobs(body: ChatRequest) -> int:

@@ -27,6 +27,9 @@ class ResponseBuilder:
         self._choice = choice
         self._item: Item | None = None  # that is being written
         self._text: list[str] = []  # of it
+        self._blank = (
+            ""  # white space that may be the beginning of a message, or stand between others
+        )
 
     @property
     def reasoning(self) -> str:
@@ -48,11 +51,13 @@ class ResponseBuilder:
                 yield from self._begin(ReasoningItem(id=self._id("rs"), status="in_progress"))
             yield self._delta("response.reasoning_text.delta", part.text, content_index=0)
         else:
+            text = self._blank + part.text
             if not isinstance(self._item, MessageItem):
-                if part.text.isspace():
-                    return  # between other items
+                if text.isspace():
+                    self._blank = text
+                    return
                 yield from self._begin(MessageItem(id=self._id("msg"), status="in_progress"))
-            yield self._delta("response.output_text.delta", part.text, content_index=0, logprobs=[])
+            yield self._delta("response.output_text.delta", text, content_index=0, logprobs=[])
 
     def close(self, status: str) -> Iterator[Event]:
         """End the item that is being written, if there is one: `completed` or `incomplete`."""
@@ -79,7 +84,7 @@ class ResponseBuilder:
     def _begin(self, item: Item) -> Iterator[Event]:
         """The next item; its id was made for the place behind the one that is closed here."""
         yield from self.close("completed")
-        self._item, self._text = item, []
+        self._item, self._text, self._blank = item, [], ""
         index = len(self.items)
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         if not isinstance(item, CallItem):

@@ -11,9 +11,10 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.core import FinishReason
+from mla_router.worker.server.background import beside_the_loop
 from mla_router.worker.server.body import read_body
 from mla_router.worker.server.chat.choice import ChatChoice
-from mla_router.worker.server.chat.run import ChatRun, FieldNames, prepare
+from mla_router.worker.server.chat.run import ChatRun, FieldNames, check_count, prepare
 from mla_router.worker.server.generation import RESUMED_A_TURN, Output
 from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.responses import json_response
@@ -44,7 +45,10 @@ async def responses(request: web.Request) -> web.StreamResponse:
     model = service.check_model(body.model)
     streams = bool(body.stream)
     replay = read_replay(request.headers, body.continuation, possible=streams)
-    run = await prepare(service, as_chat(body), replay, FIELD_NAMES, token_by_token=streams)
+    items = len(body.input) if isinstance(body.input, list) else 1
+    check_count(items, service.limits.context_length, "input")
+    chat = await beside_the_loop(lambda: as_chat(body), things=items)
+    run = await prepare(service, chat, replay, FIELD_NAMES, token_by_token=streams)
     answer = _Answer.of(run, body, model)
     async with run.generation.running():
         if body.stream:

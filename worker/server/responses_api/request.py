@@ -98,53 +98,76 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     if body.input is None or body.input == []:
         raise _invalid("input", "must be given")
-    messages = []
+    messages = _Messages()
     if body.instructions:
-        messages.append(ChatMessage("system", body.instructions))
+        messages.add("system", body.instructions)
     if isinstance(body.input, str):
-        return [*messages, ChatMessage("user", body.input)]
-    for index, item in enumerate(body.input):
-        _append(messages, item, f"input[{index}]")
-    return messages
-
-
-def _append(messages: list[ChatMessage], item: InputItem, where: str) -> None:
-    """One item is a message or a part of one: reasoning, text and calls of one answer come as
-    items of their own."""
-    if item.type == "message":
-        if item.role not in ROLES:
-            raise _invalid(where + ".role", f"one of {', '.join(ROLES)}")
-        text = _text(item.content, where + ".content")
-        last = messages[-1] if messages else None
-        if item.role == "assistant" and last and last.role == "assistant" and not last.tool_calls:
-            last.content = (last.content or "") + text if isinstance(last.content, str) else text
-        else:
-            messages.append(ChatMessage(item.role, text))
-    elif item.type == "reasoning":
-        # Without text if it was encrypted, or summed up, elsewhere.
-        messages.append(ChatMessage("assistant", ""))
-        if item.content is not None:
-            messages[-1].reasoning_content = _text(item.content, where + ".content")
-    elif item.type == "function_call":
-        call = ToolCall(
-            _given(item.call_id, where + ".call_id"),
-            CalledFunction(
-                _given(item.name, where + ".name"), _given(item.arguments, where + ".arguments")
-            ),
-        )
-        if not messages or messages[-1].role != "assistant":
-            messages.append(ChatMessage("assistant"))
-        messages[-1].content = messages[-1].content or None
-        messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
-    elif item.type == "function_call_output":
-        result = ChatMessage("tool", _text(item.output, where + ".output"))
-        result.tool_call_id = _given(item.call_id, where + ".call_id")
-        messages.append(result)
+        messages.add("user", body.input)
     else:
-        raise _invalid(
-            where + ".type",
-            "one of message, reasoning, function_call, function_call_output",
-        )
+        for index, item in enumerate(body.input):
+            messages.take(item, f"input[{index}]")
+    return messages.finish()
+
+
+class _Messages:
+    """Made of items, of which each is a message or a part of one: reasoning, text and calls of one answer come
+    as items of their own."""
+
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._texts: list[list[str]] = []  # of each message, joined once: items may be many
+
+    def add(self, role: str, text: str) -> ChatMessage:
+        message = ChatMessage(role)
+        self._messages.append(message)
+        self._texts.append([text])
+        return message
+
+    def take(self, item: InputItem, where: str) -> None:
+        last = self._messages[-1] if self._messages else None
+        if item.type == "message":
+            if item.role not in ROLES:
+                raise _invalid(where + ".role", f"one of {', '.join(ROLES)}")
+            text = _text(item.content, where + ".content")
+            if (
+                item.role == "assistant"
+                and last
+                and last.role == "assistant"
+                and not last.tool_calls
+            ):
+                self._texts[-1].append(text)
+            else:
+                self.add(item.role, text)
+        elif item.type == "reasoning":
+            # Without text if it was encrypted, or summed up, elsewhere.
+            message = self.add("assistant", "")
+            if item.content is not None:
+                message.reasoning_content = _text(item.content, where + ".content")
+        elif item.type == "function_call":
+            call = ToolCall(
+                _given(item.call_id, where + ".call_id"),
+                CalledFunction(
+                    _given(item.name, where + ".name"), _given(item.arguments, where + ".arguments")
+                ),
+            )
+            if last is None or last.role != "assistant":
+                last = self.add("assistant", "")
+            if last.tool_calls is None:
+                last.tool_calls = []
+            last.tool_calls.append(call)
+        elif item.type == "function_call_output":
+            result = self.add("tool", _text(item.output, where + ".output"))
+            result.tool_call_id = _given(item.call_id, where + ".call_id")
+        else:
+            raise _invalid(
+                where + ".type",
+                "one of message, reasoning, function_call, function_call_output",
+            )
+
+    def finish(self) -> list[ChatMessage]:
+        for message, texts in zip(self._messages, self._texts, strict=True):
+            message.content = "".join(texts) or (None if message.tool_calls else "")
+        return self._messages
 
 
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
