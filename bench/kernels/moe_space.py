@@ -23,6 +23,8 @@ GEMM = {
 def rows_for(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
     """Numbers of rows in a block that are worth trying. 1: pairs are not sorted."""
     each = tokens * top_k / experts
+    if tokens == 1:
+        return (1,)  # shared experts go along only so
     if tokens <= 4:
         return (1, 16)
     if each <= 2:

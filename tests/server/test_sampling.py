@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def test_what_passes_can_be_trusted(**fields: Any) -> None:
         return
     params = sampling.params
     assert params.temperature == 0.0 or 1e-6 <= params.temperature <= 2.0
-    assert 0.0 < params.top_p <= 1.0
+    assert 0.0 < np.float32(params.top_p) <= 1.0, "as the device reads it"
     assert 0 <= params.top_k < VOCAB
     assert sampling.seed is None or 0 <= sampling.seed < 2**63
     assert sampling.max_tokens is None or 1 <= sampling.max_tokens < 2**31

@@ -137,6 +137,7 @@ def norm_linear_triton(
     total = x if residual is None else x.new_empty(rows, inputs)
     normed = x.new_empty(rows, inputs) if keep_normed else None
     if rows >= BLOCKS_FROM and tiles is None:
+        assert inputs <= SHORT_INPUTS, f"{rows} rows of {inputs}: programs have whole rows"
         norm_linear_blocks.launch(
             x, residual, norm_weight, eps, weight, product, total, normed, constant=constant
         )

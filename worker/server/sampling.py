@@ -29,6 +29,7 @@ MAX_PRIORITY = 100
 
 # Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
 MIN_TEMPERATURE = 1e-6
+MIN_TOP_P = 1e-30  # which float32 can tell from 0: all of them keep the likeliest token alone
 # Below this a logit divided by the penalty may overflow; what was there before wins by far anyway.
 MIN_REPETITION_PENALTY = 1e-6
 
@@ -99,7 +100,7 @@ def check_sampling(
         max_tokens=0,
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
         top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
-        top_p=top_p,
+        top_p=max(top_p, MIN_TOP_P),
         min_p=_within(fields.min_p, 0.0, 0.0, 1.0, prefix + "min_p"),
         repetition_penalty=max(repetition_penalty, MIN_REPETITION_PENALTY),
         frequency_penalty=_within(

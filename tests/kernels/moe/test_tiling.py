@@ -38,6 +38,17 @@ def test_the_next_tuned_number_of_tokens(
     assert moe_tiling("NVIDIA H200", SHAPE, tokens, 6).rows == rows
 
 
+def test_one_token_has_an_entry_of_its_own_or_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its shared experts can go along with."""
+    monkeypatch.setattr(module, "TABLES", tmp_path)
+    later = {tokens: tiling for tokens, tiling in TABLE.items() if tokens > 1}
+    table_path("another GPU", SHAPE).write_bytes(msgspec.json.encode(later))
+    assert moe_tiling("another GPU", SHAPE, 1, 6) == default_tiling(SHAPE, 1, 6)
+    assert moe_tiling("another GPU", SHAPE, 2, 6) == TABLE[8]
+
+
 def test_without_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TABLES", tmp_path)
     assert moe_tiling("a GPU", SHAPE, 40, 6) == default_tiling(SHAPE, 40, 6)

@@ -50,9 +50,10 @@ class MoeShape:
 
 
 def moe_tiling(device: str, shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
-    """The tiling of the next tuned number of tokens, of the last one beyond them."""
+    """The tiling of the next tuned number of tokens, of the last one beyond them; of one token no other's, since
+    shared experts go along only with pairs that are not sorted."""
     table = read_table(table_path(device, shape))
-    if table is None:
+    if table is None or (tokens == 1 and 1 not in table):
         return default_tiling(shape, tokens, top_k)
     tuned = sorted(table)
     return table[tuned[min(bisect_left(tuned, tokens), len(tuned) - 1)]]

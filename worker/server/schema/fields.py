@@ -53,6 +53,14 @@ class OpenAIFields(SamplingFields, kw_only=True):
     priority: int | None = None
     continuation: Continuation | None = None
     response_format: ResponseFormat | None = None
+    # refused unless null: vLLM's, which change what may be answered
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
 
     @property
     def wants_usage(self) -> bool:

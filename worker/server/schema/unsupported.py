@@ -16,6 +16,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "return_hidden_states": (False,),
     "spaces_between_special_tokens": (True,),
+    "bad_words": ([],),
 }
 
 # Fields that are off only when they are null or absent.
@@ -34,6 +35,12 @@ NULL_ONLY = frozenset(
         "custom_params",
         "output_dir",
         "stop_regex",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "allowed_token_ids",
     }
 )
 
