@@ -8,6 +8,7 @@ use http_body::SizeHint;
 
 use crate::{
     body::{failure::Failure, usage, worker::WorkerFrames},
+    fleet::worker::Outcome,
     proxy::Job,
 };
 
@@ -25,13 +26,20 @@ impl PlainBody {
         if let Some(whole) = frames.whole().cloned() {
             usage.look(&job, &mut frames.booking, &whole);
         }
+        note_end(&mut frames);
         Self { frames, job, failed: false }
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         let failure = match self.frames.poll_next(cx) {
-            Poll::Ready(Some(Ok((bytes, _)))) => return Poll::Ready(Some(Ok(bytes))),
-            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Ready(Some(Ok((bytes, _)))) => {
+                note_end(&mut self.frames);
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            Poll::Ready(None) => {
+                note_end(&mut self.frames);
+                return Poll::Ready(None);
+            }
             Poll::Ready(Some(Err(error))) => Failure::Broken(error),
             Poll::Pending => {
                 ready!(self.job.alarm.poll(self.job.deadline, cx));
@@ -49,6 +57,13 @@ impl PlainBody {
 
     pub fn size_hint(&self) -> SizeHint {
         self.frames.size_hint()
+    }
+}
+
+/// Counts the answer as one when all of it has come.
+fn note_end(frames: &mut WorkerFrames) {
+    if frames.has_ended() {
+        frames.booking.record(Outcome::Answered);
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
         worker::WorkerFrames,
     },
     error::Error,
-    fleet::worker::Phase,
+    fleet::worker::{Outcome, Phase},
     metrics::ReplayOutcome,
     proxy::{self, Job, Reply},
     router::Router,
@@ -47,6 +47,9 @@ const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 const LAST_NAMES: [&[u8]; 4] =
     [b"response.completed", b"response.incomplete", b"response.failed", b"error"];
 
+/// Of these the names that tell of an error.
+const ERROR_NAMES: [&[u8]; 2] = [b"response.failed", b"error"];
+
 /// After the last event, time for the worker to end its response, so that the connection can be kept.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -65,6 +68,8 @@ pub struct EventStream {
     usage: usage::Reader,
     /// The event that is being passed on is the last: `[DONE]`, one of [`LAST_NAMES`], or an error.
     is_last: bool,
+    /// That one says that the answer is complete.
+    is_answer: bool,
     /// The last event has been passed on.
     all_said: bool,
 }
@@ -123,6 +128,7 @@ impl EventStream {
             replay,
             usage,
             is_last: false,
+            is_answer: false,
             all_said: false,
         }
     }
@@ -187,6 +193,7 @@ impl EventStream {
                 }
                 Poll::Ready(None) => {
                     // Streams of other kinds may end as they like.
+                    frames.booking.record(Outcome::Answered);
                     let rest = self.events.rest();
                     return Poll::Ready(Ok((!rest.is_empty()).then_some(rest)));
                 }
@@ -215,6 +222,12 @@ impl EventStream {
         }
         if self.is_last && ends {
             self.all_said = true;
+            // An error speaks neither for the worker nor against it: it may be the request's.
+            if let State::Flowing { frames, .. } = &mut self.state
+                && self.is_answer
+            {
+                frames.booking.record(Outcome::Answered);
+            }
             self.silence.ends_by(Instant::now() + LAST_WORDS);
         }
         Ok(bytes)
@@ -234,6 +247,7 @@ impl EventStream {
             self.is_last = true;
         } else if data.starts_with(b"[DONE]") || LAST_NAMES.contains(&name) {
             self.is_last = true;
+            self.is_answer = !ERROR_NAMES.contains(&name);
         } else if bytes.trim_ascii().is_empty() {
             // Nothing but tokens whose text is to come.
             return Ok(Bytes::new());

@@ -38,6 +38,11 @@ impl WorkerFrames {
         self.rest.is_none().then_some(&self.first)
     }
 
+    /// The worker has nothing more to say.
+    pub fn has_ended(&self) -> bool {
+        self.rest.is_none()
+    }
+
     /// The next bytes and when they came; `None` at the end of the body.
     pub fn poll_next(
         &mut self,

@@ -124,8 +124,8 @@ impl Booking {
         self.worker.first_token_limit(self.tokens_ahead)
     }
 
-    /// Tells the worker's breaker how the request went: once for its beginning, and again if its
-    /// response breaks or stalls later.
+    /// Tells the worker's breaker how the request went: once for its beginning, and again when its
+    /// response is whole, or breaks or stalls.
     pub fn record(&mut self, outcome: Outcome) {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // All that is known of this one's time is that it is longer.

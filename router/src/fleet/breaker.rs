@@ -18,7 +18,9 @@ const MOST_DOUBLINGS: u32 = 4;
 /// How a request went, as far as it speaks for or against its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// An answer: 2xx, or a 4xx, which speaks against the request.
+    /// The beginning of an answer, which may still break.
+    Begun,
+    /// A whole answer: 2xx, or a 4xx, which speaks against the request.
     Answered,
     /// 429 or 503: back-pressure, which says nothing about the next request.
     Busy,
@@ -101,13 +103,22 @@ impl Breaker {
         self.state.lock().on_trial = false;
     }
 
+    /// The request on trial is being answered, which may take minutes: others may come, but the next
+    /// failure opens it again. Only a whole answer tells that all is well. True if it was not closed.
+    pub(super) fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        state.failures = self.threshold.saturating_sub(1);
+        state.on_trial = false;
+        state.open_until.take().is_some()
+    }
+
     /// All is well again. True if it was not closed.
     pub(super) fn succeed(&self) -> bool {
         if self.is_closed() {
             return false;
         }
         let mut state = self.state.lock();
-        let was_open = state.openings > 0;
+        let was_open = state.open_until.is_some();
         *state = State::default();
         self.troubled.store(false, Ordering::Release);
         was_open
@@ -191,6 +202,24 @@ mod tests {
         assert!(breaker.succeed());
         assert_eq!(breaker.state(now), BreakerState::Closed);
         assert_eq!(failing(&breaker, now), Some(FIRST), "a good answer forgets the doublings");
+    }
+
+    #[test]
+    fn an_answer_that_begins_ends_the_trial_and_one_that_breaks_opens_it_again() {
+        let (breaker, mut now) = (Breaker::new(5, FIRST), Instant::now());
+        assert_eq!(breaker.fail(false, true, now), Some(FIRST));
+        for duration in [FIRST * 2, FIRST * 4] {
+            now += FIRST * 4;
+            assert!(breaker.enter(now));
+            assert!(breaker.begin());
+            assert_eq!(breaker.state(now), BreakerState::Closed);
+            assert_eq!(failing(&breaker, now), Some(duration), "its pauses are not forgotten");
+        }
+        now += FIRST * 4;
+        assert!(breaker.enter(now));
+        assert!(breaker.begin());
+        assert!(!breaker.succeed(), "it was closed already");
+        assert_eq!(failing(&breaker, now), None);
     }
 
     #[test]

@@ -154,8 +154,14 @@ impl Worker {
     /// See [`Booking::record`].
     pub(super) fn record(&self, outcome: Outcome, on_trial: bool) {
         let stuck = match outcome {
-            Outcome::Answered => {
-                if self.breaker.succeed() {
+            // Of the others it is not known yet whether they will break.
+            Outcome::Begun if !on_trial => return,
+            Outcome::Begun | Outcome::Answered => {
+                let closes = match outcome {
+                    Outcome::Begun => self.breaker.begin(),
+                    _ => self.breaker.succeed(),
+                };
+                if closes {
                     self.counters.breaker.increment(BreakerState::Closed);
                     tracing::info!("worker {} answers again: breaker closed", self.url);
                 }

@@ -243,7 +243,7 @@ impl Pending<'_> {
         let mut booking = self.booking.take().expect("contract: it begins once");
         let streams = self.key.is_some_and(|key| key.stream);
         booking.prefill_done(streams && head.status.is_success());
-        booking.record(Outcome::Answered);
+        booking.record(Outcome::Begun);
         booking.worker().heard(Instant::now());
         Reply { head, first, rest, booking }
     }

@@ -2,10 +2,12 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use http::StatusCode;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
 use mla_mock_worker::{Fault, Garbage, Kind, MockWorker, Settings};
 use mla_router::{
     Config, RouterHandle,
@@ -13,12 +15,23 @@ use mla_router::{
     fleet::worker::{BreakerState, Phase},
 };
 
+use tokio::sync::mpsc;
+
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, config, router, router_without_waiting, secs,
+    Client, FakeWorker, Reply, Then, all_in, config, post, router, router_without_waiting, secs,
+    soon,
 };
 
 const BODY: &str = r#"{"prompt":"a","max_tokens":2}"#;
 const STREAMED: &str = r#"{"prompt":"a","max_tokens":2,"stream":true}"#;
+const EVENT: &[u8] = b"data: {\"a\":1}\n\n";
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// A stream that ends after these events.
+fn events(events: &[&'static [u8]]) -> Reply {
+    let frames = events.iter().map(|event| Bytes::from_static(event)).collect();
+    Reply::Stream(HeaderMap::new(), frames, Then::End)
+}
 
 /// In turn, so that a bad worker is met as often as possible; out for longer than a test takes.
 fn in_turn() -> Config {
@@ -181,4 +194,64 @@ async fn a_worker_whose_engine_hangs_is_out_after_one_late_byte() {
     assert_eq!(good.stats().totals.requests, 10);
     all_in(Phase::Healthy, &router).await;
     drop(stuck);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_whose_streams_all_break_off_is_out_after_five() {
+    let mut failing = FakeWorker::start(|_| events(&[EVENT])).await;
+    let good = FakeWorker::start(|_| events(&[EVENT, DONE])).await;
+    let router = router(in_turn(), &[&failing, &good]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..20 {
+        client.post("/v1/completions", STREAMED).await;
+    }
+    assert_eq!(failing.requests_so_far(), 5);
+    assert_eq!(breakers(&router), [BreakerState::Open, BreakerState::Closed]);
+    all_in(Phase::Healthy, &router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whole_streams_between_keep_a_breaker_closed() {
+    let turn = AtomicUsize::new(0);
+    let worker = FakeWorker::start(move |_| {
+        let is_whole = turn.fetch_add(1, Ordering::SeqCst) % 5 == 4;
+        events(if is_whole { &[EVENT, DONE] } else { &[EVENT] })
+    })
+    .await;
+    let router = router(in_turn(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for number in 0..25 {
+        client.post("/v1/completions", STREAMED).await;
+        assert_eq!(breakers(&router), [BreakerState::Closed], "{number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_breaks_off() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let turn = AtomicUsize::new(0);
+    let worker = FakeWorker::start(move |_| match turn.fetch_add(1, Ordering::SeqCst) {
+        ..5 => events(&[EVENT]),
+        _ => Reply::Events(source.lock().take().expect("one request")),
+    })
+    .await;
+    let config = Config { cb_timeout_duration_secs: secs(0.05), ..in_turn() };
+    let router = router(config, &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for _ in 0..5 {
+        client.post("/v1/completions", STREAMED).await;
+    }
+    soon(async {
+        while breakers(&router) != [BreakerState::HalfOpen] {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    frames.send(Bytes::from_static(EVENT)).expect("the worker streams");
+    let response = client.send(post("/v1/completions", STREAMED)).await.expect("a head");
+    assert_eq!(breakers(&router), [BreakerState::Closed]);
+    drop(frames);
+    response.into_body().collect().await.expect("an error event");
+    assert_ne!(breakers(&router), [BreakerState::Closed]);
 }
