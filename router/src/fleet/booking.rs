@@ -58,6 +58,8 @@ pub struct Booking {
     awaited: Option<Awaited>,
     /// What the router expects of the worker's cache.
     pub prediction: Prediction,
+    /// It takes the worker's engine to answer it.
+    is_work: bool,
     /// The one request that a half-open breaker has let through, and nothing is known of it yet.
     on_trial: bool,
 }
@@ -65,6 +67,14 @@ pub struct Booking {
 impl Worker {
     /// Books a request and the prompt tokens that the worker has yet to compute for it.
     pub fn book(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> Booking {
+        let mut booking = self.book_light(pending_tokens, reason);
+        booking.is_work = true;
+        booking.on_trial = self.breaker.enter(Instant::now());
+        booking
+    }
+
+    /// The same of a request whose answer says nothing of the worker's engine.
+    pub fn book_light(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> Booking {
         let now = Instant::now();
         if self.load.requests.fetch_add(1, Ordering::Relaxed) == 0 {
             // It had nothing to say before; its silence begins now.
@@ -79,7 +89,8 @@ impl Worker {
             promise: None,
             awaited: None,
             prediction: Prediction::default(),
-            on_trial: self.breaker.enter(now),
+            is_work: false,
+            on_trial: false,
             worker: Arc::clone(self),
             reason,
         }
@@ -125,11 +136,15 @@ impl Booking {
     }
 
     /// Tells the worker's breaker how the request went: once for its beginning, and again when its
-    /// response is whole, or breaks or stalls.
+    /// response is whole, or breaks or stalls. That a server answers what takes no engine is no
+    /// news; that it does not is.
     pub fn record(&mut self, outcome: Outcome) {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // All that is known of this one's time is that it is longer.
             self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+        }
+        if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
+            return;
         }
         let on_trial = std::mem::take(&mut self.on_trial);
         self.worker.record(outcome, on_trial);

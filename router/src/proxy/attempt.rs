@@ -101,7 +101,8 @@ impl<'a> Round<'a> {
         let job = &*self.job;
         let wish = match job.endpoint.key_route() {
             Some(_) => Wish::Policy(job.key.as_ref()),
-            None => Wish::LeastLoaded,
+            None if job.endpoint.is_work() => Wish::LeastLoaded,
+            None => Wish::Light,
         };
         let selection = job.router.select(wish, job.model(), &self.tried);
         if job.attempts == 0 {

@@ -19,6 +19,8 @@ pub enum Wish<'a> {
     Policy(Option<&'a RouteKey>),
     /// Nothing that a cache could help with.
     LeastLoaded,
+    /// Nor anything that an engine would be needed for.
+    Light,
 }
 
 /// Outcome of one look at the workers.
@@ -96,7 +98,7 @@ impl Router {
             Wish::Policy(key) => self
                 .policy
                 .choose(&PolicyRequest { key, home_share: self.home.share() }, candidates),
-            Wish::LeastLoaded => None,
+            Wish::LeastLoaded | Wish::Light => None,
         };
         let (index, uncached_tokens, reason) = match choice {
             Some(choice) => (choice.index, choice.uncached_tokens, choice.reason),
@@ -107,7 +109,10 @@ impl Router {
             },
         };
         let worker = &workers[places[index]];
-        let mut booking = worker.book(u64::from(uncached_tokens), reason);
+        let mut booking = match wish {
+            Wish::Light => worker.book_light(u64::from(uncached_tokens), reason),
+            _ => worker.book(u64::from(uncached_tokens), reason),
+        };
         worker.counters.selections.increment(reason);
         if let Some(key) = key {
             let note = self.tree.insert(key, worker.id);

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use mla_mock_worker::{Fault, Garbage, Kind, MockWorker, Settings};
 use mla_router::{
@@ -18,8 +18,8 @@ use mla_router::{
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, FakeWorker, Reply, Then, all_in, config, post, router, router_without_waiting, secs,
-    soon,
+    Client, FakeWorker, Reply, Then, all_in, config, post, request, router, router_without_waiting,
+    secs, soon,
 };
 
 const BODY: &str = r#"{"prompt":"a","max_tokens":2}"#;
@@ -242,16 +242,56 @@ async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_brea
     for _ in 0..5 {
         client.post("/v1/completions", STREAMED).await;
     }
-    soon(async {
-        while breakers(&router) != [BreakerState::HalfOpen] {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
+    half_open(&router).await;
     frames.send(Bytes::from_static(EVENT)).expect("the worker streams");
     let response = client.send(post("/v1/completions", STREAMED)).await.expect("a head");
     assert_eq!(breakers(&router), [BreakerState::Closed]);
     drop(frames);
     response.into_body().collect().await.expect("an error event");
     assert_ne!(breakers(&router), [BreakerState::Closed]);
+}
+
+/// A server answers what takes no engine while its engine fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_takes_no_engine_neither_keeps_a_breaker_closed_nor_closes_it() {
+    let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
+        "/v1/completions" => Reply::status(500),
+        _ => Reply::ok("{\"ok\":true}"),
+    })
+    .await;
+    let config = Config { max_retries: 0, cb_timeout_duration_secs: secs(0.05), ..in_turn() };
+    let router = router(config, &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let light = [(Method::GET, "/v1/models"), (Method::POST, "/tokenize")];
+    for number in 0..5 {
+        assert_eq!(breakers(&router), [BreakerState::Closed], "{number}");
+        client.post("/v1/completions", BODY).await;
+        for (method, path) in light.clone() {
+            let answer = client.call(request(method, path, "{}")).await.expect("an answer");
+            assert_eq!(answer.status, StatusCode::OK);
+        }
+    }
+    assert_ne!(breakers(&router), [BreakerState::Closed]);
+    half_open(&router).await;
+    for (method, path) in light {
+        client.call(request(method, path, "{}")).await.expect("an answer");
+    }
+    assert_eq!(breakers(&router), [BreakerState::HalfOpen]);
+    // The trial is still to be had, and this one fails it.
+    let openings = || {
+        let worker = &router.router().registry.workers()[0];
+        worker.counters.breaker.get(BreakerState::Open)
+    };
+    assert_eq!(openings(), 1);
+    client.post("/v1/completions", BODY).await;
+    assert_eq!(openings(), 2);
+}
+
+async fn half_open(router: &RouterHandle) {
+    soon(async {
+        while breakers(router) != [BreakerState::HalfOpen] {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
