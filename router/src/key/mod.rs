@@ -40,6 +40,8 @@ pub struct RouteKey {
     pub blocks: Vec<u64>,
     /// What the body's `stream` says.
     pub stream: bool,
+    /// It is neither true nor false, as `1` is: some engines take that for true, some refuse it.
+    pub stream_unclear: bool,
     /// Hash of what names the client's session: the body's `user`, unless the request's head says
     /// something better.
     pub session: Option<u64>,
@@ -201,6 +203,9 @@ impl RouteKey {
             root,
             blocks,
             stream: fields.stream == Some(b"true"),
+            stream_unclear: fields
+                .stream
+                .is_some_and(|value| value != b"true" && value != b"false"),
             session: fields.user.map(session_of),
             prompt_len: bytes / unit,
             prompt_tokens: tokens(bytes),

@@ -24,6 +24,7 @@ impl Expect {
     pub(super) fn of(endpoint: Endpoint, key: Option<&RouteKey>) -> Self {
         match key {
             Some(key) if key.stream => Self::Events,
+            Some(key) if key.stream_unclear => Self::Anything,
             Some(_) => Self::Json { list: endpoint == Endpoint::Generate },
             None => Self::Anything,
         }

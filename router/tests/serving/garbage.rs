@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
-use mla_router::{Config, config::PolicyName};
+use mla_router::{Config, config::PolicyName, fleet::worker::BreakerState};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -168,4 +168,29 @@ async fn a_first_event_in_pieces_is_no_garbage() {
     assert_eq!(response.status(), StatusCode::OK);
     let body = response.into_body().collect().await.expect("a whole body").to_bytes();
     assert_eq!(&body[..], EVENT);
+}
+
+/// Engines that are lax about booleans stream then, those that are strict refuse it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_engine_makes_of_a_stream_that_is_no_boolean_is_passed_on() {
+    type Case = (fn() -> Reply, StatusCode, &'static [u8]);
+    const WHOLE: &[u8] = b"data: {\"a\":1}\n\ndata: [DONE]\n\n";
+    let cases: [Case; 3] = [
+        (|| typed("text/event-stream", WHOLE), StatusCode::OK, WHOLE),
+        (|| typed("application/json", b"{}"), StatusCode::OK, b"{}"),
+        (|| Reply::status(422), StatusCode::UNPROCESSABLE_ENTITY, b"{\"from\":\"worker\"}"),
+    ];
+    for (reply, status, body) in cases {
+        let mut worker = FakeWorker::start(move |_| reply()).await;
+        let router = router(in_turn(), &[&worker]).await;
+        let mut client = Client::connect(router.local_addr()).await;
+        for stream in ["1", "0", "\"true\"", "[]"] {
+            let sent = format!(r#"{{"messages":[],"stream":{stream}}}"#);
+            let answer = client.post(PATH, sent).await;
+            assert_eq!((answer.status, &answer.body[..]), (status, body), "{stream}");
+            assert_eq!(worker.requests_so_far(), 1, "{stream}");
+        }
+        assert_eq!(router.workers()[0].breaker, BreakerState::Closed);
+        assert_nothing_booked(&router).await;
+    }
 }
