@@ -98,15 +98,17 @@ impl<'a> Round<'a> {
     /// The next worker to try, after `last` has gone wrong. `None` if there is none and it is worth
     /// waiting for one.
     fn choose(&mut self, last: Option<Trouble>) -> Result<Option<Booking>, Stop> {
-        let job = &*self.job;
+        let begun = Instant::now();
+        let job = &mut *self.job;
         let wish = match job.endpoint.key_route() {
             Some(_) => Wish::Policy(job.key.as_ref()),
             None if job.endpoint.is_work() => Wish::LeastLoaded,
             None => Wish::Light,
         };
         let selection = job.router.select(wish, job.model(), &self.tried);
-        if job.attempts == 0 {
-            job.router.metrics.overhead.observe(job.received.elapsed());
+        // Waits for a slot, in line or for a worker are none of it.
+        if let Some(reading) = job.reading.take() {
+            job.router.metrics.overhead.observe(reading + begun.elapsed());
         }
         match (selection, last) {
             (Selection::Booked(booking), _) => Ok(Some(booking)),
@@ -141,7 +143,7 @@ impl<'a> Round<'a> {
 
     /// One worker.
     async fn attempt(&mut self, booking: Booking) -> Result<Reply, Trouble> {
-        let Job { deadline, failures, received, .. } = *self.job;
+        let Job { deadline, failures, .. } = *self.job;
         let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
@@ -187,10 +189,7 @@ impl<'a> Round<'a> {
             None => alarm.limit(deadline, asking).await.unwrap_or(Err(Trouble::Deadline)),
         };
         match outcome {
-            Ok(beginning) => {
-                router.metrics.first_byte.observe(received.elapsed());
-                Ok(pending.has_begun(beginning))
-            }
+            Ok(beginning) => Ok(pending.has_begun(beginning)),
             Err(trouble) => {
                 *deaths += u32::from(trouble.is_death());
                 note(router, &trouble, pending.booking());

@@ -33,6 +33,8 @@ pub struct Job {
     pub deadline: Instant,
     pub alarm: Alarm,
     pub journal: Option<Arc<Journal>>,
+    /// What it took to read the key, until the first choice of a worker adds its own time.
+    pub(super) reading: Option<Duration>,
     /// Workers that have been asked.
     pub(super) attempts: u32,
     /// Attempts in a row that count against --max-retries: all but those on busy workers.
@@ -69,6 +71,7 @@ impl Job {
             Some(route) => read_key(route, &request.body).await,
             None => None,
         };
+        let reading = Some(received.elapsed());
         if let Some(key) = &mut key {
             key.session = request.session().or(key.session);
         }
@@ -84,6 +87,7 @@ impl Job {
             deadline,
             alarm: Alarm::new(deadline),
             journal,
+            reading,
             attempts: 0,
             failures: 0,
             deaths: 0,

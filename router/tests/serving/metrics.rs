@@ -3,11 +3,17 @@
 use std::{
     collections::{HashMap, HashSet},
     process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
 };
 
 use http::{Method, StatusCode};
+use mla_router::{Config, fleet::worker::Phase};
+use tokio::sync::Semaphore;
 
-use crate::support::{Client, FakeWorker, config, request, router};
+use crate::support::{
+    Client, FakeWorker, Reply, all_in, config, request, router, router_without_waiting,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_counts() {
@@ -41,6 +47,38 @@ async fn it_counts() {
     }
     lint(&text);
     promtool(&text);
+}
+
+#[tokio::test(start_paused = true)]
+async fn overhead_is_the_routers_own_time_and_no_wait() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    worker.set_healthy(false);
+    let config = Config { max_concurrent_requests: 1, ..config() };
+    let router = router_without_waiting(config, &[&worker]).await;
+    // One waits for a worker, the other for the one before.
+    let clients = [0, 1].map(|_| {
+        let address = router.local_addr();
+        tokio::spawn(async move {
+            let mut client = Client::connect(address).await;
+            client.post("/v1/completions", r#"{"prompt":"a"}"#).await.status
+        })
+    });
+    while router.router().queue.waiting() < 2 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    worker.set_healthy(true);
+    all_in(Phase::Healthy, &router).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    gate.add_permits(2);
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    let overhead = &router.router().metrics.overhead;
+    assert_eq!(overhead.count(), 2);
+    assert!(overhead.sum() < Duration::from_secs(1), "{:?}", overhead.sum());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

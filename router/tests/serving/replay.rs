@@ -184,6 +184,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
         let begun = first_event() - 1;
         assert_eq!(fleet.router.router().metrics.retries.total(), begun as u64);
         assert_eq!(fleet.replays("continued"), (sent - 15 - begun).to_string());
+        assert_eq!(fleet.router.router().metrics.first_byte.count(), sent as u64, "one a client");
     }
 }
 
