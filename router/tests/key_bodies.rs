@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use mla_router::key::{KeyError, Measure, Route, RouteKey};
+use mla_router::key::{KeyError, Measure, Route, RouteKey, session_of};
 use serde_json::{Value, json};
 
 fn extract(route: Route, body: &Value) -> Result<RouteKey, KeyError> {
@@ -174,6 +174,17 @@ fn the_body_names_the_session() {
     assert!(session(json!("ann")).is_some());
     assert_eq!(session(json!("ann")), session(json!("ann")));
     assert_ne!(session(json!("ann")), session(json!("bob")));
+    assert_eq!(session(json!("")), None, "all who have no name would be one");
+    assert_ne!(session(json!(1)), session(json!(2)));
+    // A header says the same without quotes and escapes.
+    for (body, name) in [
+        (r#"{"prompt":"a","user":"ann"}"#, "ann"),
+        (r#"{"prompt":"a","user":"\u0061n\u006e"}"#, "ann"),
+        (r#"{"prompt":"a","user":"a\"\u00fc"}"#, "a\"ü"),
+    ] {
+        let key = RouteKey::extract(Route::Completions, body.as_bytes()).expect("a key");
+        assert_eq!(key.session, session_of(name.as_bytes()), "{body}");
+    }
 }
 
 #[test]

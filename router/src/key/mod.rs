@@ -144,9 +144,20 @@ pub fn model_of(body: &[u8]) -> Option<ModelName> {
     Some(ModelName::new(&name))
 }
 
-/// The hash of a session's name.
-pub fn session_of(name: &[u8]) -> u64 {
-    xxh3_64(name)
+/// The hash of a session's name. Without a name there is no session, or all who send none would
+/// share one.
+pub fn session_of(name: &[u8]) -> Option<u64> {
+    (!name.is_empty()).then(|| xxh3_64(name))
+}
+
+/// The session of a body's `user`, which in a request's head would be the same.
+fn session_of_user(user: &[u8]) -> Option<u64> {
+    if user[0] != b'"' {
+        return session_of(user);
+    }
+    let mut name = Vec::new();
+    Cursor::new(user).string().ok()?.decode(|bytes| name.extend_from_slice(bytes)).ok()?;
+    session_of(&name)
 }
 
 impl RouteKey {
@@ -206,7 +217,7 @@ impl RouteKey {
             stream_unclear: fields
                 .stream
                 .is_some_and(|value| value != b"true" && value != b"false"),
-            session: fields.user.map(session_of),
+            session: fields.user.and_then(session_of_user),
             prompt_len: bytes / unit,
             prompt_tokens: tokens(bytes),
             measure: if has_media { Measure::Unknown } else { Measure::Text },

@@ -49,7 +49,7 @@ impl WorkerRequest {
 
     /// Hash of the session that the client names in the request's head.
     pub fn session(&self) -> Option<u64> {
-        self.headers.get("x-mla-session").map(|name| session_of(name.as_bytes()))
+        self.headers.get("x-mla-session").and_then(|name| session_of(name.as_bytes()))
     }
 
     /// The next worker is told of the trace that the request belongs to.

@@ -33,6 +33,7 @@ mod refusals;
 mod replay;
 mod replay_responses;
 mod retry;
+mod sessions;
 mod slow_readers;
 mod sockets;
 mod streaming;

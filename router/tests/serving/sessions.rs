@@ -1,0 +1,44 @@
+//! Who is of one session, and who is of none.
+
+use http::{HeaderValue, StatusCode};
+use mla_router::{Config, config::PolicyName};
+
+use crate::support::{Client, FakeWorker, config, post, router};
+
+/// How many of `requests` each of two workers gets, by hash of their sessions.
+async fn shared(requests: impl Iterator<Item = (Option<String>, String)>) -> [usize; 2] {
+    let mut workers = [FakeWorker::plain().await, FakeWorker::plain().await];
+    let config = Config { policy: PolicyName::ConsistentHash, ..config() };
+    let router = router(config, &[&workers[0], &workers[1]]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for (header, body) in requests {
+        let mut sent = post("/v1/completions", body);
+        if let Some(name) = header {
+            let name = HeaderValue::from_str(&name).expect("a header value");
+            sent.headers_mut().insert("x-mla-session", name);
+        }
+        let answer = client.call(sent).await.expect("a whole response");
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    workers.each_mut().map(FakeWorker::requests_so_far)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_names_none_is_of_none() {
+    let body = |number| format!(r#"{{"prompt":"{number}","user":""}}"#);
+    for header in [None, Some(String::new())] {
+        let share = shared((0..40).map(|number| (header.clone(), body(number)))).await;
+        assert!(share.iter().all(|share| *share > 0), "{header:?}: {share:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_is_the_same_in_the_head_and_in_the_body() {
+    for number in 0..10 {
+        let in_head = (Some(format!("ann {number}")), r#"{"prompt":"a"}"#.to_owned());
+        let in_body = (None, format!(r#"{{"prompt":"b","user":"\u0061nn {number}"}}"#));
+        let mut share = shared([in_head, in_body].into_iter()).await;
+        share.sort_unstable();
+        assert_eq!(share, [0, 2], "{number}");
+    }
+}
