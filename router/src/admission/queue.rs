@@ -60,7 +60,7 @@ struct Line {
 
 impl Queue {
     pub(crate) fn new(config: &Config, metrics: Arc<Metrics>) -> Self {
-        let limit = usize::try_from(config.max_concurrent_requests).ok();
+        let limit = config.max_concurrent_requests.get();
         let size = config.queue_size.min(Semaphore::MAX_PERMITS);
         Self {
             size,
@@ -263,7 +263,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slots_go_out_in_order_and_come_back_when_a_waiter_leaves() {
-        let queue = queue(&Config { max_concurrent_requests: 1, ..Config::default() });
+        let queue = queue(&Config {
+            max_concurrent_requests: 1.try_into().expect("a number"),
+            ..Config::default()
+        });
         let first = slot(&queue).await;
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut waiting = Vec::new();

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use collector::CollectorUrl;
 pub use ignored::Ignored;
-pub use values::{ApiKey, HeaderField, Network, Seconds, Share, UrlPath};
+pub use values::{ApiKey, AtMost, HeaderField, Network, Ratio, Seconds, Share, UrlPath};
 
 use crate::{key::BLOCK_BYTES, names::WorkerUrl};
 
@@ -152,16 +152,16 @@ pub struct Config {
     pub balance_abs_threshold: u32,
 
     /// cache_aware_threshold: the same as a ratio of the most to the least loaded worker
-    #[arg(long, value_name = "RATIO", default_value_t = 1.0001, help_heading = ROUTING)]
-    pub balance_rel_threshold: f64,
+    #[arg(long, value_name = "RATIO", default_value = "1.0001", allow_negative_numbers = true, help_heading = ROUTING)]
+    pub balance_rel_threshold: Ratio,
 
     /// Characters of prompts remembered for a worker that does not tell the size of its cache
     #[arg(long, value_name = "N", default_value_t = 1 << 24, help_heading = ROUTING)]
     pub max_tree_size: u64,
 
     /// Requests that may be on the workers at a time; more wait in the queue. -1: as many as come
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, help_heading = ROUTING)]
-    pub max_concurrent_requests: i64,
+    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, help_heading = ROUTING)]
+    pub max_concurrent_requests: AtMost,
 
     /// Requests that may wait until a worker can take them; more are refused with 429, or with 503 if
     /// no worker is healthy
@@ -374,6 +374,13 @@ mod tests {
             ("--worker-urls", "ftp://a"),
             ("--request-timeout-secs", "0"),
             ("--request-timeout-secs", "nan"),
+            ("--max-concurrent-requests", "0"),
+            ("--max-concurrent-requests", "-7"),
+            ("--max-concurrent-requests", "1.5"),
+            ("--balance-rel-threshold", "nan"),
+            ("--balance-rel-threshold", "inf"),
+            ("--balance-rel-threshold", "-1"),
+            ("--balance-rel-threshold", "0.5"),
             ("--health-failure-threshold", "0"),
             ("--health-check-endpoint", "health"),
             ("--api-key", "two words"),

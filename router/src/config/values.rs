@@ -55,6 +55,7 @@ macro_rules! text {
 
 number!(Seconds, |seconds: Seconds| seconds.0.as_secs_f64());
 number!(Share, |share: Share| share.0);
+number!(Ratio, |ratio: Ratio| ratio.0);
 text!(UrlPath, |path: UrlPath| path.0);
 text!(HeaderField, |field: HeaderField| field.0.to_string());
 text!(ApiKey, |key: ApiKey| key.0);
@@ -102,6 +103,66 @@ impl TryFrom<f64> for Share {
         } else {
             Err(format!("{share} is not a share between 0 and 1"))
         }
+    }
+}
+
+/// A ratio of the more to the less.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Ratio(f64);
+
+impl Ratio {
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl TryFrom<f64> for Ratio {
+    type Error = String;
+
+    fn try_from(ratio: f64) -> Result<Self, String> {
+        if ratio.is_finite() && ratio >= 1.0 {
+            Ok(Self(ratio))
+        } else {
+            Err(format!("{ratio} is not a ratio of 1 or more"))
+        }
+    }
+}
+
+/// At most so many; -1, as SGLang has it, for as many as come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub struct AtMost(Option<usize>);
+
+impl AtMost {
+    pub fn get(self) -> Option<usize> {
+        self.0
+    }
+}
+
+impl TryFrom<i64> for AtMost {
+    type Error = String;
+
+    fn try_from(count: i64) -> Result<Self, String> {
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => Ok(Self(Some(count))),
+            _ if count == -1 => Ok(Self(None)),
+            _ => Err(format!("{count} is neither a number above 0 nor -1, for as many as come")),
+        }
+    }
+}
+
+impl From<AtMost> for i64 {
+    fn from(value: AtMost) -> Self {
+        value.0.map_or(-1, |count| Self::try_from(count).unwrap_or(Self::MAX))
+    }
+}
+
+impl FromStr for AtMost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse::<i64>().map_err(|_| format!("{text:?} is not a whole number"))?.try_into()
     }
 }
 

@@ -22,7 +22,7 @@ impl CacheAwareThreshold {
         Self {
             hit: config.cache_threshold.get(),
             difference: config.balance_abs_threshold,
-            ratio: config.balance_rel_threshold,
+            ratio: config.balance_rel_threshold.get(),
         }
     }
 
@@ -108,7 +108,7 @@ mod tests {
         let config = Config {
             cache_threshold: 0.1_f64.try_into().expect("a share"),
             balance_abs_threshold: 2,
-            balance_rel_threshold: 3.0,
+            balance_rel_threshold: 3.0.try_into().expect("a ratio"),
             ..Config::default()
         };
         let policy = CacheAwareThreshold::new(&config);

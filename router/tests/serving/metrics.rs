@@ -55,7 +55,7 @@ async fn overhead_is_the_routers_own_time_and_no_wait() {
     let held = Arc::clone(&gate);
     let worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
     worker.set_healthy(false);
-    let config = Config { max_concurrent_requests: 1, ..config() };
+    let config = Config { max_concurrent_requests: 1.try_into().expect("a number"), ..config() };
     let router = router_without_waiting(config, &[&worker]).await;
     // One waits for a worker, the other for the one before.
     let clients = [0, 1].map(|_| {

@@ -81,7 +81,11 @@ async fn without_a_queue_a_fleet_that_is_down_says_so_at_once_and_serves_when_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_queue_has_an_end() {
     let worker = FakeWorker::start(|_| Reply::Hang).await;
-    let config = Config { max_concurrent_requests: 1, queue_size: 2, ..config() };
+    let config = Config {
+        max_concurrent_requests: 1.try_into().expect("a number"),
+        queue_size: 2,
+        ..config()
+    };
     let router = router(config, &[&worker]).await;
     let clients = in_order(&router, 3).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -124,7 +128,7 @@ async fn no_more_requests_are_on_the_workers_than_allowed_and_the_rest_come_in_o
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
-    let config = Config { max_concurrent_requests: 1, ..config() };
+    let config = Config { max_concurrent_requests: 1.try_into().expect("a number"), ..config() };
     let router = router(config, &[&worker]).await;
     let clients = in_order(&router, 5).await;
     for expected in 0..5 {
@@ -145,7 +149,7 @@ async fn a_client_that_leaves_the_queue_is_not_sent_and_the_next_one_is() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
-    let config = Config { max_concurrent_requests: 1, ..config() };
+    let config = Config { max_concurrent_requests: 1.try_into().expect("a number"), ..config() };
     let router = router(config, &[&worker]).await;
     let mut clients = in_order(&router, 3).await;
     assert_eq!(number(&*worker.request().await), 0);
@@ -164,7 +168,11 @@ async fn a_client_that_leaves_the_queue_is_not_sent_and_the_next_one_is() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_that_does_not_move_ends_in_a_503() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
-    let config = Config { max_concurrent_requests: 1, queue_timeout_secs: secs(0.05), ..config() };
+    let config = Config {
+        max_concurrent_requests: 1.try_into().expect("a number"),
+        queue_timeout_secs: secs(0.05),
+        ..config()
+    };
     let router = router(config, &[&worker]).await;
     let address = router.local_addr();
     let first = tokio::spawn(async move {
