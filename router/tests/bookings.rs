@@ -50,6 +50,7 @@ fn serve(router: &Router, workers: &[Arc<Worker>], seed: u64) {
         let reason = Reason::ALL[dice.usize(..Reason::ALL.len())];
         let mut booking = worker.book(dice.u64(..10_000), reason);
         let key = RouteKey { blocks: vec![dice.u64(..64); 1], ..RouteKey::default() };
+        booking.add_answers(dice.u32(..64));
         booking.prediction = worker.learned.predict(router.tree.insert(&key, worker.id));
         for _ in 0..dice.usize(..4) {
             befall(&mut booking, router, &key, &mut dice);

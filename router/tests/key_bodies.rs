@@ -325,3 +325,23 @@ fn hostile_bodies_cost_no_more_than_their_length() {
         assert!(key.is_err(), "cut at {end}");
     }
 }
+
+#[test]
+fn answers_are_counted() {
+    for (route, body, answers) in [
+        (Route::Completions, json!({"prompt": "a"}), 1),
+        (Route::Completions, json!({"prompt": ["a"]}), 1),
+        (Route::Completions, json!({"prompt": vec!["a"; 256]}), 256),
+        (Route::Completions, json!({"prompt": [1, 2, 3]}), 1),
+        (Route::Completions, json!({"prompt": [[1, 2, 3], [4]], "n": 3}), 6),
+        (Route::Generate, json!({"text": ["a", ""]}), 2),
+        (Route::ChatCompletions, json!({"messages": [], "n": 64}), 64),
+        (Route::ChatCompletions, json!({"messages": [], "n": null}), 1),
+        (Route::ChatCompletions, json!({"messages": [], "n": 0}), 1),
+        (Route::ChatCompletions, json!({"messages": [], "n": "many"}), 1),
+        (Route::ChatCompletions, json!({"messages": [], "n": u32::MAX}), 4096),
+    ] {
+        let key = extract(route, &body).expect("a key");
+        assert_eq!(key.more_answers + 1, answers, "{route:?}");
+    }
+}

@@ -25,6 +25,7 @@ use crate::{
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Load {
+    /// Each counts as many times as it asks for answers, which an engine runs side by side.
     requests: AtomicU32,
     pending_tokens: AtomicU64,
 }
@@ -47,6 +48,7 @@ pub struct Booking {
     /// Why the policy chose this worker.
     pub reason: Reason,
     pending_tokens: u64,
+    requests: u32,
     /// What the worker had to compute before this request's first byte, its own prompt included.
     tokens_ahead: u64,
     /// Until the first byte: since when it is waited for.
@@ -83,6 +85,7 @@ impl Worker {
         let before = self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
         Booking {
             pending_tokens,
+            requests: 1,
             tokens_ahead: before + pending_tokens,
             waiting_since: Some(now),
             epoch: Some(self.learned.begin()),
@@ -100,6 +103,12 @@ impl Worker {
 impl Booking {
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
+    }
+
+    /// It asks for more answers than one.
+    pub fn add_answers(&mut self, more: u32) {
+        self.worker.load.requests.fetch_add(more, Ordering::Relaxed);
+        self.requests += more;
     }
 
     /// The worker should have the first `held` blocks of the prompt, or has been asked to compute them.
@@ -163,7 +172,7 @@ impl Booking {
 impl Drop for Booking {
     fn drop(&mut self) {
         self.release_tokens();
-        self.worker.load.requests.fetch_sub(1, Ordering::Relaxed);
+        self.worker.load.requests.fetch_sub(self.requests, Ordering::Relaxed);
         if self.on_trial {
             self.worker.breaker.leave_trial();
         }

@@ -70,8 +70,11 @@ const TAKES_REQUESTS: Family = Family::gauge(
     "1 if a worker takes requests: it is healthy, and its breaker lets them through.",
     &["worker"],
 );
-const REQUESTS: Family =
-    Family::gauge("mla_router_worker_requests", "Requests now on a worker.", &["worker"]);
+const REQUESTS: Family = Family::gauge(
+    "mla_router_worker_requests",
+    "Requests now on a worker, each as often as it asks for answers.",
+    &["worker"],
+);
 const PENDING_TOKENS: Family = Family::gauge(
     "mla_router_worker_pending_tokens",
     "Prompt tokens that a worker has yet to compute.",

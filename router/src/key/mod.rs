@@ -19,6 +19,9 @@ use prompt::Kind;
 
 use crate::names::ModelName;
 
+/// More answers than one request is thought to ask for; engines refuse that many.
+const MOST_ANSWERS: u32 = 1 << 12;
+
 /// Tokens of a block: exact for ids, the usual four bytes a token for text.
 pub const BLOCK_TOKENS: u32 = 16;
 
@@ -42,6 +45,9 @@ pub struct RouteKey {
     pub stream: bool,
     /// It is neither true nor false, as `1` is: some engines take that for true, some refuse it.
     pub stream_unclear: bool,
+    /// Answers that are asked for beyond the first: of each prompt of a batch, and of each as many as
+    /// the body's `n` says.
+    pub more_answers: u32,
     /// Hash of what names the client's session: the body's `user`, unless the request's head says
     /// something better.
     pub session: Option<u64>,
@@ -87,6 +93,7 @@ struct Fields<'a> {
     adapter: Option<&'a [u8]>,
     salt: Option<&'a [u8]>,
     stream: Option<&'a [u8]>,
+    n: Option<&'a [u8]>,
     tools: Option<&'a [u8]>,
     messages: Option<&'a [u8]>,
     prompt: Option<&'a [u8]>,
@@ -108,6 +115,7 @@ impl<'a> Fields<'a> {
                 b"lora_path" | b"lora" => &mut fields.adapter,
                 b"cache_salt" | b"extra_key" => &mut fields.salt,
                 b"stream" => &mut fields.stream,
+                b"n" => &mut fields.n,
                 b"tools" => &mut fields.tools,
                 b"messages" => &mut fields.messages,
                 b"prompt" => &mut fields.prompt,
@@ -125,6 +133,13 @@ impl<'a> Fields<'a> {
             Ok(())
         })?;
         Ok(fields)
+    }
+
+    /// Those beyond the first of all answers to so many prompts.
+    fn more_answers(&self, prompts: usize) -> u32 {
+        let n = self.n.and_then(|n| str::from_utf8(n).ok()?.parse::<u32>().ok()).unwrap_or(1);
+        let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
+        n.max(1).saturating_mul(prompts).min(MOST_ANSWERS) - 1
     }
 
     fn root(&self, kind: Kind) -> Result<u64, KeyError> {
@@ -183,6 +198,9 @@ impl RouteKey {
         if plain.kind == Kind::Ids {
             key.measure = Measure::Ids;
         }
+        if plain.prompts > 1 {
+            key.more_answers = fields.more_answers(plain.prompts);
+        }
         if plain.others > 0 {
             key.measure = Measure::Unknown;
             key.prompt_len += plain.others;
@@ -217,6 +235,7 @@ impl RouteKey {
             stream_unclear: fields
                 .stream
                 .is_some_and(|value| value != b"true" && value != b"false"),
+            more_answers: fields.more_answers(1),
             session: fields.user.and_then(session_of_user),
             prompt_len: bytes / unit,
             prompt_tokens: tokens(bytes),

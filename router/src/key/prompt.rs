@@ -177,11 +177,13 @@ pub(super) struct Plain<'a> {
     pub(super) first: &'a [u8],
     /// Bytes of text, or ids, that the prompts after the first add (text still with its escapes).
     pub(super) others: usize,
+    /// How many there are.
+    pub(super) prompts: usize,
 }
 
 /// Finds out what kind of prompt `value`, the value of `field`, is.
 pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyError> {
-    let one = |kind, first| Plain { kind, first, others: 0 };
+    let one = |kind, first| Plain { kind, first, others: 0, prompts: 1 };
     match (value[0], Cursor::new(&value[1..]).peek()) {
         (b'"', _) => return Ok(one(Kind::Text, value)),
         (b'[', Some(b'0'..=b'9')) => return Ok(one(Kind::Ids, value)),
@@ -193,6 +195,7 @@ pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyEr
         let is_text = item.peek() == Some(b'"');
         let value = item.value()?;
         if let Some(prompt) = &mut prompt {
+            prompt.prompts += 1;
             prompt.others += match prompt.kind {
                 Kind::Text => value.len(),
                 Kind::Ids => memchr_iter(b',', value).count() + 1,

@@ -72,16 +72,18 @@ fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate) -> u32 {
     expected.max(BLOCK_TOKENS)
 }
 
-/// By how much the square of the worker's load would grow. In u128 nothing overflows.
-fn cost(uncached: u32, worker: &Candidate) -> u128 {
-    let answers = u128::from(ANSWER_TOKENS) * u128::from(worker.requests);
-    let load = u128::from(worker.pending_tokens) + answers;
-    let work = u128::from(uncached) + u128::from(ANSWER_TOKENS);
+/// By how much the square of the worker's load would grow with so many answers. In u128 nothing
+/// overflows.
+fn cost(uncached: u32, answers: u64, worker: &Candidate) -> u128 {
+    let of_answers = |count| u128::from(ANSWER_TOKENS) * u128::from(count);
+    let load = u128::from(worker.pending_tokens) + of_answers(u64::from(worker.requests));
+    let work = u128::from(uncached) + of_answers(answers);
     work * (2 * load + work)
 }
 
-/// The most requests that one of `workers` should have, with the one that is to be placed now. The
-/// least loaded of them never has more.
+/// The most requests that one of `workers` should have, with the one that is to be placed now, which
+/// counts as one even if it asks for many answers: it cannot be divided. The least loaded of them never
+/// has more.
 fn most_requests(workers: &[Candidate]) -> u64 {
     let all = 1 + workers.iter().map(|worker| u64::from(worker.requests)).sum::<u64>();
     FEW_REQUESTS + (9 * all).div_ceil(8 * workers.len() as u64)
@@ -106,7 +108,7 @@ impl Policy for CacheAware {
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
             let has_too_many = u64::from(worker.requests) + 1 > most;
             let preference = (worker.matched_blocks, bid(salt, worker));
-            (has_too_many, cost(uncached(*index), worker), Reverse(preference))
+            (has_too_many, cost(uncached(*index), request.answers(), worker), Reverse(preference))
         })?;
         let reason = match chosen.matched_blocks {
             _ if anchor.is_none() => Reason::NoPrefix,
@@ -278,8 +280,16 @@ mod tests {
     }
 
     #[test]
+    fn many_answers_go_where_there_is_less_to_do_and_not_where_the_prompt_is() {
+        let states = [(2, 0, 40), (0, 0, 0)];
+        assert_eq!(choose(&prompt(1, 40), &states).index, 0);
+        let batch = RouteKey { more_answers: 63, ..prompt(1, 40) };
+        assert_eq!(choose(&batch, &states).index, 1);
+    }
+
+    #[test]
     fn the_largest_numbers_fit() {
-        let key = RouteKey { prompt_tokens: u64::MAX, ..prompt(1, 1) };
+        let key = RouteKey { prompt_tokens: u64::MAX, more_answers: u32::MAX, ..prompt(1, 1) };
         let choice = choose(&key, &[(u32::MAX, u64::MAX, 0), (0, 0, 0)]);
         assert_eq!((choice.index, choice.uncached_tokens), (1, u32::MAX));
     }

@@ -124,6 +124,11 @@ impl PolicyRequest<'_> {
         self.key?.session
     }
 
+    /// Answers that it asks for.
+    fn answers(&self) -> u64 {
+        1 + self.key.map_or(0, |key| u64::from(key.more_answers))
+    }
+
     /// The choice of `workers[index]`.
     fn choice(&self, workers: &[Candidate], index: usize, reason: Reason) -> Choice {
         Choice { index, uncached_tokens: self.uncached_tokens(&workers[index]), reason }

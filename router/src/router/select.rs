@@ -114,6 +114,9 @@ impl Router {
             _ => worker.book(u64::from(uncached_tokens), reason),
         };
         worker.counters.selections.increment(reason);
+        if let Wish::Policy(Some(key)) = wish {
+            booking.add_answers(key.more_answers);
+        }
         if let Some(key) = key {
             let note = self.tree.insert(key, worker.id);
             booking.share_prefix(key, note.held);

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs, soon,
 };
 use mla_router::{Config, fleet::worker::Phase};
 
@@ -173,4 +173,49 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
     assert!(served >= 40, "{served} requests were served");
     assert_eq!(router.router().tree.held_by(mla_router::names::WorkerId(0)), 0);
     assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_is_as_much_load_as_it_asks_for_answers() {
+    for batch in [
+        format!(r#"{{"prompt":[{}"b"]}}"#, r#""a","#.repeat(63)),
+        r#"{"prompt":"a","n":64}"#.to_owned(),
+        r#"{"prompt":["a","b","c","d"],"n":16}"#.to_owned(),
+    ] {
+        let gate = Arc::new(Semaphore::new(0));
+        let start = || {
+            let gate = Arc::clone(&gate);
+            FakeWorker::start(move |_| Reply::When(Arc::clone(&gate)))
+        };
+        let workers = [start().await, start().await];
+        let router = router(config(), &[&workers[0], &workers[1]]).await;
+        let address = router.local_addr();
+        let ask = |body: String| {
+            tokio::spawn(async move {
+                Client::connect(address).await.post("/v1/completions", body).await.status
+            })
+        };
+        let loads = || {
+            let mut loads: Vec<_> = router.workers().iter().map(|load| load.requests).collect();
+            loads.sort_unstable();
+            loads
+        };
+        let mut asked = vec![ask(batch.clone())];
+        let booked = async |expected: [u32; 2]| {
+            while loads().iter().sum::<u32>() < expected.iter().sum() {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(loads(), expected, "{batch}");
+        };
+        soon(booked([0, 64])).await;
+        for number in 1..=20 {
+            asked.push(ask(format!(r#"{{"prompt":"{number}"}}"#)));
+            soon(booked([number, 64])).await;
+        }
+        gate.add_permits(asked.len());
+        for asked in asked {
+            assert_eq!(asked.await.expect("no panic"), StatusCode::OK);
+        }
+        assert_nothing_booked(&router).await;
+    }
 }
