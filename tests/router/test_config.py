@@ -23,6 +23,7 @@ OTHER_VALUES: dict[str, Any] = {
     "health_check_endpoint": "/healthz",
     "api_key": ["sesame", "barley"],
     "cache_threshold": 0.75,
+    "max_concurrent_requests": 8,
     "retry_budget": 0.5,
     "log_level": "debug",
     "request_id_headers": ["x-trace"],
