@@ -18,8 +18,12 @@ from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingPar
 from mla_router.worker.engine import engine as engine_module
 from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.fresh_prompts import FreshPrompt, FreshPrompts, RunPrompt
-from mla_router.worker.engine.padded_rows import PaddedRows
+from mla_router.worker.engine.fresh_prompts import (
+    FreshPrompt,
+    FreshPrompts,
+    RunPrompt,
+    no_prompt,
+)
 from mla_router.worker.engine.recordings import Recordings
 from mla_router.worker.model.config.cache_rows import HeadRows
 from mla_router.worker.model.loader import load_model
@@ -33,23 +37,21 @@ SIZES = (8, 16)
 class Unrecorded:
     """Runs again where a graph would be replayed."""
 
-    def __init__(self, run: RunPrompt, rows: PaddedRows) -> None:
-        self._run, self._rows = run, rows
-        self.update, self.stream = run(*rows.read())
+    def __init__(self, run: RunPrompt, inputs: Tensor) -> None:
+        self._run, self._inputs = run, inputs
+        self.update, self.stream = run(inputs)
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        for kept, new in zip(
-            (self.update, self.stream), self._run(*self._rows.read()), strict=True
-        ):
+        for kept, new in zip((self.update, self.stream), self._run(self._inputs), strict=True):
             kept.copy_(new)
 
 
 def recording(size: int, run: RunPrompt, idle_slot: int = 0) -> FreshPrompt:
-    rows = PaddedRows(size, idle_slot, CPU)
-    graph = Unrecorded(run, rows)
-    return FreshPrompt(rows, run, graph, graph.update, graph.stream)  # type: ignore[arg-type]
+    inputs = no_prompt(size, idle_slot, CPU)
+    graph = Unrecorded(run, inputs)
+    return FreshPrompt(inputs, run, graph, graph.update, graph.stream)  # type: ignore[arg-type]
 
 
 def chunk(slot: int, start: int, length: int) -> PrefillChunk:
@@ -57,8 +59,8 @@ def chunk(slot: int, start: int, length: int) -> PrefillChunk:
 
 
 def test_prompts_alone_are_taken() -> None:
-    def run(tokens: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return tokens, slots + positions
+    def run(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, inputs.clone()
 
     prompts = FreshPrompts([recording(16, run), recording(8, run)])
 

@@ -34,6 +34,15 @@ def test_every_token_knows_its_slot_and_position() -> None:
     assert all(row.data_ptr() % 16 == inputs.rows.data_ptr() % 16 for row in inputs.rows)
 
 
+def test_a_prompt_is_its_slot_its_length_and_its_tokens() -> None:
+    prompt = PrefillChunk(3, 0, (7, 8, 9), is_last=True)
+    writes = ((3, 0, 11), (3, 1, 12))
+    inputs = InputPacker(CPU, 4).pack_prompt(StepPlan((), (), (prompt,), writes, ()))
+    assert inputs.prompt.tolist() == [3, 3, 7, 8, 9]
+    assert inputs.page_places.tolist() == [12, 13]
+    assert inputs.pages.tolist() == [11, 12]
+
+
 def test_outputs_are_sampled_rows_then_scored_ones() -> None:
     outputs = InputPacker(CPU, 4).pack_outputs(PLAN)
     assert outputs.rows.tolist() == [0, 1, 4, 6]

@@ -17,10 +17,14 @@ from mla_router.worker.core import Capacity, StepPlan, TokenMasks
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.compiled_decode import CompiledDecode
 from mla_router.worker.engine.decode_rows import decode_rows
-from mla_router.worker.engine.fresh_prompts import FreshPrompts, RunPrompt, record_fresh_prompts
+from mla_router.worker.engine.fresh_prompts import (
+    FreshPrompts,
+    RunPrompt,
+    no_prompt,
+    record_fresh_prompts,
+)
 from mla_router.worker.engine.graphs import DecodeGraphs, Recording, record_graphs
 from mla_router.worker.engine.inputs import InputPacker, StepInputs
-from mla_router.worker.engine.padded_rows import PaddedRows
 from mla_router.worker.engine.pieces import Pieces, record_pieces
 from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.recordings import Recordings
@@ -119,9 +123,9 @@ class Engine:
             assert run is not None, (
                 f"a prompt of {size} rows is planned on the host, one of 1 is not"
             )
-            padded = PaddedRows(size, self.slots.idle_slot, self.device).read()
+            inputs = no_prompt(size, self.slots.idle_slot, self.device)
             with nothing_runs():
-                run(*padded)
+                run(inputs)
         for plan in plans:
             with nothing_runs():
                 self.sample(self.forward(plan))
@@ -161,10 +165,14 @@ class Engine:
         if attention is None:
             return None
 
-        def run(tokens: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-            locations = self.slots.locations(slots, positions)
+        # Rows too many stand anywhere, if only where there are rotations
+        last = self.capacity.context_length - 1
+        positions = torch.arange(rows, device=self.device).clamp_(max=last)
+
+        def run(inputs: Tensor) -> tuple[Tensor, Tensor]:
+            locations = self.slots.prompt_locations(inputs[:2], rows)
             batch = ForwardBatch(
-                tokens=tokens,
+                tokens=inputs[2:],
                 positions=positions,
                 cache_locations=locations,
                 num_decodes=0,
@@ -180,11 +188,16 @@ class Engine:
         recording = self._graphs.fitting(plan)
         if recording is not None:
             return self._replay(plan, recording)
+        fresh = self._fresh_prompts.fitting(plan)
+        if fresh is not None:
+            alone = self._packer.pack_prompt(plan)
+            self.slots.apply(alone.page_places, alone.pages)
+            return self._finish(plan, *fresh.replay(alone.prompt))
         inputs = self._packer.pack(plan)
         self.slots.apply(inputs.page_places, inputs.pages)
         if plan.decode_slots:
             self._prepare_decode(plan.decode_slots, plan.decode_lengths)
-        return self._launch(plan, inputs)
+        return self._finish(plan, *self._run_layers(plan, inputs))
 
     def _replay(self, plan: StepPlan, recording: Recording) -> Launched:
         """Any step that is decode rows alone, or can be."""
@@ -201,10 +214,9 @@ class Engine:
             logits = logits.index_select(0, inputs.sampled)
         return Launched(plan, logits, inputs.sampled_slots, inputs.sampled_lengths, None)
 
-    def _launch(self, plan: StepPlan, inputs: StepInputs) -> Launched:
-        """What no recording of decode rows is for, or large enough for."""
-        update, stream = self._run_layers(plan, inputs)
-        # Only now: nothing before needs these, and the device is at work while the host does them
+    def _finish(self, plan: StepPlan, update: Tensor, stream: Tensor) -> Launched:
+        """Of a step with prompts, once its layers are launched: nothing before needs what is packed here, and the
+        device is at work meanwhile."""
         outputs = self._packer.pack_outputs(plan)
         self.sampler.admit(plan.admitted)
         hidden = self.model.model.finish(update, stream, outputs.rows)
@@ -229,11 +241,8 @@ class Engine:
         )
 
     def _run_layers(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Update and stream of all rows, as `Decoder.run_layers`: by one recording of a prompt alone, or in
-        recorded pieces, if the step is small enough for them."""
-        fresh = self._fresh_prompts.fitting(plan)
-        if fresh is not None:
-            return fresh.replay(inputs.rows)
+        """Update and stream of all rows, as `Decoder.run_layers`: in recorded pieces, if the step is small enough
+        for them."""
         decodes = len(plan.decode_slots)
         self.slots.take_up(inputs.rows, decodes)
         tokens, slots, positions = inputs.rows.unbind()

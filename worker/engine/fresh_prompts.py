@@ -3,8 +3,10 @@
 The common case where few requests come at a time, and there the whole of the wait for a first token. With
 several requests in a step, or a prefix in the cache, attention depends on more than the number of rows
 (`pieces.py`). Here each row sees itself and those before it, so that the rows too many of a larger
-recording, which come behind, are seen by none of the prompt's own; they are an idle slot's.
-Short ones are decode rows before that (`decode_rows.py`).
+recording, which come behind, are seen by none of the prompt's own: they have tokens of whoever had them, and lie in
+page 0 of the cache, which is nobody's. Short ones are decode rows before that (`decode_rows.py`).
+
+Rows follow from a prompt's slot and length and its tokens, and nothing else is packed for them while the device waits.
 """
 
 from __future__ import annotations
@@ -18,19 +20,27 @@ from torch import Tensor
 
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.alias import alias
-from mla_router.worker.engine.padded_rows import PaddedRows
 from mla_router.worker.engine.recordings import Recordings, record_sizes
 
-# From tokens, slots and positions of as many rows as it is planned for, their update and stream: those of
-# `Decoder.run_layers`.
-RunPrompt = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# From slot, length and tokens of a prompt, int64 and as many as it is planned for, update and stream of its rows: those
+# of `Decoder.run_layers`.
+RunPrompt = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+_HEAD = 2  # slot and length
+
+
+def no_prompt(size: int, idle_slot: int, device: torch.device) -> Tensor:
+    """[2 + size], what a `RunPrompt` of `size` rows gets if there is no prompt."""
+    inputs = torch.zeros(_HEAD + size, dtype=torch.int64, device=device)
+    inputs[0] = idle_slot
+    return inputs
 
 
 @dataclass(frozen=True, slots=True)
 class FreshPrompt:
     """The recording of one number of rows."""
 
-    rows: PaddedRows  # that the graph reads
+    inputs: Tensor  # [2 + size], that the graph reads
     run: RunPrompt  # what was recorded, kept because the graph reads tables of its attention
     graph: torch.cuda.CUDAGraph
     update: Tensor
@@ -38,14 +48,15 @@ class FreshPrompt:
 
     @property
     def size(self) -> int:
-        return self.rows.size
+        return len(self.inputs) - _HEAD
 
-    def replay(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Update and stream of a prompt's tokens, slots and positions [3, T]; the next replay of any of these
-        recordings writes over them."""
-        self.rows.write(rows)
+    def replay(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Update and stream of a prompt's rows, `inputs` [2 + T] being its slot, length and tokens; the next
+        replay of any of these recordings writes over them."""
+        self.inputs[: len(inputs)] = inputs
         self.graph.replay()
-        return self.update[: rows.shape[1]], self.stream[: rows.shape[1]]
+        rows = len(inputs) - _HEAD
+        return self.update[:rows], self.stream[:rows]
 
 
 class FreshPrompts:
@@ -67,12 +78,12 @@ def record_fresh_prompts(
     """Record each of `runs`, which are for so many rows."""
 
     def record(size: int, pool: Any) -> FreshPrompt:
-        rows, run = PaddedRows(size, idle_slot, device), runs[size]
-        run(*rows.read())  # kernels are compiled and libraries set up before they are recorded
+        inputs, run = no_prompt(size, idle_slot, device), runs[size]
+        run(inputs)  # kernels are compiled and libraries set up before they are recorded
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            update, stream = run(*rows.read())
-        return FreshPrompt(rows, run, graph, alias(update), alias(stream))
+            update, stream = run(inputs)
+        return FreshPrompt(inputs, run, graph, alias(update), alias(stream))
 
     return FreshPrompts(record_sizes("prompts alone", record, list(runs), device))

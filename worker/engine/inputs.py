@@ -24,6 +24,15 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """The same of a step that is one prompt, from its beginning on."""
+
+    prompt: Tensor  # [2 + T]: slot, length, tokens
+    page_places: Tensor  # [W]
+    pages: Tensor  # [W] int32
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutputs:
     """What is wanted of the same step, on the device, all int64. R sampled rows, S scored rows."""
 
@@ -71,6 +80,11 @@ class InputPacker:
         )
         rows = rows.view(3, len(tokens) + len(padding))
         return StepInputs(rows[:, : len(tokens)], *others)
+
+    def pack_prompt(self, plan: StepPlan) -> PromptInputs:
+        (chunk,) = plan.chunks
+        prompt = [chunk.slot, len(chunk.tokens), *chunk.tokens]
+        return PromptInputs(*self._upload.integers("qqi", prompt, *self._page_writes(plan)))
 
     def pack_outputs(self, plan: StepPlan) -> StepOutputs:
         at = len(plan.decode_slots)

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.decode_rows import MAX_GIVEN
-from mla_router.worker.kernels.kv_cache.locations import LookedUp, cache_locations, look_up
+from mla_router.worker.kernels.kv_cache.locations import (
+    LookedUp,
+    cache_locations,
+    look_up,
+    prompt_locations,
+)
 
 
 class SlotState:
@@ -57,6 +62,10 @@ class SlotState:
     def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
         """As `cache_locations`."""
         return cache_locations(self.page_table, slots, positions, page_size=self._page_size)
+
+    def prompt_locations(self, prompt: Tensor, rows: int) -> Tensor:
+        """As `prompt_locations` of one whose slot and length are `prompt` [2] int64."""
+        return prompt_locations(self.page_table, prompt, rows, page_size=self._page_size)
 
     def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
         """As `look_up` of decode rows whose slots, lengths and places of tokens are `rows` [3, B] int64."""

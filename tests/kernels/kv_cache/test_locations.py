@@ -16,6 +16,8 @@ from mla_router.worker.kernels.kv_cache.locations import (
     cache_locations_triton,
     look_up_torch,
     look_up_triton,
+    prompt_locations_torch,
+    prompt_locations_triton,
 )
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -50,6 +52,29 @@ def test_where_tokens_lie(
     both = zip(slots.tolist(), positions.tolist(), strict=True)
     assert got.dtype == torch.int64
     assert got.tolist() == [place(table, slot, position, page_size) for slot, position in both]
+
+
+@pytest.mark.parametrize("locate", [prompt_locations_torch, prompt_locations_triton])
+@settings(max_examples=20)
+@given(
+    length=st.sampled_from([0, 1, 5, 128, 200]),
+    spare=st.sampled_from([0, 1, 300]),
+    page_size=st.sampled_from([1, 16, 48]),
+    number=st.integers(0, 99),
+)
+def test_where_a_prompt_lies(
+    locate: Callable[..., Tensor], length: int, spare: int, page_size: int, number: int
+) -> None:
+    """And rows behind it nowhere, be there pages for them or not."""
+    draw = torch.Generator().manual_seed(number)
+    table = page_table(draw)
+    length = min(length, PAGES * page_size)
+    slot = number % SLOTS
+    prompt = torch.tensor([slot, length], device=DEVICE)
+    got = locate(table, prompt, length + spare, page_size=page_size)
+    assert got.dtype == torch.int64
+    expected = [place(table, slot, position, page_size) for position in range(length)]
+    assert got.tolist() == expected + [0] * spare
 
 
 @pytest.mark.parametrize("op", [look_up_torch, look_up_triton])
@@ -100,6 +125,7 @@ def launches() -> None:
         rows = torch.empty(3, 33, dtype=torch.int64)
         cache_locations_triton(table, rows[1], rows[2], page_size=16)
         look_up_triton(rows, rows[0], table, page_size=16)
+        prompt_locations_triton(table, rows[0, :2], 1024, page_size=16)
 
 
 def test_compiled_for_sm_90() -> None:

@@ -37,6 +37,13 @@ def cache_locations(
     return locate(page_table, slots, positions, page_size=page_size)
 
 
+def prompt_locations(page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int) -> Tensor:
+    """[rows] int64: the same of the tokens of a prompt from its beginning on, whose slot and length are `prompt` [2]
+    int64; 0 behind its end."""
+    locate = prompt_locations_triton if page_table.is_cuda else prompt_locations_torch
+    return locate(page_table, prompt, rows, page_size=page_size)
+
+
 def look_up(
     rows: Tensor,
     tokens: Tensor,
@@ -56,6 +63,17 @@ def cache_locations_torch(
 ) -> Tensor:
     page = page_table[slots, positions // page_size].to(torch.int64)
     return page * page_size + positions % page_size
+
+
+def prompt_locations_torch(
+    page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
+) -> Tensor:
+    slot, length = prompt.unbind()
+    positions = torch.arange(rows, device=prompt.device)
+    exists = positions < length
+    positions = torch.where(exists, positions, 0)
+    at = cache_locations_torch(page_table, slot.expand(rows), positions, page_size=page_size)
+    return torch.where(exists, at, 0)
 
 
 def look_up_torch(
@@ -93,6 +111,26 @@ def cache_locations_triton(
         positions,
         out,
         len(slots),
+        page_table.stride(0),
+        PAGE_SIZE=page_size,
+        BLOCK=_BLOCK,
+        **launch_options(),
+    )
+    return out
+
+
+def prompt_locations_triton(
+    page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
+) -> Tensor:
+    assert prompt.shape == (2,) and prompt.is_contiguous() and page_table.stride(1) == 1, (
+        f"prompt {tuple(prompt.shape)} {prompt.stride()}, page_table {page_table.stride()}"
+    )
+    out = prompt.new_empty(rows)
+    _prompt_locations_kernel[(triton.cdiv(rows, _BLOCK),)](
+        page_table,
+        prompt,
+        out,
+        rows,
         page_table.stride(0),
         PAGE_SIZE=page_size,
         BLOCK=_BLOCK,
@@ -159,6 +197,24 @@ def _locations_kernel(
     position = tl.load(positions + row, inside, other=0)
     at = _location(page_table, table_stride, slot, position, inside, PAGE_SIZE)
     tl.store(out + row, at, inside)
+
+
+@triton.jit(do_not_specialize=["count", "table_stride"])
+def _prompt_locations_kernel(
+    page_table,
+    prompt,
+    out,
+    count,
+    table_stride,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    wait_for_previous()
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    slot, length = tl.load(prompt), tl.load(prompt + 1)
+    exists = (row < length) & (row < count)
+    at = _location(page_table, table_stride, slot, row, exists, PAGE_SIZE)
+    tl.store(out + row, tl.where(exists, at, 0), row < count)
 
 
 @triton.jit(
