@@ -149,6 +149,7 @@ class Inputs:
             self.lengths,
             schedule,
             scale=SCALE,
+            settled=True,  # as a step does
             queries=self.case.queries,
         )
 
