@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mla_router.worker.core import StepPlan
@@ -64,22 +66,16 @@ class InputPacker:
         self._pages_per_slot = pages_per_slot
 
     def pack(self, plan: StepPlan) -> StepInputs:
-        tokens, slots = [0] * len(plan.decode_slots), list(plan.decode_slots)
-        positions = [length - 1 for length in plan.decode_lengths]
-        for chunk in plan.chunks:
-            tokens += chunk.tokens
-            slots += [chunk.slot] * len(chunk.tokens)
-            positions += range(chunk.start, chunk.start + len(chunk.tokens))
-        # Each of the three begins where kernels can read 16 bytes at once
-        padding = [0] * (len(tokens) % 2)
-        rows, *others = self._upload.integers(
-            "qqqi",
-            [*tokens, *padding, *slots, *padding, *positions, *padding],
-            plan.decode_lengths,
-            *self._page_writes(plan),
+        places, pages = self._page_writes(plan)
+        rows, *others = self._upload(
+            [
+                _rows(plan),
+                np.array(plan.decode_lengths, dtype=np.int64),
+                np.array(places, dtype=np.int64),
+                np.array(pages, dtype=np.int32),
+            ]
         )
-        rows = rows.view(3, len(tokens) + len(padding))
-        return StepInputs(rows[:, : len(tokens)], *others)
+        return StepInputs(rows[:, : plan.num_tokens], *others)
 
     def pack_prompt(self, plan: StepPlan) -> PromptInputs:
         (chunk,) = plan.chunks
@@ -120,3 +116,22 @@ class InputPacker:
     def _page_writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         places = [slot * self._pages_per_slot + index for slot, index, _ in plan.page_writes]
         return places, [page for _, _, page in plan.page_writes]
+
+
+def _rows(plan: StepPlan) -> NDArray[np.int64]:
+    """Token, slot and position of every row. One row more if they are odd, so that each of the three begins
+    where kernels can read 16 bytes at once."""
+    decodes, size = len(plan.decode_slots), plan.num_tokens
+    rows = np.zeros((3, size + size % 2), dtype=np.int64)
+    tokens, slots, positions = rows
+    slots[:decodes] = plan.decode_slots
+    positions[:decodes] = plan.decode_lengths
+    positions[:decodes] -= 1
+    at = decodes
+    for chunk in plan.chunks:
+        end = at + len(chunk.tokens)
+        tokens[at:end] = chunk.tokens
+        slots[at:end] = chunk.slot
+        positions[at:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+        at = end
+    return rows
