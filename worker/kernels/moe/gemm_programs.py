@@ -54,6 +54,8 @@ def share_of(program, routed, shared, COST: tl.constexpr):
     takes as long as COST routed ones. The first `busy` programs begin with shared tiles, one in so many of them, and
     come to routed ones after `head` rounds; this one has the rounds from `begin` to `end` for those."""
     programs = tl.num_programs(0)
+    if COST == 0:  # no shared tiles
+        return 0, 0, 0, tl.cdiv(tl.maximum(routed - program, 0), programs)
     rounds = tl.cdiv(routed + shared * COST, programs)
     busy = tl.minimum(tl.cdiv(shared, tl.maximum(rounds // COST, 1)), programs)
     head = tl.cdiv(shared, tl.maximum(busy, 1)) * COST
