@@ -5,8 +5,8 @@
 
 The floor counts every cached row once and the products of both sums. `us` is with a cold L2, `graph us`
 in a CUDA graph of such calls back to back over caches that take turns, as layers do in a step, so that
-rows are read from memory (FlashInfer's over one cache); making the schedule, once a step for all layers,
-is not in them and stands by itself, and so does the time that the host takes for FlashInfer's plan.
+rows are read from memory; making the schedule, once a step for all layers, is not in them and stands by
+itself, and so does the time that the host takes for FlashInfer's plan.
 `--sweep` times tilings and numbers of parts in such graphs, and the three best with a cold L2, too.
 """
 
@@ -153,9 +153,9 @@ class Inputs:
             queries=self.case.queries,
         )
 
-    def graph_us(self, schedule: DecodeSchedule) -> float:
+    def graph_us(self, attend: Callable[[], torch.Tensor]) -> float:
         copies = len(self.caches)
-        return time_graph_us(self.ours(schedule), launches=copies * math.ceil(20 / copies))
+        return time_graph_us(attend, launches=copies * math.ceil(20 / copies))
 
     def expected(self) -> torch.Tensor:
         return mla_decode_torch(
@@ -199,8 +199,8 @@ class Inputs:
             )
 
         plan()
-        latents, rope_keys = self.cache.split([LATENT, ROPE], dim=-1)
-        return plan, lambda: wrapper.run(self.q_latent, self.q_pe, latents, rope_keys)
+        turn = cycle([cache.split([LATENT, ROPE], dim=-1) for cache in self.caches])
+        return plan, lambda: wrapper.run(self.q_latent, self.q_pe, *next(turn))
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -214,6 +214,7 @@ def measure(case: Case) -> dict[str, Any]:
     schedule = inputs.schedule(chosen, parts)
     ours = inputs.ours(schedule)
     plan, theirs = inputs.flashinfer() or (None, None)
+    difference = relative_error(inputs.ours(schedule)(), theirs()) if theirs else None
     us = time_us(ours)
     return {
         "heads": case.heads,
@@ -222,14 +223,12 @@ def measure(case: Case) -> dict[str, Any]:
         "page_size": case.page_size,
         "queries": case.queries,
         "us": us,
-        "graph_us": inputs.graph_us(schedule),
+        "graph_us": inputs.graph_us(ours),
         "schedule_graph_us": time_graph_us(lambda: inputs.schedule(chosen, parts)),
         "flashinfer_us": time_us(theirs) if theirs else None,
-        "flashinfer_graph_us": time_graph_us(theirs) if theirs else None,
+        "flashinfer_graph_us": inputs.graph_us(theirs) if theirs else None,
         "flashinfer_plan_host_us": time_host_us(plan) if plan else None,
-        "flashinfer_difference": (
-            relative_error(inputs.ours(schedule)(), theirs()) if theirs else None
-        ),
+        "flashinfer_difference": difference,
         "tb_per_s": case.kv_bytes / us / 1e6,
         "tflops": case.flops / us / 1e6,
         "floor_us": case.floor_us,
@@ -245,7 +244,7 @@ def sweep(case: Case, candidates: list[Tiling]) -> list[dict[str, Any]]:
             tried = replace(chosen, min_blocks=min_blocks)
             parts = inputs.parts(tried) * times
             schedule = inputs.schedule(tried, parts)
-            us = inputs.graph_us(schedule)
+            us = inputs.graph_us(inputs.ours(schedule))
             rows.append({"graph_us": us, "tiling": astuple(tried), "parts": parts})
     rows.sort(key=lambda row: row["graph_us"])
     for row in rows[:3]:
