@@ -33,6 +33,7 @@ class Upload:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = [self._new_host(0), self._new_host(0)]
+        self._outgrown: list[Tensor] = []
         self._hold(0)
         self._turn = 0
 
@@ -85,6 +86,9 @@ class Upload:
         """The host buffer whose turn it is, of at least `size` bytes."""
         self._turn ^= 1
         if size > len(self._host[self._turn]):
+            # Kept, together smaller than what takes its place: pinned memory that is given back while a step is
+            # recorded, as a rehearsed one is, is marked by an event of the recording, and who pins memory next fails
+            self._outgrown.append(self._host[self._turn])
             self._host[self._turn] = self._new_host(2 * size)
         if size > len(self._on_device):
             self._hold(2 * size)
