@@ -29,7 +29,7 @@ PARTS_PER_PROGRAM = 32
 # By how many blocks a part may be larger to have one request alone. On an H200 a second request costs a part about as
 # much as two (of 32 tokens; requests of 1040 tokens, 32, 64 and 128 of them: 22.5, 35.1 and 55.7 us, and 20.9, 31.5
 # and 52.4 with 5, 9 and 17 blocks in a part instead of 4, 8 and 16).
-SECOND_REQUEST = tl.constexpr(2)
+SECOND_REQUEST = tl.constexpr(3)
 
 
 @dataclass(frozen=True, slots=True)
