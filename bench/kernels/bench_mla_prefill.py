@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,10 @@ class Inputs:
 def other_blocks(case: Case, rows: int) -> PrefillWork:
     """`PrefillWork.on`, with blocks of `rows` queries."""
     tables = prefill_tables(case.extents, heads=case.heads, block_queries=rows)
-    on_device = (
-        torch.from_numpy(table).cuda()
-        for table in (tables.query_starts, tables.key_starts, tables.query_blocks)
+    key_starts, query_blocks = (
+        torch.from_numpy(table).cuda() for table in (tables.key_starts, tables.query_blocks)
     )
-    return PrefillWork(tables.extents, rows, *on_device)
+    return PrefillWork(tables.extents, tables.causal, rows, key_starts, query_blocks)
 
 
 def flashinfer_run(case: Case, inputs: Inputs) -> Callable[[], object] | None:
@@ -108,10 +108,13 @@ def flashinfer_run(case: Case, inputs: Inputs) -> Callable[[], object] | None:
         return None
     workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace, backend="fa3")
-    tables = prefill_tables(case.extents, heads=case.heads)
+    query_starts, key_starts = (
+        torch.tensor([0, *accumulate(column)], dtype=torch.int32)
+        for column in zip(*case.extents, strict=True)
+    )
     wrapper.plan(
-        torch.from_numpy(tables.query_starts),
-        torch.from_numpy(tables.key_starts),
+        query_starts,
+        key_starts,
         case.heads,
         case.heads,
         NOPE + ROPE,
@@ -138,9 +141,7 @@ def measure(case: Case, *, sweep: bool) -> list[dict[str, Any]]:
     def tiled(block_queries: int, tiles: Tiling) -> Callable[[], object]:
         own = other_blocks(case, block_queries)
         k, v = kv[..., :NOPE], kv[..., NOPE:]
-        return lambda: ragged_attention_triton(
-            q, k, v, k_pe, own, scale=SCALE, causal=True, tiles=tiles
-        )
+        return lambda: ragged_attention_triton(q, k, v, k_pe, own, scale=SCALE, tiles=tiles)
 
     if sweep:
         for block_queries, tiles in TILINGS:

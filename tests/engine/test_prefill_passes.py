@@ -18,13 +18,14 @@ chunks = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1,
 def test_every_key_once(spans: list[tuple[int, int]], max_keys: int) -> None:
     extents = [ChunkExtent(7 + i, start, length) for i, (start, length) in enumerate(spans)]
     passes = plan_passes(extents, 4, max_keys, Upload(CPU))
-    assert [one.causal for one in passes] == [True] + [False] * (len(passes) - 1)
+    assert [one.work.causal for one in passes] == [True] + [False] * (len(passes) - 1)
     seen: list[list[int]] = [[] for _ in extents]
     for one in passes:
         assert one.slots.tolist() == [extent.slot for extent in extents]
         new = sum(extent.length for extent in extents)
         assert one.work.num_keys <= max(max_keys, new)
-        assert one.work.query_starts.tolist()[-1] == one.work.num_queries == new
+        assert one.work.key_starts.tolist()[-1] == one.work.num_keys
+        assert one.work.num_queries == new
         firsts = one.first_rows.tolist()
         for i, (queries, keys) in enumerate(one.work.extents):
             assert queries == extents[i].length

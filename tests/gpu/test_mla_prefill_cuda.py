@@ -12,6 +12,7 @@ from mla_router.worker.kernels.attention.merge_states import merge_states
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
 from mla_router.worker.kernels.kv_cache.gather import kv_gather, kv_gather_torch
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from support.cuda import captured, forbid_waiting
@@ -61,7 +62,7 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
     k_pe = randn(keys, 512 + ROPE)[:, 512:]
     work = PrefillWork.on("cuda", extents, heads=heads, causal=causal)
     with forbid_waiting():
-        got, lse = mla_prefill(q, kv, k_pe, work, scale=SCALE, causal=causal)
+        got, lse = mla_prefill(q, kv, k_pe, work, scale=SCALE)
     k = torch.cat((kv[..., :NOPE], k_pe[:, None].expand(-1, heads, -1)), dim=-1)
     expected, expected_lse = in_float64(q, k, kv[..., NOPE:], extents, SCALE, causal=causal)
     assert_close(got, expected)
@@ -93,6 +94,54 @@ def test_gqa(
     assert_close(got, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "widths", [(64, 0, 64), (128, 0, 128), (192, 0, 128), (128, 64, 64)], ids=str
+)
+def test_tall_blocks(widths: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Query heads that share keys, and keys that are not their own: the kernel of `hopper.py` and the other one."""
+    own, shared, value = widths
+    heads, groups = 48, 12
+    queries, keys = (sum(column) for column in zip(*LONG, strict=True))
+    q = randn(queries, heads, own + shared).to(dtype)
+    kv = randn(keys, groups, own + value).to(dtype)
+    k_pe = randn(keys, 512 + shared)[:, 512:].to(dtype) if shared else None
+    work = PrefillWork.on("cuda", LONG, heads=heads)
+    k = kv[..., :own]
+    with forbid_waiting():
+        got, lse = ragged_attention(q, k, kv[..., own:], k_pe, work, scale=SCALE)
+    other, other_lse = ragged_attention_triton(q, k, kv[..., own:], k_pe, work, scale=SCALE)
+    if k_pe is not None:
+        k = torch.cat((k, k_pe[:, None].expand(-1, groups, -1)), dim=-1)
+    every_k, every_v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, kv[..., own:]))
+    expected, expected_lse = in_float64(q, every_k, every_v, LONG, SCALE, causal=True)
+    for out, sums in ((got, lse), (other, other_lse)):
+        assert_close(out, expected)
+        torch.testing.assert_close(sums.double(), expected_lse, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_nan_of_one_chunk_does_not_reach_another(causal: bool) -> None:
+    extents = [(200, 300), (130, 500), (300, 333)]
+    q, kv, k_pe = randn(630, 48, NOPE + ROPE), randn(1133, 48, NOPE + VALUE), randn(1133, ROPE)
+    work = PrefillWork.on("cuda", extents, heads=48, causal=causal)
+    before, _ = mla_prefill(q, kv, k_pe, work, scale=SCALE)
+    kv[300:800], k_pe[300:800] = float("nan"), float("inf")
+    after, _ = mla_prefill(q, kv, k_pe, work, scale=SCALE)
+    assert after[200:330].isnan().all()
+    assert torch.equal(after[:200], before[:200]) and torch.equal(after[330:], before[330:])
+
+
+def test_a_chunk_without_keys() -> None:
+    """As of a prefix in pieces, of which others have some."""
+    extents = [(150, 40), (200, 0), (170, 128)]
+    q, kv, k_pe = randn(520, 48, NOPE + ROPE), randn(168, 48, NOPE + VALUE), randn(168, ROPE)
+    work = PrefillWork.on("cuda", extents, heads=48, causal=False)
+    got, lse = mla_prefill(q, kv, k_pe, work, scale=SCALE)
+    assert (got[150:350] == 0).all() and (lse[150:350] == float("-inf")).all()
+    assert got.isfinite().all() and lse[:150].isfinite().all() and lse[350:].isfinite().all()
+
+
 def test_replayed() -> None:
     """A captured launch follows its tables: with other chunks in the same buffers, other results."""
     work = PrefillWork.on("cuda", [(512, 512), (512, 512)], heads=16)
@@ -105,7 +154,6 @@ def test_replayed() -> None:
     other = PrefillWork.on("cuda", [(256, 256), (768, 768)], heads=16)
     assert other.query_blocks.shape == work.query_blocks.shape
     for old, new in (
-        (work.query_starts, other.query_starts),
         (work.key_starts, other.key_starts),
         (work.query_blocks, other.query_blocks),
     ):
@@ -128,7 +176,7 @@ def test_prefix_in_pieces() -> None:
     )
     for keys in (slice(0, 4096), slice(4096, prefix)):
         work = PrefillWork.on("cuda", [(n, keys.stop - keys.start)], heads=heads, causal=False)
-        piece, piece_lse = mla_prefill(q, kv[keys], k_pe[keys], work, scale=SCALE, causal=False)
+        piece, piece_lse = mla_prefill(q, kv[keys], k_pe[keys], work, scale=SCALE)
         merge_states(out, lse, piece, piece_lse)
     assert_close(out, whole.double())
     torch.testing.assert_close(lse, whole_lse, rtol=1e-3, atol=1e-3)

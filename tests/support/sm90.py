@@ -159,7 +159,8 @@ def _report(kernel: Any) -> Report:
     constants = {
         _name(kernel.src, path): _plain(value) for path, value in kernel.src.constants.items()
     }
-    waits, reads_ahead = _order(kernel.asm["ptx"])
+    starts_early = kernel.metadata.launch_pdl
+    waits, reads_ahead = _order(kernel.asm["ptx"]) if starts_early else (False, False)
     return Report(
         kernel=kernel.name,
         constants=constants,
@@ -168,7 +169,7 @@ def _report(kernel: Any) -> Report:
         spill_bytes=int(found[2]),
         shared_bytes=kernel.metadata.shared,
         has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
-        starts_early=kernel.metadata.launch_pdl,
+        starts_early=starts_early,
         waits=waits,
         reads_ahead=reads_ahead,
     )

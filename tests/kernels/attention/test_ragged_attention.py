@@ -15,6 +15,7 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.mla_prefill import mla_prefill
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefill_tables
 from mla_router.worker.kernels.attention.ragged_attention import ragged_attention
+from mla_router.worker.kernels.attention.ragged_attention.hopper import ragged_attention_hopper
 from mla_router.worker.kernels.attention.ragged_attention.kernel import (
     Tiling,
     ragged_attention_triton,
@@ -97,9 +98,7 @@ def check(
     rtol: float = 1e-4,
 ) -> None:
     work = PrefillWork.on(inputs.q.device, extents, heads=MANY_HEADS, causal=causal)
-    got, got_lse = attend(
-        inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE, causal=causal
-    )
+    got, got_lse = attend(inputs.q, inputs.k, inputs.v, inputs.shared, work, scale=SCALE)
     expected, expected_lse = one_by_one(inputs, extents, causal=causal)
     assert got.dtype == inputs.q.dtype
     torch.testing.assert_close(got.double().cpu(), expected, rtol=rtol, atol=rtol)
@@ -167,7 +166,7 @@ def test_later_keys_do_not_matter_even_if_they_are_nan(
 
     def attended() -> Tensor:
         q, k, v, shared = inputs.q, inputs.k, inputs.v, inputs.shared
-        return attend(q, k, v, shared, work, scale=SCALE, causal=True)[0]
+        return attend(q, k, v, shared, work, scale=SCALE)[0]
 
     before = attended().clone()
     inputs.k[8] = float("nan")
@@ -185,7 +184,7 @@ def test_rows_of_a_tensor_that_is_given(attend: Callable[..., tuple[Tensor, Tens
     work = PrefillWork.on(device, extents, heads=MANY_HEADS)
     rows = torch.full((80, 4, 16), -7.0, device=device)
     arguments = inputs.q, inputs.k, inputs.v, inputs.shared, work
-    got, _ = attend(*arguments, scale=SCALE, causal=True, out=rows[3:78])
+    got, _ = attend(*arguments, scale=SCALE, out=rows[3:78])
     assert got.data_ptr() == rows[3:].data_ptr()
     expected, _ = one_by_one(inputs, extents, causal=True)
     torch.testing.assert_close(rows[3:78].double().cpu(), expected, rtol=1e-4, atol=1e-4)
@@ -199,14 +198,14 @@ def test_a_table_may_be_longer_than_its_work() -> None:
     work = PrefillWork.on(DEVICE, extents, heads=MANY_HEADS)
     longer = PrefillWork(
         work.extents,
+        work.causal,
         work.block_queries,
-        work.query_starts,
         work.key_starts,
-        torch.cat((work.query_blocks, torch.tensor([[0, 70], [0, 128]], device=DEVICE).int())),
+        torch.cat((work.query_blocks, work.query_blocks.new_zeros(2, 5))),
     )
     arguments = inputs.q, inputs.k, inputs.v, inputs.shared
-    expected = ragged_attention_triton(*arguments, work, scale=SCALE, causal=True)
-    got = ragged_attention_triton(*arguments, longer, scale=SCALE, causal=True)
+    expected = ragged_attention_triton(*arguments, work, scale=SCALE)
+    got = ragged_attention_triton(*arguments, longer, scale=SCALE)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
@@ -227,12 +226,16 @@ def test_every_query_has_one_program_and_the_longest_come_first(heads: int, rows
     extents = [(300, 700), (5, 2000), (129, 129)]
     tables = prefill_tables(extents, heads=heads)
     assert tables.block_queries == rows
+    starts, key_starts = [0, 300, 305], [0, 700, 2700]
+    expected = [
+        (starts[c] + first, n - first, key_starts[c], keys - n + first + 1, keys)
+        for c, (n, keys) in enumerate(extents)
+        for first in range(0, n, rows)
+    ]
     blocks = [tuple(block) for block in tables.query_blocks.tolist()]
-    expected = [(c, first) for c, (n, _) in enumerate(extents) for first in range(0, n, rows)]
     assert sorted(blocks) == expected
-    seen = [extents[c][1] - extents[c][0] + min(extents[c][0], first + rows) for c, first in blocks]
+    seen = [min(first_sees + rows - 1, keys) for *_, first_sees, keys in blocks]
     assert seen == sorted(seen, reverse=True)
-    assert tables.query_starts.tolist() == [0, 300, 305, 434]
     assert tables.key_starts.tolist() == [0, 700, 2700, 2829]
 
 
@@ -265,7 +268,6 @@ def launches() -> None:
                 k_pe if shared else None,
                 work,
                 scale=0.1,
-                causal=causal,
                 tiles=chosen,
             )
 
@@ -280,7 +282,7 @@ def launches() -> None:
     for n, causal in ((4096, True), (4096, False), (64, True)):
         work = PrefillWork.on("meta", [(n, 4096)], heads=16, causal=causal)
         q = torch.empty(n, 16, 192, dtype=torch.bfloat16, device="meta")
-        ragged_attention_triton(q, k, v, None, work, scale=0.1, causal=causal)
+        ragged_attention_triton(q, k, v, None, work, scale=0.1)
 
 
 SWEPT = (Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))
@@ -288,5 +290,31 @@ SWEPT = (Tiling(32, 8, 3), Tiling(64, 8, 2), Tiling(128, 8, 2))
 
 def test_compiled_for_sm_90() -> None:
     for report in compile_sm90(launches):
+        report.check()
+        assert report.has_wgmma, report
+
+
+def hopper_launches() -> None:
+    """DeepSeek's heads, with the rotary part of all or with each's own; then Llama's."""
+
+    def attend(heads: int, groups: int, own: int, value: int, shared: int = 0) -> None:
+        work = PrefillWork.on("meta", [(4096, 4096)], heads=heads)
+        q = torch.empty(4096, heads, own + shared, dtype=torch.bfloat16, device="meta")
+        kv = torch.empty(4096, groups, own + value, dtype=torch.bfloat16, device="meta")
+        k_pe = torch.empty(4096, 576, dtype=torch.bfloat16, device="meta")[:, 512:]
+        ragged_attention_hopper(
+            q, kv[..., :own], kv[..., own:], k_pe if shared else None, work, scale=0.1
+        )
+
+    attend(16, 16, 128, 128, shared=64)
+    attend(128, 128, 128, 128, shared=64)
+    attend(16, 16, 192, 128)
+    attend(32, 8, 128, 128)
+    attend(32, 8, 64, 64)
+
+
+def test_hoppers_kernel_compiled_for_sm_90() -> None:
+    """It has no interpreter: what it computes is seen on a GPU (`tests/gpu/test_mla_prefill_cuda.py`)."""
+    for report in compile_sm90(hopper_launches):
         report.check()
         assert report.has_wgmma, report

@@ -121,7 +121,7 @@ class PlannedPasses:
     ) -> tuple[Tensor, Tensor]:
         if over not in self._planned:
             self._planned[over] = self._wrappers.planned(
-                len(self._planned), over.work.extents, causal=over.causal, scale=scale
+                len(self._planned), over.work.extents, causal=over.work.causal, scale=scale
             )
         d = q.shape[-1] - k_pe.shape[-1]
         k = torch.cat((kv[..., :d], k_pe[:, None].expand(-1, kv.shape[1], -1)), dim=-1)

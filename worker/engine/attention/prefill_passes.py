@@ -22,7 +22,6 @@ class Pass:
     """Attention of all queries of the step over some keys of each chunk's request."""
 
     work: PrefillWork
-    causal: bool
     slots: Tensor  # [C] int32
     first_rows: Tensor  # [C] int32, first of the keys in its request
 
@@ -45,15 +44,13 @@ def plan_passes(
     tables = [prefill_tables(span, heads=heads, causal=i == 0) for i, span in enumerate(spans)]
     arrays = [np.array([chunk.slot for chunk in chunks], dtype=np.int32)]
     for table, first in zip(tables, firsts, strict=True):
-        arrays += [table.query_starts, table.key_starts, table.query_blocks]
-        arrays.append(np.array(first, dtype=np.int32))
+        arrays += [table.key_starts, table.query_blocks, np.array(first, dtype=np.int32)]
     slots, *rest = upload(arrays)
     return [
         Pass(
-            PrefillWork(table.extents, table.block_queries, *rest[4 * i : 4 * i + 3]),
-            i == 0,
+            PrefillWork(table.extents, table.causal, table.block_queries, *rest[3 * i : 3 * i + 2]),
             slots,
-            rest[4 * i + 3],
+            rest[3 * i + 2],
         )
         for i, table in enumerate(tables)
     ]

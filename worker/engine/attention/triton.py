@@ -48,7 +48,7 @@ AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tupl
 def attend_over(
     q: Tensor, kv: Tensor, k_pe: Tensor, over: Pass, scale: float, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return mla_prefill(q, kv, k_pe, over.work, scale=scale, causal=over.causal, out=out)
+    return mla_prefill(q, kv, k_pe, over.work, scale=scale, out=out)
 
 
 class TritonBackend(AttentionBackend):
@@ -195,9 +195,7 @@ class TritonAttention:
     def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             k, v = keys_and_values(self._rows(cache, over), q.shape[-1], out.shape[-1])
-            return ragged_attention(
-                q, k, v, None, over.work, scale=scale, causal=over.causal, out=into
-            )
+            return ragged_attention(q, k, v, None, over.work, scale=scale, out=into)
 
         self._in_passes(attend, out)
 

@@ -20,7 +20,6 @@ def mla_prefill(
     work: PrefillWork,
     *,
     scale: float,
-    causal: bool = True,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention within each chunk of `work`, ragged.
@@ -30,6 +29,4 @@ def mla_prefill(
     of the scores in base 2; all else as `ragged_attention` says.
     """
     d = q.shape[-1] - k_pe.shape[-1]
-    return ragged_attention(
-        q, kv[..., :d], kv[..., d:], k_pe, work, scale=scale, causal=causal, out=out
-    )
+    return ragged_attention(q, kv[..., :d], kv[..., d:], k_pe, work, scale=scale, out=out)

@@ -28,10 +28,10 @@ class PrefillTables:
     """`PrefillWork` before it is on a device. C chunks, B query blocks, all arrays int32."""
 
     extents: tuple[tuple[int, int], ...]
+    causal: bool
     block_queries: int
-    query_starts: NDArray[np.int32]  # [C + 1]
     key_starts: NDArray[np.int32]  # [C + 1]
-    query_blocks: NDArray[np.int32]  # [B, 2]
+    query_blocks: NDArray[np.int32]  # [B, 5]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,13 @@ class PrefillWork:
     """C chunks, whose query rows and key rows follow one another."""
 
     extents: tuple[tuple[int, int], ...]  # of each chunk: query rows n, key rows s
+    causal: bool  # a chunk's queries are the last of its positions, each of which sees those up to itself
     block_queries: int  # query rows of a program
-    query_starts: Tensor  # [C + 1] int32: first query row of each chunk, and their number
     key_starts: Tensor  # [C + 1] int32: first key row of each chunk, and their number
-    # [B, 2] int32: chunk and first query in it of each program; a program whose first query lies
-    # behind its chunk's end does nothing, so that a table may be longer than its work
+    # [B, 5] int32, of each program: its first query row, how many query rows its chunk has from there on, the chunk's first
+    # key row, how many keys the first query sees, and how many the last one of the chunk does. Each query of a causal
+    # chunk sees one key more than the one before it. A program without query rows does nothing, so that a table may be
+    # longer than its work
     query_blocks: Tensor
 
     @classmethod
@@ -59,8 +61,8 @@ class PrefillWork:
         tables = prefill_tables(extents, heads=heads, causal=causal)
         return cls(
             tables.extents,
+            tables.causal,
             tables.block_queries,
-            torch.from_numpy(tables.query_starts).to(device),
             torch.from_numpy(tables.key_starts).to(device),
             torch.from_numpy(tables.query_blocks).to(device),
         )
@@ -91,20 +93,22 @@ def prefill_tables(
         queries > 0 and keys >= (queries if causal else 0) for queries, keys in extents
     ), f"extents (queries, keys) {extents}, {causal=}"
     rows = block_queries or _block_queries([queries for queries, _ in extents], heads)
-    blocks = []
-    for chunk, (queries, keys) in enumerate(extents):
+    blocks, query_row, key_starts = [], 0, [0]
+    for queries, keys in extents:
         for first in range(0, queries, rows):
-            seen = keys - queries + min(queries, first + rows) if causal else keys
-            blocks.append((-seen, chunk, first))
+            seen = keys - queries + first + 1 if causal else keys
+            longest = min(seen + rows - 1, keys)
+            blocks.append(
+                (-longest, query_row + first, queries - first, key_starts[-1], seen, keys)
+            )
+        query_row += queries
+        key_starts.append(key_starts[-1] + keys)
     blocks.sort()
-    lengths = np.asarray(extents, dtype=np.int32).reshape(-1, 2)
-    starts = np.zeros((len(extents) + 1, 2), dtype=np.int32)
-    np.cumsum(lengths, axis=0, out=starts[1:])
     return PrefillTables(
         tuple(extents),
+        causal,
         rows,
-        np.ascontiguousarray(starts[:, 0]),
-        np.ascontiguousarray(starts[:, 1]),
+        np.asarray(key_starts, dtype=np.int32),
         np.asarray([block[1:] for block in blocks], dtype=np.int32),
     )
 

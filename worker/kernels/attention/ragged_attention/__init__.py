@@ -11,6 +11,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.attention.ragged_attention.hopper import (
+    ragged_attention_hopper,
+    suits_hopper,
+)
 from mla_router.worker.kernels.attention.ragged_attention.kernel import ragged_attention_triton
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
 from mla_router.worker.kernels.dispatch import on_gpu
@@ -24,16 +28,15 @@ def ragged_attention(
     work: PrefillWork,
     *,
     scale: float,
-    causal: bool = True,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q . keys * scale) . v within each chunk of `work`, for each head.
 
     q [N, H, D + R], k [S, G, D], v [S, G, V], shared_keys [S, R] or None (R = 0), all of one dtype,
     strided but for the last dimension; H a multiple of G: query heads i * H / G and those after it
-    share key head i. The key of a head is its own D numbers, then the R of all heads. If `causal`, the
+    share key head i. The key of a head is its own D numbers, then the R of all heads. If `work` is causal, the
     queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
-    all see all keys of their chunk. `work` must have been made with the same `causal`.
+    all see all keys of their chunk.
 
     Returns [N, H, V] in q's dtype, which is `out` if that is given (contiguous), and the log-sum-exp of
     each row of scores in base 2, [N, H] float32: what `merge_states` needs. A row that sees no key is 0,
@@ -52,9 +55,9 @@ def ragged_attention(
     )
     assert out is None or out.is_contiguous(), f"out {tuple(out.shape)}, strides {out.stride()}"
     if on_gpu(q):
-        return ragged_attention_triton(
-            q, k, v, shared_keys, work, scale=scale, causal=causal, out=out
-        )
+        suits = suits_hopper(q, k, v, shared_keys, work)
+        attend = ragged_attention_hopper if suits else ragged_attention_triton
+        return attend(q, k, v, shared_keys, work, scale=scale, out=out)
     return ragged_attention_torch(
-        q, k, v, shared_keys, work.extents, scale=scale, causal=causal, out=out
+        q, k, v, shared_keys, work.extents, scale=scale, causal=work.causal, out=out
     )

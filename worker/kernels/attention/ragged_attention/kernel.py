@@ -157,8 +157,6 @@ def _ragged_attention(
     shared_tiles,
     out_ptr,
     lse_ptr,
-    query_starts_ptr,
-    key_starts_ptr,
     query_blocks_ptr,
     q_stride,
     q_head_stride,
@@ -172,7 +170,6 @@ def _ragged_attention(
     num_heads,
     scale_log2,
     SHARE: tl.constexpr,
-    CAUSAL: tl.constexpr,
     D: tl.constexpr,
     R: tl.constexpr,
     V: tl.constexpr,
@@ -184,35 +181,27 @@ def _ragged_attention(
     PRECISION: tl.constexpr,
 ):
     # Neighbours are the heads of one block of queries: they walk over the same keys side by side.
-    block = tl.program_id(0) // num_heads
+    block = query_blocks_ptr + 5 * (tl.program_id(0) // num_heads)
     head = tl.program_id(0) % num_heads
-    chunk = tl.load(query_blocks_ptr + 2 * block)
-    first_query = tl.load(query_blocks_ptr + 2 * block + 1)
-    query_start = tl.load(query_starts_ptr + chunk)
-    num_queries = tl.load(query_starts_ptr + chunk + 1) - query_start
-    if first_query >= num_queries:
+    num_queries = tl.load(block + 1)
+    if num_queries <= 0:
         return
-    key_start = tl.load(key_starts_ptr + chunk).to(tl.int64)
-    num_keys = (tl.load(key_starts_ptr + chunk + 1) - key_start).to(tl.int32)
+    query_row = tl.load(block).to(tl.int64)
+    key_start = tl.load(block + 2).to(tl.int64)
+    first_sees = tl.load(block + 3)
+    num_keys = tl.load(block + 4)
 
     m = tl.arange(0, BLOCK_M)
     d, r, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_V)
-    is_query = first_query + m < num_queries
-    query_row = (query_start + first_query).to(tl.int64)
+    is_query = m < num_queries
     q_rows = q_ptr + query_row * q_stride + head * q_head_stride + m[:, None] * q_stride
     q = _load(q_rows + d[None, :], is_query, d < D, True, D != BLOCK_D)
     q_shared = q
     if R > 0:
         q_shared = _load(q_rows + (D + r)[None, :], is_query, r < R, True, R != BLOCK_R)
 
-    if CAUSAL:
-        first_sees = num_keys - num_queries + first_query + 1
-        seen = tl.minimum(first_sees + m, num_keys)
-        last = tl.minimum(first_sees + BLOCK_M - 1, num_keys)
-    else:
-        first_sees = num_keys
-        seen = tl.full([BLOCK_M], 0, tl.int32) + num_keys
-        last = num_keys
+    seen = tl.minimum(first_sees + m, num_keys)
+    last = tl.minimum(first_sees + BLOCK_M - 1, num_keys)
     unmasked = first_sees // BLOCK_N * BLOCK_N  # keys that all queries of the block see
 
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
@@ -273,7 +262,6 @@ def ragged_attention_triton(
     work: PrefillWork,
     *,
     scale: float,
-    causal: bool,
     out: Tensor | None = None,
     tiles: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -305,8 +293,6 @@ def ragged_attention_triton(
         _tiles(shared, r, tiles.block_keys),
         out,
         lse,
-        work.query_starts,
-        work.key_starts,
         work.query_blocks,
         q.stride(0),
         q.stride(1),
@@ -320,7 +306,6 @@ def ragged_attention_triton(
         heads,
         scale * math.log2(math.e),
         SHARE=heads // groups,
-        CAUSAL=causal,
         D=d,
         R=r,
         V=v_width,

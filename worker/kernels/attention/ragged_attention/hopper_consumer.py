@@ -1,0 +1,233 @@
+"""What each of the two warpgroups does that compute `hopper.py`'s kernel: attention of half a block's queries.
+
+Keys come block by block, the last ones first, since only those are masked. The product with the next block's keys
+and the one with this block's values are asked for together, and while one warpgroup goes on to the softmax, the other
+one's products have the tensor cores. Nothing keeps the two in step but the tiles that both of them read.
+(FlashAttention-3, Shah et al., 2024, arXiv:2407.08608, section 3.1, orders them by barriers, and section 3.2 begins the
+softmax between the two products: on an H200 each of these made this kernel slower.)
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from mla_router.worker.kernels.attention.ragged_attention.rings import let_go, wait_full
+
+QUERIES = gl.constexpr(64)  # of a warpgroup: rows of its products
+ROWS_AT_ONCE = gl.constexpr(32)  # that `_forget` looks at
+
+
+@gluon.jit
+def work_of(query_blocks, tile, HEADS: gl.constexpr):
+    """A row of `PrefillWork.query_blocks`."""
+    at = query_blocks + 5 * (tile // HEADS)
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
+
+
+@gluon.jit
+def key_blocks(first_sees, num_keys, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """How many blocks of keys a block of queries needs, and how many of them, the last ones, are masked: at least the
+    first that is walked over, even if there is no key at all."""
+    needed = gl.maximum(gl.cdiv(gl.minimum(first_sees + BLOCK_M - 1, num_keys), BLOCK_N), 1)
+    return needed, gl.maximum(needed - gl.minimum(first_sees, num_keys) // BLOCK_N, 1)
+
+
+@gluon.jit
+def tile_in(round_, programs):
+    """Back and forth: who had one of the longest tiles of a round has one of the shortest of the next."""
+    program = gl.program_id(0)
+    return round_ * programs + gl.where(round_ % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def _scores(queries, keys, step, like, TWO_PARTS: gl.constexpr):
+    """Under way."""
+    stage = step % keys.full.shape[0]
+    scores = warpgroup_mma(
+        queries.tiles.index(0),
+        keys.tiles.index(stage).permute((1, 0)),
+        like,
+        use_acc=False,
+        is_async=True,
+    )
+    if TWO_PARTS:
+        scores = warpgroup_mma(
+            queries.others.index(0),
+            keys.others.index(stage).permute((1, 0)),
+            scores,
+            is_async=True,
+        )
+    return scores
+
+
+@gluon.jit
+def _softmax(scores, row_max, row_sum, seen, columns, scale_log2, MASKED: gl.constexpr):
+    """Weights of a block's scores, and the factor by which what was summed before shrinks beside them."""
+    if MASKED:
+        visible = gl.expand_dims(columns, 0) < gl.expand_dims(seen, 1)
+        scores = gl.where(visible, scores, float("-inf"))
+    new_max = gl.maximum(row_max, gl.max(scores, 1) * scale_log2)
+    base = new_max
+    if MASKED:  # a row that has seen nothing yet
+        base = gl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(base, 1))
+    shrink = gl.exp2(row_max - base)
+    return weights, new_max, row_sum * shrink + gl.sum(weights, 1), shrink
+
+
+@gluon.jit
+def _forget(values, left):
+    """Rows from `left` on are another chunk's: 0 here, as no weight makes up for NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, ROWS_AT_ONCE, layout=gl.SliceLayout(1, layout))
+    ROWS: gl.constexpr = values.shape[0]
+    for first in gl.static_range(0, ROWS, ROWS_AT_ONCE):
+        if left < first + ROWS_AT_ONCE:
+            part = values.slice(first, ROWS_AT_ONCE)
+            kept = gl.expand_dims(first + row < left, 1)
+            part.store(gl.where(kept, part.load(layout), 0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _walk(
+    queries,
+    keys,
+    values,
+    scores,
+    weights,
+    acc,
+    row_max,
+    row_sum,
+    step,
+    first,
+    last,
+    blocks,
+    seen,
+    columns,
+    scale_log2,
+    TWO_PARTS: gl.constexpr,
+    MASKED: gl.constexpr,
+):
+    """On over blocks of keys [first, last) of `blocks`, counted from the end; `weights` are of the one before."""
+    BLOCK_N: gl.constexpr = scores.shape[1]
+    for i in range(first, last):
+        wait_full(keys, step)
+        scores = _scores(queries, keys, step, scores, TWO_PARTS)
+        stage = (step - 1) % values.full.shape[0]
+        acc = warpgroup_mma(weights, values.tiles.index(stage), acc, is_async=True)
+        scores, acc = warpgroup_mma_wait(0, deps=[scores, acc])
+        let_go(keys, step)
+        let_go(values, step - 1)
+        at = (blocks - 1 - i) * BLOCK_N + columns
+        scores, row_max, row_sum, shrink = _softmax(
+            scores, row_max, row_sum, seen, at, scale_log2, MASKED
+        )
+        wait_full(values, step)
+        weights = gl.convert_layout(scores.to(values.tiles.dtype), weights.type.layout)
+        acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
+        step += 1
+    return scores, weights, acc, row_max, row_sum, step
+
+
+@gluon.jit
+def consume(
+    queries,
+    keys,
+    values,
+    out,
+    lse,
+    query_blocks,
+    tiles,
+    programs,
+    scale_log2,
+    FIRST: gl.constexpr,
+    HEADS: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    TWO_PARTS: gl.constexpr,
+):
+    """Queries from FIRST on of this program's blocks of BLOCK_M."""
+    DTYPE: gl.constexpr = queries.tiles.dtype
+    BLOCK_N: gl.constexpr = keys.tiles.shape[1]
+    V: gl.constexpr = values.tiles.shape[2]
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    of_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
+    of_weights: gl.constexpr = gl.DotOperandLayout(0, of_sums, k_width=2)
+    of_rows: gl.constexpr = gl.BlockedLayout([1, 8], [256 // V, V // 8], [4, 1], [1, 0])
+    m = FIRST + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, of_scores))
+    out_m = FIRST + gl.arange(0, QUERIES, layout=gl.SliceLayout(1, of_rows))
+    out_columns = gl.arange(0, V, layout=gl.SliceLayout(0, of_rows))
+    columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, of_scores))
+    step, round_, tile = 0, 0, gl.program_id(0)
+    next_work = work_of(query_blocks, tile, HEADS)
+    while tile < tiles:
+        query_row, num_queries, _, first_sees, num_keys = next_work
+        blocks, masked = key_blocks(first_sees, num_keys, BLOCK_M, BLOCK_N)
+        seen = gl.minimum(first_sees + m, num_keys)
+        acc = gl.zeros([QUERIES, V], gl.float32, of_sums)
+        row_max = gl.full([QUERIES], float("-inf"), gl.float32, gl.SliceLayout(1, of_scores))
+        row_sum = gl.zeros([QUERIES], gl.float32, gl.SliceLayout(1, of_scores))
+
+        wait_full(queries, round_)
+        wait_full(keys, step)
+        scores = gl.zeros([QUERIES, BLOCK_N], gl.float32, of_scores)
+        scores = _scores(queries, keys, step, scores, TWO_PARTS)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        let_go(keys, step)
+        at = (blocks - 1) * BLOCK_N
+        scores, row_max, row_sum, _ = _softmax(
+            scores, row_max, row_sum, seen, at + columns, scale_log2, True
+        )
+        weights = gl.convert_layout(scores.to(DTYPE), of_weights)
+        wait_full(values, step)
+        if at + BLOCK_N > num_keys:
+            _forget(values.tiles.index(step % values.full.shape[0]), num_keys - at)
+        step += 1
+        for MASKED in gl.static_range(1, -1, -1):
+            scores, weights, acc, row_max, row_sum, step = _walk(
+                queries,
+                keys,
+                values,
+                scores,
+                weights,
+                acc,
+                row_max,
+                row_sum,
+                step,
+                1 if MASKED else masked,
+                masked if MASKED else blocks,
+                blocks,
+                seen,
+                columns,
+                scale_log2,
+                TWO_PARTS,
+                MASKED,
+            )
+        let_go(queries, round_)
+        # Looked up while the last product is under way
+        next_tile = tile_in(round_ + 1, programs)
+        next_work = work_of(query_blocks, gl.where(next_tile < tiles, next_tile, 0), HEADS)
+        stage = (step - 1) % values.full.shape[0]
+        acc = warpgroup_mma(weights, values.tiles.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        let_go(values, step - 1)
+
+        head = tile % HEADS
+        # Without a single key: nothing, with the weight 0
+        share = gl.convert_layout(
+            1 / gl.where(row_sum == 0, 1.0, row_sum), gl.SliceLayout(1, of_sums)
+        )
+        rows = gl.convert_layout((acc * gl.expand_dims(share, 1)).to(DTYPE), of_rows)
+        out_row = (query_row + out_m).to(gl.int64) * (HEADS * V) + head * V
+        out_at = out + gl.expand_dims(out_row, 1) + gl.expand_dims(out_columns, 0)
+        gl.store(out_at, rows, mask=gl.expand_dims(out_m < num_queries, 1))
+        lse_at = lse + (query_row + m).to(gl.int64) * HEADS + head
+        gl.store(lse_at, row_max + gl.log2(row_sum), mask=m < num_queries)  # -inf without a key
+        tile = next_tile
+        round_ += 1
