@@ -220,9 +220,9 @@ def test_mla_prefill_takes_keys_and_values_apart() -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("heads", "rows"), [(22, 64), (23, 128)])
+@pytest.mark.parametrize(("heads", "rows"), [(16, 64), (17, 128)])
 def test_every_query_has_one_program_and_the_longest_come_first(heads: int, rows: int) -> None:
-    """Blocks are tall if there are more than an H200 has multiprocessors."""
+    """Blocks are tall if that leaves enough for an H200's multiprocessors."""
     extents = [(300, 700), (5, 2000), (129, 129)]
     tables = prefill_tables(extents, heads=heads)
     assert tables.block_queries == rows
