@@ -212,3 +212,29 @@ fn who_tells_the_truth_or_nothing_is_believed() {
         assert!(outcome.capacity > told * 9 / 10, "{} of {told}", outcome.capacity);
     }
 }
+
+#[test]
+fn a_flush_teaches_nothing_of_the_caches_size() {
+    let tree = PrefixTree::new(1 << 18);
+    let learned = Learned::new(1 << 18);
+    learned.set_capacity(&tree, WORKER, SMALL.told);
+    let capacity = learned.capacity();
+    let send = || {
+        let epoch = learned.begin();
+        (epoch, learned.predict(tree.insert(&prompt(1, 5), WORKER)))
+    };
+    for _ in 0..3 {
+        learned.end(&send().0);
+    }
+    // On their way when the cache is emptied: each would be a sign of a restart, or of too little room.
+    let mut open: Vec<_> = (0..4).map(|_| send()).collect();
+    assert!(open[0].1.note().expect("noted").held > 100);
+    learned.forget(&tree, WORKER);
+    let usage = Usage { prompt_tokens: Some(2560), cached_tokens: Some(0) };
+    for (epoch, prediction) in &mut open {
+        learned.end(epoch);
+        let (_, finding) = learned.learn(&tree, WORKER, &prompt(1, 5), prediction, usage);
+        assert_eq!(finding, None);
+    }
+    assert_eq!(learned.capacity(), capacity);
+}

@@ -19,7 +19,7 @@ use crate::router::Router;
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
     for answer in answers.iter().filter(|answer| answer.is_success()) {
-        router.tree.purge_worker(answer.worker.id);
+        answer.worker.learned.forget(&router.tree, answer.worker.id);
     }
     let all = answers.iter().all(Answer::is_success);
     reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)

@@ -2,6 +2,8 @@
 
 use parking_lot::Mutex;
 
+use crate::key::BLOCK_TOKENS;
+
 /// What each further prompt leaves of the weight of those before.
 const DECAY: f64 = 0.98;
 
@@ -11,6 +13,10 @@ const OTHERS: f64 = 0.02;
 /// Then their prompts are expected at their homes, for only a router that sends its own there finds
 /// those of the others.
 const TRUST: f64 = 0.7;
+
+/// Tokens that a worker may have of a prompt that was unknown here without another router: a template's beginning, which
+/// all prompts share, is shorter than a block or differs from ours.
+const SLACK: u64 = 6 * BLOCK_TOKENS as u64;
 
 /// How much of the prompts that were unknown here was cached at their home, the worker to which all
 /// routers send such prompts: nothing if there is one router, most if there are many.
@@ -29,6 +35,8 @@ struct Sums {
 impl HomeShare {
     /// A worker says what it had of a prompt of which it was not known to have anything.
     pub fn observe(&self, at_home: bool, prompt_tokens: u64, cached_tokens: u64) {
+        let beyond = |tokens: u64| tokens.saturating_sub(SLACK);
+        let (prompt_tokens, cached_tokens) = (beyond(prompt_tokens), beyond(cached_tokens));
         let sums = &mut *self.0.lock();
         sums.prompt = sums.prompt * DECAY + prompt_tokens as f64;
         sums.cached = sums.cached * DECAY + cached_tokens as f64;
@@ -49,6 +57,16 @@ impl HomeShare {
 #[cfg(test)]
 mod tests {
     use super::{HomeShare, TRUST};
+
+    #[test]
+    fn a_template_that_all_prompts_begin_with_is_no_other_router() {
+        let home = HomeShare::default();
+        for _ in 0..1000 {
+            home.observe(true, 200, 32);
+            home.observe(false, 200, 64);
+        }
+        assert!(home.share().abs() < 1e-9);
+    }
 
     #[test]
     fn the_share_is_that_of_the_last_prompts_and_of_some_trust() {

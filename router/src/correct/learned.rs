@@ -99,8 +99,8 @@ struct State {
     zeros: u32,
     lost: Stamp,
     share_before: f64,
-    /// When it was last found empty: what was noted before says nothing more.
-    emptied: Stamp,
+    /// When it was last found empty, or told so: what was noted before says nothing more.
+    emptied: Option<Stamp>,
     /// Whether it has had anything cached since it was last found empty.
     has_hit: bool,
 }
@@ -120,7 +120,7 @@ impl Learned {
                 zeros: 0,
                 lost: Stamp::default(),
                 share_before: 1.0,
-                emptied: Stamp::default(),
+                emptied: None,
                 has_hit: false,
             }),
         }
@@ -147,6 +147,12 @@ impl Learned {
         let mut state = self.state.lock();
         state.told_tokens = Some(tokens);
         state.resize(tree, worker);
+    }
+
+    /// The worker's cache has been emptied, and so its share of the tree is: what requests on their way find of what they
+    /// were promised says nothing more.
+    pub fn forget(&self, tree: &PrefixTree, worker: WorkerId) {
+        self.state.lock().forget(tree, worker);
     }
 
     /// What the tree takes the worker to hold at most, in blocks.
@@ -226,6 +232,9 @@ impl State {
         settled: bool,
         found: f64,
     ) -> Option<Finding> {
+        if self.emptied.is_some_and(|emptied| note.stamp.is_before(emptied)) {
+            return None;
+        }
         if found > 0.0 {
             self.has_hit = true;
             if note.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
@@ -270,11 +279,9 @@ impl State {
                 self.lost = last_used;
             }
             if self.zeros == RESTART_RUN {
-                self.zeros = 0;
                 // It was not its size.
                 self.share = self.share_before;
-                self.emptied = self.settling.now();
-                tree.purge_worker(worker);
+                self.forget(tree, worker);
                 self.resize(tree, worker);
                 let had = std::mem::take(&mut self.has_hit);
                 return if had { Finding::Emptied } else { Finding::NoCache };
@@ -286,6 +293,11 @@ impl State {
         self.share = self.share.min(holds.max(self.share * SHRINK));
         self.resize(tree, worker);
         Finding::Evicted { blocks }
+    }
+
+    fn forget(&mut self, tree: &PrefixTree, worker: WorkerId) {
+        (self.zeros, self.emptied) = (0, self.settling.now());
+        tree.purge_worker(worker);
     }
 
     /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is

@@ -20,11 +20,11 @@ pub(super) struct Settling {
     /// Prompts not yet computed, of the current epoch and the one before.
     pending: [u32; 2],
     /// When the current epoch began.
-    began: Stamp,
+    began: Option<Stamp>,
     /// What was noted before this is computed.
-    settled: Stamp,
-    /// After the last note.
-    now: Stamp,
+    settled: Option<Stamp>,
+    /// After the last note. No time is before all others, so until the first one there is none.
+    now: Option<Stamp>,
 }
 
 impl Settling {
@@ -37,14 +37,15 @@ impl Settling {
 
     /// A request is noted. Returns whether all that it can have found has been computed.
     pub(super) fn noted(&mut self, note: &Note) -> bool {
-        if self.now.is_before(note.stamp.next()) {
-            self.now = note.stamp.next();
+        let next = note.stamp.next();
+        if self.now.is_none_or(|now| now.is_before(next)) {
+            self.now = Some(next);
         }
-        note.last_used.is_some_and(|used| used.is_before(self.settled))
+        note.last_used.zip(self.settled).is_some_and(|(used, settled)| used.is_before(settled))
     }
 
     /// After the last note.
-    pub(super) fn now(&self) -> Stamp {
+    pub(super) fn now(&self) -> Option<Stamp> {
         self.now
     }
 
@@ -104,6 +105,22 @@ mod tests {
         worker.settling.end(&fifth);
         assert!(!worker.send(1).1, "the fourth is still being computed");
         worker.settling.end(&fourth);
+    }
+
+    #[test]
+    fn a_worker_that_comes_when_the_clock_is_beyond_half_its_circle_settles_like_any_other() {
+        let mut settling = Settling::default();
+        let mut send = |ticks: u32| {
+            let epoch = settling.begin();
+            let last_used = Some(Stamp::at(ticks - 1));
+            let note = Note { held: 1, stamp: Stamp::at(ticks), last_used };
+            let is_settled = settling.noted(&note);
+            settling.end(&epoch);
+            is_settled
+        };
+        let half = 1 << 31;
+        let settled: Vec<_> = (half + 10..half + 20).map(&mut send).collect();
+        assert!(settled[3..].iter().all(|&is_settled| is_settled), "{settled:?}");
     }
 
     /// Prompts `0..50`, of which four at a time are being computed; returns what is left of them.

@@ -164,7 +164,7 @@ impl HealthCheck {
         let severed = std::mem::take(&mut self.severed);
         let was_away = matches!(worker.phase(), Phase::Suspect | Phase::Down);
         if restarted || info.boot_id.is_none() && severed && was_away {
-            tree.purge_worker(worker.id);
+            worker.learned.forget(tree, worker.id);
             tracing::info!("worker {} has restarted: its cache is empty", worker.url);
         }
         if let Some(tokens) = info.max_total_num_tokens {

@@ -6,7 +6,7 @@ use super::Router;
 use crate::{
     correct::{Finding, Report, Usage},
     fleet::worker::Booking,
-    key::RouteKey,
+    key::{Measure, RouteKey},
     policy::Reason,
 };
 
@@ -19,7 +19,9 @@ impl Router {
         let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
             worker.counters.cache(booking.reason, prompt, predicted, cached);
-            if let Reason::Home | Reason::Cold = booking.reason {
+            // A prompt whose beginning the router does not see may be known to a worker all the same.
+            let is_seen = key.measure != Measure::Unknown;
+            if is_seen && let Reason::Home | Reason::Cold = booking.reason {
                 self.home.observe(booking.reason == Reason::Home, prompt, cached);
             }
         }

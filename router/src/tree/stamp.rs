@@ -7,6 +7,11 @@
 pub struct Stamp(pub(super) u32);
 
 impl Stamp {
+    #[cfg(test)]
+    pub fn at(ticks: u32) -> Self {
+        Self(ticks)
+    }
+
     pub fn is_before(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0).cast_signed() < 0
     }
