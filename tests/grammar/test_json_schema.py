@@ -42,6 +42,11 @@ SCHEMAS: dict[str, Any] = {
     "string pattern": {"type": "string", "pattern": "^[A-F0-9]{4}-(a|b[cd]{1,3})é?$"},
     "string optional end": {"type": "string", "pattern": "^[A-F]{2}(-[a-c]+)?$"},
     "string optional": {"type": "string", "pattern": r"^a?(b\??c*?)??[?\]]{1,2}(?:d|e+)?$"},
+    "string escaped": {"type": "string", "pattern": r'^[a-c]"+\\\\\n\x22\u005c/é\x41[^a-z]$'},
+    "string of other classes": {
+        "type": "string",
+        "pattern": r"^.\S[^a]\D\s[\d\s_-][^\D3-7][é\"\\x]$",
+    },
     "string date": {"type": "string", "format": "date"},
     "string uuid": {"type": "string", "format": "uuid"},
     "string email": {"type": "string", "format": "email"},
@@ -53,6 +58,8 @@ SCHEMAS: dict[str, Any] = {
     "enum of a type": {"type": "string", "enum": ["home", "work"]},
     "array": {"type": "array", "items": INTEGER},
     "array of a length": {"type": "array", "items": {"enum": [0, 1]}, "minItems": 2, "maxItems": 4},
+    "array of anything": {"type": "array"},
+    "array of anything, of a length": {"type": "array", "minItems": 1, "maxItems": 2},
     "array of positions": {"type": "array", "prefixItems": [INTEGER, STRING], "items": False},
     "array of arrays": {"type": "array", "items": {"type": "array", "items": {"type": "null"}}},
     "object": obj({"name": STRING, "age": INTEGER}),
@@ -66,6 +73,11 @@ SCHEMAS: dict[str, Any] = {
     "object by pattern": {
         "type": "object",
         "patternProperties": {"^k_[a-z]$": INTEGER},
+        "additionalProperties": False,
+    },
+    "object by escaped pattern": {
+        "type": "object",
+        "patternProperties": {'^k"x?[a-z]$': INTEGER},
         "additionalProperties": False,
     },
     "object by count": {
@@ -90,6 +102,7 @@ SCHEMAS: dict[str, Any] = {
         "items": {"$ref": "#/$defs/p"},
     },
     "old reference": {"definitions": {"p": INTEGER}, "$ref": "#/definitions/p"},
+    "reference to a property": obj({"a b": obj({"x": INTEGER}), "c": {"$ref": "#/properties/a b"}}),
     "recursion": {
         "$defs": {
             "tree": obj({"v": INTEGER, "of": {"type": "array", "items": {"$ref": "#/$defs/tree"}}})
@@ -173,6 +186,22 @@ def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
         ({"$ref": "http://example.com/schema"}, "a place in this schema"),
         ({"anyOf": [obj({"a": {}}), obj({"b": {}})], "minProperties": 1}, "beside `anyOf`"),
         (obj({"list": {"type": "array", "items": {"not": {}}}}), "^/properties/list/items: `not`"),
+        ({"minItems": 1}, "`minItems` is supported only beside `type`: array"),
+        ({"patternProperties": {"^a$": INTEGER}}, "only beside `type`: object"),
+        ({"type": "number", "multipleOf": 2}, "`multipleOf` is supported only"),
+        ({"type": ["integer", "number"], "multipleOf": 2}, "only of an integer"),
+        ({"type": "integer", "multipleOf": 0.5}, "`multipleOf` must be a whole number"),
+        ({"type": "string", "format": "date", "maxLength": 3}, "`format` .* beside `maxLength`"),
+        ({"type": "string", "format": "date", "pattern": "1"}, "`format` .* beside `pattern`"),
+        ({"type": "string", "pattern": "^(?!a)[a-c]$"}, "lookaheads are not supported"),
+        ({"type": "string", "pattern": ["a"]}, "`pattern` must be a regular expression"),
+        ({"type": "string", "maxLength": "3"}, "`maxLength` must be a whole number"),
+        ({"type": "object", "patternProperties": {"(?=a)": {}}}, "lookaheads"),
+        ({"required": [{"a": 1}]}, "`required` must be a list of names"),
+        ({"required": "a"}, "`required` must be a list of names"),
+        ({"enum": 5}, "`enum` must be a list"),
+        (obj({"a": {"$ref": "#/hidden"}}, hidden={"not": {}}), "`#/hidden`, where there is no"),
+        ({"$ref": "#/$defs/b", "$defs": {"a": {}}}, "where there is no schema"),
         ([], "must be an object"),
         ({"properties": {"a": 3}}, "^/properties/a: must be an object"),
     ],

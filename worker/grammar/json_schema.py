@@ -8,10 +8,11 @@ keyword of the 2020-12 drafts whether it accepts what the keyword forbids.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
+from urllib.parse import unquote
 
+from mla_router.worker.grammar import json_pattern
 from mla_router.worker.grammar.errors import GrammarError
 
 MAX_DEPTH = 64
@@ -60,11 +61,31 @@ _NEEDS_TYPE = {
     "maximum": ("integer", "number"),
     "exclusiveMinimum": ("integer", "number"),
     "exclusiveMaximum": ("integer", "number"),
-    "multipleOf": ("integer", "number"),
+    "multipleOf": ("integer",),
     "minLength": ("string",),
     "maxLength": ("string",),
     "pattern": ("string",),
     "format": ("string",),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+    "minProperties": ("object",),
+    "maxProperties": ("object",),
+    "patternProperties": ("object",),
+    "propertyNames": ("object",),
+}
+# Of which only one is enforced; lengths go together.
+_LENGTHS = ("minLength", "maxLength")
+_OF_STRINGS = (("format",), ("pattern",), _LENGTHS)
+# What values of keywords must be that are looked at here.
+_SHAPES: dict[str, tuple[type, str]] = {
+    "required": (list, "a list of names"),
+    "enum": (list, "a list"),
+    "properties": (dict, "an object"),
+    "patternProperties": (dict, "an object"),
+    "pattern": (str, "a regular expression"),
+    "minLength": (int, "a whole number"),
+    "maxLength": (int, "a whole number"),
+    "multipleOf": (int, "a whole number"),
 }
 # Keywords beside which all others are ignored.
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")
@@ -93,17 +114,48 @@ def prepare(source: str) -> str:
         raise GrammarError(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise GrammarError(f"not valid JSON ({error})") from None
-    for where, part in _parts(schema, "", MAX_DEPTH):
-        problem = _problem(part)
+    parts = dict(_parts(schema, "", MAX_DEPTH))
+    for where, part in parts.items():
+        problem = _misshapen(part) or _problem(part) or _leads_nowhere(part, parts)
         if problem:
             raise GrammarError(f"{where or 'the schema'}: {problem}")
-        is_object = part.get("type") == "object"
+    for where, part in parts.items():
+        is_object, is_array = part.get("type") == "object", part.get("type") == "array"
         if is_object and not {"properties", "patternProperties", "propertyNames"} & part.keys():
             part.setdefault("additionalProperties", True)
+        if is_array and not {"items", "prefixItems", "unevaluatedItems"} & part.keys():
+            part["items"] = True
+        try:
+            if "pattern" in part:
+                part["pattern"] = json_pattern.of_text(part["pattern"])
+            if "patternProperties" in part:
+                named = part["patternProperties"]
+                part["patternProperties"] = {
+                    json_pattern.of_text(name): own for name, own in named.items()
+                }
+        except ValueError as error:
+            raise GrammarError(f"{where or 'the schema'}: {error}") from None
         _bound_length(part)
-        if isinstance(part.get("pattern"), str):
-            part["pattern"] = _spell_options(part["pattern"])
     return json.dumps(schema)
+
+
+def _misshapen(part: dict[str, Any]) -> str:
+    for key, (wanted, name) in _SHAPES.items():
+        value = part.get(key, wanted())
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            return f"`{key}` must be {name}"
+    if not all(isinstance(name, str) for name in part.get("required", [])):
+        return "`required` must be a list of names"
+    return ""
+
+
+def _leads_nowhere(part: dict[str, Any], places: Container[str]) -> str:
+    """A reference to what is no schema's place: nobody has looked at what it says."""
+    reference = part.get("$ref")
+    if not isinstance(reference, str):
+        return ""
+    place = unquote(reference.removeprefix("#")).replace("~1", "/").replace("~0", "~")
+    return "" if place in places else f"`$ref` names `{reference}`, where there is no schema"
 
 
 def _bound_length(part: dict[str, Any]) -> None:
@@ -112,16 +164,6 @@ def _bound_length(part: dict[str, Any]) -> None:
     if {"minLength", "maxLength"} & part.keys():
         least, most = part.pop("minLength", 0), part.pop("maxLength", "")
         part["pattern"] = rf"^[\s\S]{{{least},{most}}}$"
-
-
-# A character class, an escape, a quantifier with what may follow it, or what opens a group.
-_REGEX_TOKEN = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]|\\.|\(\?|[*+?}]\??|.", re.DOTALL)
-
-
-def _spell_options(pattern: str) -> str:
-    """Write `x?` as `x{0,1}`: in a schema, xgrammar reads `(ab+)?` as `(a?b+)?`."""
-    tokens = _REGEX_TOKEN.findall(pattern)
-    return "".join("{0,1}" if token in ("?", "??") else token for token in tokens)
 
 
 def _parts(schema: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -158,8 +200,11 @@ def _problem(part: dict[str, Any]) -> str:
     for key, wanted in _NEEDS_TYPE.items():
         if key in part and not set(wanted) & set(map(str, types)) and not _has_alone(part):
             return f"`{key}` is supported only beside `type`: {' or '.join(wanted)}"
-    if "pattern" in part and {"minLength", "maxLength"} & part.keys():
-        return "`pattern` is not supported beside `minLength` or `maxLength`"
+    given = [[key for key in keys if key in part] for keys in _OF_STRINGS]
+    if len(several := [keys[0] for keys in given if keys]) > 1:
+        return f"`{several[0]}` is not supported beside `{several[1]}`"
+    if "multipleOf" in part and "number" in types:
+        return "`multipleOf` is supported only of an integer"
     reference = part.get("$ref")
     if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
         return "`$ref` must be a place in this schema: `#` or `#/...`"
@@ -178,7 +223,7 @@ def _problem(part: dict[str, Any]) -> str:
         if beside:
             return f"`{min(beside)}` is not supported beside `{alone}`"
     named = part.get("properties", {})
-    missing = [name for name in part.get("required", []) if name not in named]
+    missing = [name for name in part.get("required", ()) if name not in named]
     if missing:
         return f"`required` names `{missing[0]}`, which is none of `properties`"
     return ""

@@ -1,0 +1,63 @@
+"""Classes of characters against Python's own regular expressions; whole expressions are seen in `test_json_schema.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from mla_router.worker.grammar.json_pattern import of_text
+
+CLASSES = [
+    ".",
+    r"\d",
+    r"\D",
+    r"\w",
+    r"\W",
+    "[a-f]",
+    "[^a-f]",
+    '[a"-$]',
+    r"[\\\]x-]",
+    r"[-\w.]",
+    r"[^\W\d_]",
+    r"[\x20-\u007e]",
+    r"[^\n\t ]",
+    r"[\s\S]",
+    r"[ -\xe9]",
+    "[é-ü^]",
+]
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_a_class_has_what_it_had_but_for_what_json_escapes(pattern: str) -> None:
+    before, after = re.compile(pattern, re.ASCII), re.compile(of_text(pattern))
+    # Without U+0085, a space to some
+    for character in map(chr, [*range(0x85), *range(0x86, 0x250), 0xFFFF, 0x1F600, 0x10FFFF]):
+        is_plain = json.dumps(character, ensure_ascii=False) == f'"{character}"'
+        # JSON Schema's expressions are ECMA-262's, whose dot knows one more end of a line
+        has = before.fullmatch(character) is not None and not (pattern == "." and character == "\r")
+        assert (after.fullmatch(character) is not None) == (has and is_plain), hex(ord(character))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ('a"b', r"a\"b"),
+        (r"(\"x)+", r"\"x\"x"),
+        (r"\\{2}", r"\\\\"),
+        (r"\x22\u005c\n", r"\"\\\n"),
+        ("\t\v", r"\t\u000b"),
+        (r"(ab+)?\/c??", "abb/"),
+        (r"\.\+\?\[\]é", ".+?[]é"),
+    ],
+)
+def test_what_stands_alone_is_escaped(pattern: str, text: str) -> None:
+    assert re.fullmatch(of_text(pattern), text)
+    assert re.fullmatch(pattern, json.loads(f'"{text}"'))
+
+
+@pytest.mark.parametrize("pattern", ["(?=a)", "x(?!b)", '["]', r"[\n\\]", "[b-a]", r"[\pL]"])
+def test_what_cannot_be_had_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|no range"):
+        of_text(pattern)

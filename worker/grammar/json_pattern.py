@@ -1,0 +1,155 @@
+r"""Regular expressions of a schema's strings, rewritten so that what xgrammar makes of them is JSON.
+
+A schema's `pattern` is about the string's value, a grammar about its text. In some expressions xgrammar keeps the two
+apart, and in others, those with a quote, a backslash or a letter beyond ASCII, it lets the value's characters through as
+they are. So here all say the same: a character that JSON's strings have only escaped is written so where it stands
+alone, and is in no class of characters. What is lost are strings, none is gained.
+
+Further, xgrammar reads `(ab+)?` as `(a?b+)?`, but `(ab+){0,1}` right, and ignores lookaheads, which are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+Ranges = list[tuple[int, int]]  # of code points, both ends among them, in order and apart
+
+_LAST = 0x10FFFF
+_UNSAFE: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
+# As ECMA-262 has them, which JSON Schema refers to.
+_DIGITS: Ranges = [(ord("0"), ord("9"))]
+_WORD: Ranges = [
+    (ord("0"), ord("9")),
+    (ord("A"), ord("Z")),
+    (ord("_"), ord("_")),
+    (ord("a"), ord("z")),
+]
+_SPACE: Ranges = [
+    (9, 13),
+    (0x20, 0x20),
+    (0xA0, 0xA0),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
+]
+_SPACE_TO_SOME: Ranges = [(0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)]
+_LINE_ENDS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+
+_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)"
+# A class of characters, an escape, a quantifier with what may follow it, what opens a group or looks ahead.
+_TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{_ESCAPE}|\(\?[=!]?|[*+?}}]\??|.", re.DOTALL)
+_MEMBER = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
+
+
+def of_text(pattern: str) -> str:
+    """An expression of the text between the quotes. Raises ValueError for what cannot be had."""
+    return "".join(map(_spelled, _TOKEN.findall(pattern)))
+
+
+def _spelled(token: str) -> str:
+    if token in ("?", "??"):
+        return "{0,1}"
+    if token in ("(?=", "(?!"):
+        raise ValueError("lookaheads are not supported in a pattern")
+    if token == ".":
+        return _written(_complement(_LINE_ENDS))
+    if token[0] == "[":
+        return _written(_members(token))
+    if (named := _named(token)) is not None:
+        return _written(named)
+    character = _character(token)
+    escaped = json.dumps(character, ensure_ascii=False)[1:-1]
+    if escaped == character or len(character) > 1:
+        return token
+    return "(?:" + escaped.replace("\\", r"\\") + ")"
+
+
+def _character(token: str) -> str:
+    """That a token stands for, if it is of one; the token itself if it stands for something else."""
+    if len(token) < 2 or token[0] != "\\":
+        return token
+    if token[1] in "xu" and len(token) > 2:
+        digits = token[2:]
+        return chr(int(digits, base=16))
+    if token[1].isalnum():
+        return _CONTROLS.get(token[1], token)
+    return token[1]
+
+
+def _named(token: str) -> Ranges | None:
+    """What `\\d` and its like stand for."""
+    named = {
+        r"\d": _DIGITS,
+        r"\D": _complement(_DIGITS),
+        r"\w": _WORD,
+        r"\W": _complement(_WORD),
+        r"\s": _SPACE,
+        r"\S": _complement(_united(_SPACE + _SPACE_TO_SOME)),
+    }
+    return named.get(token)
+
+
+def _members(token: str) -> Ranges:
+    """Of a class in brackets."""
+    inside, ranges = token[1:-1].removeprefix("^"), Ranges()
+    members = _MEMBER.findall(inside)
+    while members:
+        first = members.pop(0)
+        if (named := _named(first)) is not None:
+            ranges += named
+            continue
+        low = high = _code_point(first)
+        if len(members) > 1 and members[0] == "-" and _named(members[1]) is None:
+            _, last = members.pop(0), members.pop(0)
+            high = _code_point(last)
+            if high < low:
+                raise ValueError(f"`{first}-{last}` is no range of characters")
+        ranges.append((low, high))
+    ranges = _united(ranges)
+    return _complement(ranges) if token[1] == "^" else ranges
+
+
+def _code_point(member: str) -> int:
+    character = "\b" if member == r"\b" else _character(member)
+    if len(character) > 1:
+        raise ValueError(f"`{member}` is not supported in a class of characters")
+    return ord(character)
+
+
+def _united(ranges: Ranges) -> Ranges:
+    united = Ranges()
+    for low, high in sorted(ranges):
+        if united and low <= united[-1][1] + 1:
+            united[-1] = united[-1][0], max(united[-1][1], high)
+        else:
+            united.append((low, high))
+    return united
+
+
+def _complement(ranges: Ranges) -> Ranges:
+    edges = [(-1, -1), *ranges, (_LAST + 1, _LAST + 1)]
+    gaps = [(before[1] + 1, after[0] - 1) for before, after in pairwise(edges)]
+    return [(low, high) for low, high in gaps if low <= high]
+
+
+def _written(ranges: Ranges) -> str:
+    """A class of them, without those that JSON has only escaped."""
+    others = _united([*_complement(ranges), *_UNSAFE])
+    safe = _complement(others)
+    if not safe:
+        raise ValueError("a class of characters that JSON only has escaped is not supported")
+    # By what it lacks, if that is shorter: nothing beyond ASCII is then written
+    if safe[-1][1] == _LAST:
+        return "[^" + "".join(map(_range, others)) + "]"
+    return "[" + "".join(map(_range, safe)) + "]"
+
+
+def _range(ends: tuple[int, int]) -> str:
+    low, high = (chr(at) if at > 0xFFFF else f"\\u{at:04x}" for at in ends)
+    return low if low == high else f"{low}-{high}"
