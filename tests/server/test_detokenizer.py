@@ -95,8 +95,15 @@ def test_broken_bytes_cost_constant_time_and_end() -> None:
 
 def test_decoders_that_look_back() -> None:
     """SentencePiece style: the first token's leading space is not shown, the others' are."""
-    vocabulary = {"<unk>": 0, "<s>": 1, "▁the": 2, "▁cat": 3, "s": 4, "<0xF0>": 5}
-    vocabulary |= {"<0x9F>": 6, "<0x98>": 7, "<0x80>": 8}
+    tokenizer = with_byte_fallback("F0", "9F", "98", "80")
+    ids = [2, 3, 4, 5, 6, 7, 8, 3, 5, 6]
+    assert whole(ids, tokenizer) == "the cats😀 cat\ufffd\ufffd"
+    assert "".join(pieces(ids, list(range(12)), tokenizer)) == whole(ids, tokenizer)
+
+
+def with_byte_fallback(*single_bytes: str) -> Tokenizer:
+    vocabulary = {"<unk>": 0, "<s>": 1, "▁the": 2, "▁cat": 3, "s": 4}
+    vocabulary |= {f"<0x{byte}>": 5 + i for i, byte in enumerate(single_bytes)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Prepend("▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -108,9 +115,22 @@ def test_decoders_that_look_back() -> None:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    ids = [2, 3, 4, 5, 6, 7, 8, 3, 5, 6]
-    assert whole(ids, tokenizer) == "the cats😀 cat\ufffd\ufffd"
-    assert "".join(pieces(ids, list(range(12)), tokenizer)) == whole(ids, tokenizer)
+    return tokenizer
+
+
+@given(st.lists(st.integers(2, 10), max_size=40))
+def test_broken_bytes_beside_whole_ones_cost_no_answer(ids: list[int]) -> None:
+    """Decoded at once, such a run is broken as a whole; token by token, what was text before remains."""
+    tokenizer = with_byte_fallback("0A", "F0", "9F", "98", "80", "2E")
+
+    def words(text: str) -> str:
+        return "".join(char for char in text if char.isalpha() or char == " ")
+
+    shown = "".join(pieces(ids, list(range(len(ids) + 1)), tokenizer))
+    expected = whole(ids, tokenizer)
+    assert words(shown).lstrip(" ") == words(expected).lstrip(" ")
+    if "\ufffd" not in expected:
+        assert shown == expected
 
 
 def test_two_requests_do_not_share_state() -> None:

@@ -12,6 +12,7 @@ import tokenizers
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.server.chat_template import Conversation
@@ -86,8 +87,29 @@ def test_every_tokens_bytes(backend: tokenizers.Tokenizer) -> None:
         backend.decode(ids, skip_special_tokens=False).encode()
     )
     parts = [backend.get_vocab()[piece] for piece in "ðŁĺĢ"]
-    assert [TOKENIZER.bytes_of(token) for token in parts] == [[0xF0], [0x9F], [0x98], [0x80]]
+    assert [TOKENIZER.bytes_of(token) for token in parts] == [(0xF0,), (0x9F,), (0x98,), (0x80,)]
     assert TOKENIZER.text_of(parts[0]) == "\ufffd"
+
+
+def test_a_tokens_space_is_its_own_where_decoders_leave_the_first_one_out(folder: Path) -> None:
+    """As SentencePiece's do."""
+    vocabulary = {"<unk>": 0, "a": 1, "▁cat": 2, "<0x0A>": 3, "<0xF0>": 4, "▁": 5}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>")
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    assert list(map(tokenizer.text_of, range(1, 6))) == ["a", " cat", "\n", "\ufffd", " "]
+    assert tokenizer.bytes_of(2) == tuple(b" cat")
+    assert (tokenizer.bytes_of(3), tokenizer.bytes_of(4)) == ((10,), (0xF0,))
 
 
 def test_eos_of_all_files_counts(folder: Path) -> None:

@@ -36,12 +36,17 @@ class Detokenizer:
             if token in self._hidden:
                 continue
             self._pending.append(token)
-            piece = self._stream.step(self._tokenizer, token)
+            try:
+                piece = self._stream.step(self._tokenizer, token)
+            except Exception:  # noqa: BLE001 (the library raises nothing more precise)
+                # Tokens of single bytes: those that were text are broken beside what has come now
+                text += self._begin_anew(len(self._pending))
+                continue
             if piece is not None:
                 text += piece
                 self._context, self._pending = self._pending, []
             elif len(self._pending) > MAX_HELD_TOKENS:
-                text += self._give_up_on_garbage()
+                text += self._begin_anew(len(self._pending) - TAIL_TOKENS)
         return text
 
     def flush(self) -> str:
@@ -57,10 +62,15 @@ class Detokenizer:
         both = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)
         return both[len(before) :]
 
-    def _give_up_on_garbage(self) -> str:
-        tail = self._pending[-TAIL_TOKENS:]
-        del self._pending[-TAIL_TOKENS:]
+    def _begin_anew(self, taken: int) -> str:
+        """The first `taken` of the tokens held back are text as they are, and the others are looked at again."""
+        rest = self._pending[taken:]
+        del self._pending[taken:]
         text = self._held_text()
-        self._context, self._pending = [], []
-        self._stream = DecodeStream(skip_special_tokens=False)
-        return text + self.push(tail)
+        self._context, self._pending = self._pending, []
+        # The stream takes what it begins with for text only if that is whole
+        is_whole = not self._tokenizer.decode(self._context, skip_special_tokens=False).endswith(
+            "\ufffd"
+        )
+        self._stream = DecodeStream(self._context if is_whole else [], skip_special_tokens=False)
+        return text + self.push(rest)

@@ -13,13 +13,13 @@ from mla_router.worker.server.tokenizer import Tokenizer
 class TopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: tuple[int, ...] | None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: tuple[int, ...] | None
     top_logprobs: list[TopLogprob]  # most likely first
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from mla_router.worker.server.errors import InvalidRequest
 # Encoding takes about 0.2 microseconds a character: longer texts would hold up the event loop, most
 # of all when many come at once.
 MAX_INLINE_CHARS = 1024
+
+NAMED_TOKENS = 1 << 14  # of which text and bytes are kept: some megabytes
 
 
 class TokenizerError(Exception):
@@ -49,6 +52,10 @@ class Tokenizer:
         self.eos_ids = read_eos_ids(folder, loaded.eos_token_id)
         added = backend.get_added_tokens_decoder()
         self._byte_of = byte_level_alphabet()
+        self._before = [vocabulary["a"]] if "a" in vocabulary else []
+        # Log-probabilities name the same few thousand tokens over and over, twenty and more in each place
+        self.text_of = lru_cache(NAMED_TOKENS)(self._text_of)
+        self.bytes_of = lru_cache(NAMED_TOKENS)(self._bytes_of)
         self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
 
     async def encode(
@@ -82,19 +89,22 @@ class Tokenizer:
         """Each token as the vocabulary writes it; empty for ids that it does not have."""
         return [self._backend.id_to_token(token) or "" for token in token_ids]
 
-    def text_of(self, token_id: int) -> str:
+    def _text_of(self, token_id: int) -> str:
         """One token on its own; U+FFFD stands for a part of a character."""
-        return self._backend.decode([token_id], skip_special_tokens=False)
+        # Behind another one: some decoders leave the first one's space out
+        return self.decode([*self._before, token_id]).removeprefix(self.decode(self._before))
 
-    def bytes_of(self, token_id: int) -> list[int] | None:
+    def _bytes_of(self, token_id: int) -> tuple[int, ...] | None:
         """The bytes of one token, also where they are only a part of a character."""
         text = self.text_of(token_id)
         if "\ufffd" not in text:
-            return list(text.encode())
+            return tuple(text.encode())
         piece = self._backend.id_to_token(token_id) or ""
+        if piece.startswith("<0x"):
+            return (int(piece[3:5], 16),)
         if all(char in self._byte_of for char in piece):
-            return [self._byte_of[char] for char in piece]
-        return [int(piece[3:5], 16)] if piece.startswith("<0x") else None
+            return tuple(self._byte_of[char] for char in piece)
+        return None
 
     async def _encode(self, text: str, special: bool, context_length: int) -> list[int]:
         if len(text) > context_length * self._longest_token:
