@@ -47,7 +47,6 @@ class Tokenizer:
         self._backend = backend
         # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
         self._longest_token = max(map(len, vocabulary))
         self.eos_ids = read_eos_ids(folder, loaded.eos_token_id)
         added = backend.get_added_tokens_decoder()
