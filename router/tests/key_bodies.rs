@@ -47,6 +47,16 @@ fn what_separates_caches_shares_no_block() {
 }
 
 #[test]
+fn tools_that_may_not_be_called_are_not_told() {
+    let mut asked = body();
+    asked["tools"] = json!([{"type": "function", "function": {"name": "weather"}}]);
+    asked["tool_choice"] = json!("none");
+    assert_eq!(chat(&asked), chat(&body()));
+    asked["tool_choice"] = json!("auto");
+    assert_ne!(chat(&asked).blocks, chat(&body()).blocks);
+}
+
+#[test]
 fn what_the_engine_does_not_cache_by_changes_nothing() {
     let mut other = body();
     other["temperature"] = json!(0.5);
@@ -109,10 +119,9 @@ fn a_response_shares_the_blocks_of_the_chat_that_says_the_same() {
     let chat_of =
         |messages: Value| chat(&json!({"model": "m", "tools": tools, "messages": messages}));
     let (system, question) = (json!({"role": "system", "content": long("rule ")}), long("why "));
-    // The root differs, for a response may stand on another; so lengths are compared.
     let plain = responses(&body(json!(question)));
     let same = chat_of(json!([system, {"role": "user", "content": question}]));
-    assert_eq!((plain.blocks.len(), plain.prompt_len), (same.blocks.len(), same.prompt_len));
+    assert_eq!(plain, same);
 
     let part = json!({"type": "input_text", "text": question});
     for input in [
@@ -138,7 +147,9 @@ fn a_response_shares_the_blocks_of_the_chat_that_says_the_same() {
     ] {
         let mut continued = body(json!(question));
         continued[field] = value;
-        assert_ne!(responses(&continued).blocks[0], plain.blocks[0], "{field}");
+        let continued = responses(&continued);
+        assert_ne!(continued.blocks[0], plain.blocks[0], "{field}");
+        assert_eq!(continued.measure, Measure::Unknown, "{field}");
     }
 }
 

@@ -67,7 +67,8 @@ pub enum Measure {
     Text,
     /// Token ids, counted.
     Ids,
-    /// A batch, or images and the like among the text: not to be compared to what a worker counts.
+    /// A batch, images and the like among the text, or text that the body only names: not to be compared to what a worker
+    /// counts.
     Unknown,
 }
 
@@ -95,6 +96,7 @@ struct Fields<'a> {
     stream: Option<&'a [u8]>,
     n: Option<&'a [u8]>,
     tools: Option<&'a [u8]>,
+    choice: Option<&'a [u8]>,
     messages: Option<&'a [u8]>,
     prompt: Option<&'a [u8]>,
     text: Option<&'a [u8]>,
@@ -117,6 +119,7 @@ impl<'a> Fields<'a> {
                 b"stream" => &mut fields.stream,
                 b"n" => &mut fields.n,
                 b"tools" => &mut fields.tools,
+                b"tool_choice" => &mut fields.choice,
                 b"messages" => &mut fields.messages,
                 b"prompt" => &mut fields.prompt,
                 b"text" => &mut fields.text,
@@ -146,10 +149,23 @@ impl<'a> Fields<'a> {
         prompt::root(kind, &[self.model, self.adapter, self.salt])
     }
 
-    /// The Responses API lets the engine put things before the input that the body only names.
+    /// Those that the engine tells the model of.
+    fn told_tools(&self) -> Option<&'a [u8]> {
+        self.tools.filter(|_| self.choice != Some(b"\"none\""))
+    }
+
+    /// What the Responses API lets the engine put before the input and the body only names.
+    fn named(&self) -> [Option<&'a [u8]>; 3] {
+        [self.previous, self.conversation, self.prompt]
+    }
+
+    /// That of the chat that says the same, if nothing is only named.
     fn root_of_responses(&self) -> Result<u64, KeyError> {
-        let named = [self.previous, self.conversation, self.prompt];
-        prompt::root(Kind::Text, &[&[self.model, self.adapter, self.salt], &named[..]].concat())
+        let mut parts = vec![self.model, self.adapter, self.salt];
+        if self.named().iter().any(Option::is_some) {
+            parts.extend(self.named());
+        }
+        prompt::root(Kind::Text, &parts)
     }
 }
 
@@ -213,7 +229,7 @@ impl RouteKey {
         let messages = fields.messages.ok_or(KeyError::Missing("messages"))?;
         let root = fields.root(Kind::Text)?;
         let mut blocks = Blocks::new(root, messages.len());
-        prompt::chat(fields.tools, messages, &mut blocks)?;
+        prompt::chat(fields.told_tools(), messages, &mut blocks)?;
         Ok(Self::new(fields, root, blocks, 1))
     }
 
@@ -221,8 +237,12 @@ impl RouteKey {
         let input = fields.input.ok_or(KeyError::Missing("input"))?;
         let root = fields.root_of_responses()?;
         let mut blocks = Blocks::new(root, input.len());
-        prompt::responses(fields.tools, fields.instructions, input, &mut blocks)?;
-        Ok(Self::new(fields, root, blocks, 1))
+        prompt::responses(fields.told_tools(), fields.instructions, input, &mut blocks)?;
+        let mut key = Self::new(fields, root, blocks, 1);
+        if fields.named().iter().any(Option::is_some) {
+            key.measure = Measure::Unknown;
+        }
+        Ok(key)
     }
 
     /// Of a prompt in units of `unit` bytes.

@@ -1,4 +1,4 @@
-"""Collect the latent rows of whole requests from the paged cache, for multi-head prefill."""
+"""Collect the rows of whole requests from the paged cache, for multi-head prefill."""
 
 from __future__ import annotations
 

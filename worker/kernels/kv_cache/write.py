@@ -1,4 +1,4 @@
-"""Write the latent rows of new tokens into the paged cache."""
+"""Write the rows of new tokens into the paged cache."""
 
 from __future__ import annotations
 
