@@ -133,18 +133,9 @@ def _layout(rows: int, width: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 @gluon.jit
 def _produce(
-    first_queries,
-    last_queries,
-    keys,
-    values,
-    q,
-    q_others,
-    k,
-    others,
-    v,
-    query_blocks,
-    tiles,
-    programs,
+    rings,
+    sources,
+    work,
     HEADS: gl.constexpr,
     SHARE: gl.constexpr,
     Q_HEAD: gl.constexpr,
@@ -153,6 +144,10 @@ def _produce(
     V_HEAD: gl.constexpr,
     BLOCK_M: gl.constexpr,
 ):
+    """Fills `rings` from `sources`, tile after tile of this program."""
+    first_queries, last_queries, keys, values = rings
+    q, q_others, k, others, v = sources
+    query_blocks, tiles, programs = work
     BLOCK_N: gl.constexpr = keys.tiles.shape[1]
     D: gl.constexpr = keys.tiles.shape[2]
     step, round_, tile = 0, 0, gl.program_id(0)
@@ -207,59 +202,18 @@ def _ragged_attention(
     values = new_ring(v, None, STAGES, 2)
     first_queries = new_ring(q, q_others, 1, 1)
     last_queries = new_ring(q, q_others, 1, 1)
+    work = query_blocks, tiles, programs
+    shared = keys, values, out, lse, scale_log2
     gl.warp_specialize(
         [
-            (
-                consume,
-                (
-                    first_queries,
-                    keys,
-                    values,
-                    out,
-                    lse,
-                    query_blocks,
-                    tiles,
-                    programs,
-                    scale_log2,
-                    0,
-                    HEADS,
-                    BLOCK_M,
-                    TWO_PARTS,
-                ),
-            ),
-            (
-                consume,
-                (
-                    last_queries,
-                    keys,
-                    values,
-                    out,
-                    lse,
-                    query_blocks,
-                    tiles,
-                    programs,
-                    scale_log2,
-                    BLOCK_M // 2,
-                    HEADS,
-                    BLOCK_M,
-                    TWO_PARTS,
-                ),
-            ),
+            (consume, (first_queries, 0, shared, work, HEADS, BLOCK_M, TWO_PARTS)),
+            (consume, (last_queries, BLOCK_M // 2, shared, work, HEADS, BLOCK_M, TWO_PARTS)),
             (
                 _produce,
                 (
-                    first_queries,
-                    last_queries,
-                    keys,
-                    values,
-                    q,
-                    q_others,
-                    k,
-                    others,
-                    v,
-                    query_blocks,
-                    tiles,
-                    programs,
+                    (first_queries, last_queries, keys, values),
+                    (q, q_others, k, others, v),
+                    work,
                     HEADS,
                     SHARE,
                     Q_HEAD,

@@ -139,20 +139,16 @@ def _walk(
 @gluon.jit
 def consume(
     queries,
-    keys,
-    values,
-    out,
-    lse,
-    query_blocks,
-    tiles,
-    programs,
-    scale_log2,
     FIRST: gl.constexpr,
+    shared,
+    work,
     HEADS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     TWO_PARTS: gl.constexpr,
 ):
     """Queries from FIRST on of this program's blocks of BLOCK_M."""
+    keys, values, out, lse, scale_log2 = shared
+    query_blocks, tiles, programs = work
     DTYPE: gl.constexpr = queries.tiles.dtype
     BLOCK_N: gl.constexpr = keys.tiles.shape[1]
     V: gl.constexpr = values.tiles.shape[2]
