@@ -94,11 +94,14 @@ struct State {
     share: f64,
     /// What the tree has been told.
     applied: u64,
-    /// Prompts of which nothing was cached, the last use of the latest of them, and the share before
-    /// the first.
+    /// Prompts of which nothing was cached; the last use of what the latest of them should have found; when the first one
+    /// was noted, and the share of the cache before it.
     zeros: u32,
     lost: Stamp,
+    first: Stamp,
     share_before: f64,
+    /// Up to when it had used the older half of its share before the first of them.
+    middle: Option<Stamp>,
     /// When it was last found empty, or told so: what was noted before says nothing more.
     emptied: Option<Stamp>,
     /// Whether it has had anything cached since it was last found empty.
@@ -119,7 +122,9 @@ impl Learned {
                 applied: default_blocks,
                 zeros: 0,
                 lost: Stamp::default(),
+                first: Stamp::default(),
                 share_before: 1.0,
+                middle: None,
                 emptied: None,
                 has_hit: false,
             }),
@@ -245,11 +250,14 @@ impl State {
         match note.last_used {
             Some(last_used) if settled => {
                 if held > found + held / 8.0 + SLACK {
+                    if self.zeros == 0 {
+                        self.middle = tree.middle(worker);
+                    }
                     // What has not been used for long may well have been evicted.
                     let nothing = found == 0.0
                         && note.held >= RESTART_BLOCKS
-                        && !tree.is_in_older_half(worker, last_used);
-                    return Some(self.cut(tree, worker, last_used, nothing));
+                        && self.middle.is_none_or(|middle| middle.is_before(last_used));
+                    return Some(self.cut(tree, worker, note.stamp, last_used, nothing));
                 }
                 if self.is_old(tree, worker, last_used) {
                     self.grow(tree, worker);
@@ -267,21 +275,23 @@ impl State {
         &mut self,
         tree: &PrefixTree,
         worker: WorkerId,
+        noted: Stamp,
         last_used: Stamp,
         nothing: bool,
     ) -> Finding {
         if nothing {
             if self.zeros == 0 {
-                (self.share_before, self.lost) = (self.share, last_used);
+                (self.share_before, self.lost, self.first) = (self.share, last_used, noted);
             }
             self.zeros += 1;
             if self.lost.is_before(last_used) {
                 self.lost = last_used;
             }
             if self.zeros == RESTART_RUN {
-                // It was not its size.
+                // It was not its size. What has been noted since the first of them is there again.
                 self.share = self.share_before;
-                self.forget(tree, worker);
+                (self.zeros, self.emptied) = (0, Some(self.first));
+                tree.evict_unused(worker, self.first);
                 self.resize(tree, worker);
                 let had = std::mem::take(&mut self.has_hit);
                 return if had { Finding::Emptied } else { Finding::NoCache };
@@ -304,7 +314,7 @@ impl State {
     /// as large as it may be: a worker that still has this has room for more.
     fn is_old(&self, tree: &PrefixTree, worker: WorkerId, last_used: Stamp) -> bool {
         let is_full = tree.held_by(worker) >= self.applied - self.applied / 8;
-        is_full && tree.is_in_older_half(worker, last_used)
+        is_full && tree.middle(worker).is_some_and(|middle| !middle.is_before(last_used))
     }
 
     fn grow(&mut self, tree: &PrefixTree, worker: WorkerId) {

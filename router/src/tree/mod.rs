@@ -174,15 +174,12 @@ impl PrefixTree {
         workers.slot(worker).map_or(0, |slot| workers.quota(slot).used())
     }
 
-    /// Whether `worker` has used as much of its share before `stamp` as after it, going by the number
-    /// of inserts.
-    pub fn is_in_older_half(&self, worker: WorkerId, stamp: Stamp) -> bool {
+    /// Up to when `worker` used the older half of its share, going by the number of inserts.
+    pub fn middle(&self, worker: WorkerId) -> Option<Stamp> {
         let workers = self.workers.read();
-        let oldest = workers.slot(worker).and_then(|slot| workers.quota(slot).oldest_shard());
-        oldest.is_some_and(|(_, oldest, _)| {
-            let now = Stamp(self.clock.load(Ordering::Relaxed));
-            stamp.is_before(oldest) || now.since(stamp) >= stamp.since(oldest)
-        })
+        let (_, oldest, _) = workers.quota(workers.slot(worker)?).oldest_shard()?;
+        let now = Stamp(self.clock.load(Ordering::Relaxed));
+        Some(Stamp(oldest.0.wrapping_add(now.since(oldest) / 2)))
     }
 
     pub fn stats(&self) -> TreeStats {
@@ -215,6 +212,11 @@ impl PrefixTree {
     /// Brings a worker back to its capacity, oldest blocks of all shards first.
     fn evict(&self, workers: &Workers, slot: u32) {
         let quota = workers.quota(slot);
+        if quota.excess() == 0 {
+            return;
+        }
+        // One at a time, or two would evict for the same excess
+        let _turn = quota.evicting.lock();
         loop {
             let excess = quota.excess();
             let Some((index, _, next)) = quota.oldest_shard().filter(|_| excess > 0) else {

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use super::{SHARDS, stamp::Stamp};
 use crate::{
     names::WorkerId,
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Mutex, Ordering},
 };
 
 /// One worker's share of the tree. A purge gives it a new one and leaves the old one to be swept.
@@ -19,6 +19,8 @@ pub(super) struct Quota {
     /// When the least recently used hold in each shard was used, `NEVER` where there is none. So
     /// that eviction finds the oldest of all shards without locking them.
     oldest: [AtomicU64; SHARDS],
+    /// Held by who brings the worker back to its capacity; taken before any shard's lock.
+    pub(super) evicting: Mutex<()>,
 }
 
 const NEVER: u64 = u64::MAX;
@@ -30,6 +32,7 @@ impl Quota {
             capacity: AtomicU64::new(capacity),
             used: AtomicU64::new(0),
             oldest: std::array::from_fn(|_| AtomicU64::new(NEVER)),
+            evicting: Mutex::new(()),
         }
     }
 
