@@ -12,8 +12,8 @@
 //!   all that its cache has room for.
 //! - All there, although it had not been used for long: there is room for a little more. The same if
 //!   something is there that the tree has forgotten.
-//! - Nothing there, several times in a row: the cache has been lost, by a restart or a flush, and the
-//!   whole share goes. It says nothing about the cache's size.
+//! - Nothing there, several times in a row: the cache has been lost, by a restart or a flush, and all
+//!   that was noted before the first of them goes. It says nothing about the cache's size.
 //!
 //! The capacity so learned stays below what the worker has told: answers, running requests and other
 //! routers' prompts take room of which this router knows nothing.
