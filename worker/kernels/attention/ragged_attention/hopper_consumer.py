@@ -129,6 +129,7 @@ def _walk(
         scores, row_max, row_sum, shrink = _softmax(
             scores, row_max, row_sum, seen, at, scale_log2, MASKED
         )
+        # Not before the product that needs them: behind a branch weights are converted in pairs, not one by one
         wait_full(values, step)
         weights = gl.convert_layout(scores.to(values.tiles.dtype), weights.type.layout)
         acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
