@@ -30,10 +30,8 @@ HEADS = 16
 # Requests, and parts of each: 132 and 264 are as many as occupy an H200 once
 CASES = [(1, 8), (1, 17), (1, 33), (1, 66), (1, 132), (8, 5), (8, 17), (8, 33), (64, 5)]
 TILINGS = [
-    MergeTiling(columns, parts, stages, warps)
-    for columns, parts, stages, warps in product(
-        (32, 64, 128, 512), (8, 16, 32, 64), (1, 3), (4, 8)
-    )
+    MergeTiling(columns, parts, warps)
+    for columns, parts, warps in product((32, 64, 128, 512), (4, 8, 16, 32, 64), (1, 2, 4, 8))
     if 8 <= columns * parts // (32 * warps) <= 32  # numbers of a thread at a time
 ]
 
@@ -77,9 +75,6 @@ def measure(requests: int, parts: int) -> dict[str, Any]:
         "floor_us": round(floor_us(moved_bytes=values.numel() * 4), 2),
         "now": rows[0],
         "best": best[:5],
-        "best_of_stages": [
-            next(row for row in best if row["tiling"][2] == stages) for stages in (1, 3)
-        ],
     }
 
 

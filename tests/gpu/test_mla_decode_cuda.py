@@ -46,7 +46,14 @@ def inputs(
     return torch.randn(shape, generator=draw, device="cuda").to(dtype), paged
 
 
-def decode(q: Tensor, paged: PagedCache, schedule: DecodeSchedule, queries: int = 1) -> Tensor:
+def decode(
+    q: Tensor,
+    paged: PagedCache,
+    schedule: DecodeSchedule,
+    queries: int = 1,
+    *,
+    settled: bool = False,
+) -> Tensor:
     return mla_decode(
         *q.split([LATENT, ROPE], dim=-1),
         paged.cache,
@@ -56,6 +63,7 @@ def decode(q: Tensor, paged: PagedCache, schedule: DecodeSchedule, queries: int 
         schedule,
         scale=SCALE,
         queries=queries,
+        settled=settled,
     )
 
 
@@ -68,6 +76,21 @@ def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -
     schedule = schedule_of(paged, heads, queries, max(LENGTHS) + queries - 1)
     got = decode(q, paged, schedule, queries)
     assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, queries))
+
+
+@pytest.mark.parametrize("parts", [1, 5, 16])
+@pytest.mark.parametrize("heads", [16, 8])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_parts_of_several_requests(page_size: int, heads: int, parts: int) -> None:
+    """Whole ones, and pieces of the first and the last. Their rows are read ahead, as in a step."""
+    lengths = [1 + 173 * i % 900 for i in range(40)]
+    q, paged = inputs(lengths, heads, 1, page_size, torch.bfloat16)
+    schedule = decode_schedule(
+        paged.lengths, max_length=max(lengths), tiling=tiling(heads, 40), num_parts=parts
+    )
+    torch.zeros(1, device="cuda")  # what a step's embedding is before its layers (`pdl.py`)
+    got = decode(q, paged, schedule, settled=True)
+    assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 
 
 @pytest.mark.parametrize("requests", [1, 300])

@@ -1,6 +1,8 @@
-"""Which tensors the Triton kernels are for."""
+"""Which tensors the kernels are for."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,3 +16,9 @@ def on_gpu(x: Tensor) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and not torch.compiler.is_compiling()
     )
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it has the tensor cores that kernels in Gluon are for (sm_90)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9

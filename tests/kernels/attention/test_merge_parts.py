@@ -14,7 +14,7 @@ from support.triton_device import DEVICE
 
 
 @pytest.mark.parametrize("width", [32, 80])
-@pytest.mark.parametrize("tiles", [MergeTiling(32, 8, 1), MergeTiling(32, 8, 3), None])
+@pytest.mark.parametrize("tiles", [MergeTiling(32, 8), None])
 def test_softmax(tiles: MergeTiling | None, width: int) -> None:
     """Requests in 1 to 20 parts. A row that is whole stays as it was."""
     results = random_results([2, 1, 4, 7, 24, 25, 58, 4], 3, rows=2, width=width, device=DEVICE)
@@ -29,21 +29,21 @@ def test_softmax(tiles: MergeTiling | None, width: int) -> None:
 
 
 def test_few_rows_are_cut_along_the_columns() -> None:
-    assert merge_tiling(16, 512) == MergeTiling(32, 64, 1)
-    assert merge_tiling(32, 512) == MergeTiling(64, 64, 1)
-    assert merge_tiling(128, 512) == MergeTiling(512, 8, 3)
-    assert merge_tiling(512, 512) == MergeTiling(512, 8, 1)
-    assert merge_tiling(1024, 512) == MergeTiling(512, 4, 1, num_warps=2)
+    assert merge_tiling(16, 512) == MergeTiling(32, 64)
+    assert merge_tiling(32, 512) == MergeTiling(64, 64)
+    assert merge_tiling(128, 512) == MergeTiling(64, 8, num_warps=1)
+    assert merge_tiling(512, 512) == MergeTiling(512, 8)
+    assert merge_tiling(1024, 512) == MergeTiling(512, 4, num_warps=2)
     assert merge_tiling(1024, 80).block_width == 128
 
 
 # Others that bench_merge_parts.py times
-SWEPT = [MergeTiling(32, 64, 3), MergeTiling(64, 32, 3), MergeTiling(64, 64, 3, 8)]
+SWEPT = [MergeTiling(64, 32), MergeTiling(64, 64, 8), MergeTiling(512, 8, 8)]
 
 
 def launches() -> None:
-    """MLA's with 16 heads, for 1, 8 and 64 requests."""
-    for requests in (1, 8, 64):
+    """MLA's with 16 heads, for 1, 2, 8, 32 and 64 requests."""
+    for requests in (1, 2, 8, 32, 64):
         starts = torch.empty(requests + 1, dtype=torch.int32, device="meta")
         schedule = DecodeSchedule(
             starts, starts.new_empty(264), starts[:1], 1, tiling(16, requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mla_router.worker.kernels.attention import mla_decode_hopper
 from mla_router.worker.kernels.attention.decode_schedule import (
     decode_schedule,
     decode_schedule_torch,
@@ -203,6 +205,11 @@ def launches() -> None:
         )
 
 
+def hopper_launches() -> None:
+    with patch.object(mla_decode_hopper, "is_hopper", return_value=True):
+        launches()
+
+
 def test_tiles_by_the_number_of_requests() -> None:
     """One has a part for each small block, others have large ones, many have parts worth merging."""
     one, two, some, many = (tiling(16, requests) for requests in (1, 2, 240, 241))
@@ -231,3 +238,14 @@ def test_compiled_for_sm_90() -> None:
         # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request
         assert report.spill_bytes <= (128 if chosen.block_rows == 64 else 0), report
         assert report.has_wgmma == (chosen.block_rows == 64), report
+
+
+def test_hoppers_kernel_compiled_for_sm_90() -> None:
+    """It has no interpreter: what it computes is seen on a GPU (`tests/gpu/test_mla_decode_cuda.py`)."""
+    reports = [r for r in compile_sm90(hopper_launches) if r.kernel == "attend_hopper_kernel"]
+    assert {report.constants["PAGE_SIZE"] for report in reports} == {16, 64}
+    for report in reports:
+        report.check()
+        report.check_resident(1)
+        assert report.has_wgmma and report.starts_early, report
+        assert report.reads_ahead == report.constants["SETTLED"], report

@@ -58,26 +58,25 @@ def gqa_tiling(share: int, width: int) -> Tiling:
 class MergeTiling:
     block_width: int  # columns of a row that a program merges
     block_parts: int  # whose results are read at once
-    num_stages: int
     num_warps: int = 4
 
 
-# Rows up to which there are few programs however narrow, those from which merging needs no more programs than one a
-# row, those from which all of it is one wave, and those from which it is several
-MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES = 16, 64, 256, 1024
+# Rows up to which there are few programs however narrow, those from which a program need not see to many parts, those
+# from which merging needs no more programs than one a row, and those from which it is several waves
+MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES = 16, 64, 512, 1024
 
 
 def merge_tiling(rows: int, width: int) -> MergeTiling:
-    """For the results of parts of so many query rows of all requests, each `width` wide: near the best of
-    `bench_merge_parts.py` on an H200, for 8 to 132 parts of a row where rows are few, else 5 to 33; for the fewest rows
-    and the most, the best of whole steps of 1 and 128 requests."""
+    """For the results of parts of so many query rows of all requests, each `width` wide: the best of whole steps of 1, 8,
+    16, 32 and 128 requests on an H200, and between these near the best of attention with its merge."""
     columns = 1 << (width - 1).bit_length()
     if rows < MERGE_ROWS:
-        return MergeTiling(min(columns, 32 if rows <= MERGE_FEW else 64), 64, num_stages=1)
-    if rows >= MERGE_WAVES:
-        return MergeTiling(columns, max(2048 // columns, 1), num_stages=1, num_warps=2)
-    # Several blocks on their way at once, where nobody else hides the way
-    return MergeTiling(columns, max(4096 // columns, 1), num_stages=3 if rows < MERGE_WAVE else 1)
+        return MergeTiling(min(columns, 32 if rows <= MERGE_FEW else 64), 64)
+    if rows < MERGE_WAVE:
+        return MergeTiling(min(columns, 64), 8, num_warps=1)
+    if rows < MERGE_WAVES:
+        return MergeTiling(columns, max(4096 // columns, 1))
+    return MergeTiling(columns, max(2048 // columns, 1), num_warps=2)
 
 
 def num_parts(

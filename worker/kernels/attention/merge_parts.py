@@ -65,7 +65,6 @@ def merge_parts(
         WIDTH=width,
         BLOCK_WIDTH=tiles.block_width,
         BLOCK_PARTS=tiles.block_parts,
-        STAGES=tiles.num_stages,
         SETTLED=settled,
         num_warps=tiles.num_warps,
         **launch_options(),
@@ -89,15 +88,10 @@ def merge_kernel(
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
     """Weighs together what several parts computed of one row; a row that one part computed whole is
-    already in place.
-
-    With several STAGES blocks of parts are copied to shared memory, all under way at once. With one they
-    are loaded to registers, where the assembler puts most loads next to their uses: one after another.
-    """
+    already in place."""
     if not SETTLED:
         wait_for_previous()
     request = tl.program_id(0) // ROWS
@@ -128,7 +122,6 @@ def merge_kernel(
             ROWS,
             WIDTH,
             BLOCK_PARTS,
-            STAGES,
         )
         if shared_out is not None:
             place = (shared_first + request // GROUP).to(tl.int64) * GROUP + request % GROUP
@@ -144,7 +137,6 @@ def merge_kernel(
                 GROUP * ROWS,
                 WIDTH,
                 BLOCK_PARTS,
-                STAGES,
             )
         at = (request.to(tl.int64) * ROWS + row) * WIDTH + columns
         merged = tl.sum(acc, 0) / tl.sum(total_weight, 0)
@@ -173,10 +165,9 @@ def _weigh(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Takes in the results of so many parts, which lie ROWS rows apart."""
-    for start in tl.range(0, num_parts, BLOCK_PARTS, num_stages=STAGES):
+    for start in tl.range(0, num_parts, BLOCK_PARTS, num_stages=1):
         parts = start + tl.arange(0, BLOCK_PARTS)
         exists = parts < num_parts
         lse = tl.load(lse_at + parts * ROWS, mask=exists, other=float("-inf"))

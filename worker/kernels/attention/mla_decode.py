@@ -23,6 +23,10 @@ from mla_router.worker.kernels.attention.merge_parts import (
     merge_parts,
     partial_results,
 )
+from mla_router.worker.kernels.attention.mla_decode_hopper import (
+    attend_hopper_kernel,
+    suits_hopper,
+)
 from mla_router.worker.kernels.attention.mla_decode_kernel import attend_kernel
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, SharedPrefixes
 from mla_router.worker.kernels.dispatch import on_gpu
@@ -125,7 +129,7 @@ def mla_decode_triton(
     ) -> Parts:
         tiling, rows = schedule.tiling, heads * queries
         partial_out, partial_lse = partial_results(schedule, out, rows)
-        attend_kernel[(schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)](
+        arguments = (
             q_latent,
             q_pe,
             cache,
@@ -146,11 +150,17 @@ def mla_decode_triton(
             q_pe.stride(0),
             q_pe.stride(1),
             page_table.stride(0),
-            HEADS=heads,
+        )
+        shape = {"HEADS": heads, "LATENT": latent, "ROPE": rope, "PAGE_SIZE": cache.shape[1]}
+        if suits_hopper(tiling, q_latent, q_pe, queries):
+            attend_hopper_kernel[(schedule.num_parts,)](
+                *arguments, **shape, SETTLED=settled, num_warps=4, **launch_options()
+            )
+            return Parts(partial_out, partial_lse, schedule)
+        attend_kernel[(schedule.num_parts * triton.cdiv(rows, tiling.block_rows),)](
+            *arguments,
+            **shape,
             QUERIES=queries,
-            LATENT=latent,
-            ROPE=rope,
-            PAGE_SIZE=cache.shape[1],
             BLOCK_ROWS=tiling.block_rows,
             BLOCK_TOKENS=tiling.block_tokens,
             STAGES=tiling.num_stages,

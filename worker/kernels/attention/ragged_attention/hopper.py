@@ -28,6 +28,7 @@ from mla_router.worker.kernels.attention.ragged_attention.hopper_consumer import
     work_of,
 )
 from mla_router.worker.kernels.attention.ragged_attention.rings import fill, new_ring
+from mla_router.worker.kernels.dispatch import is_hopper
 
 BLOCK_KEYS, STAGES = 128, 2
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread
@@ -40,7 +41,7 @@ def suits_hopper(
 ) -> bool:
     """Whether `ragged_attention_hopper` takes them: on such a GPU, with tall blocks, parts of heads that are 64 or
     128 wide, and rows and heads that begin at multiples of 16 bytes."""
-    if work.block_queries != TALL_BLOCK or not work.num_keys or not _is_hopper(q.device):
+    if work.block_queries != TALL_BLOCK or not work.num_keys or not is_hopper(q.device):
         return False
     parts = _parts(q, k, shared_keys)
     widths = [v.shape[-1], *(part.shape[-1] for part in parts if part is not None)]
@@ -52,11 +53,6 @@ def suits_hopper(
         and all(stride * tensor.itemsize % 16 == 0 for stride in tensor.stride()[:-1])
         for tensor in tensors
     )
-
-
-@cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def ragged_attention_hopper(
