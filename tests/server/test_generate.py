@@ -94,6 +94,32 @@ def test_the_parameters_reach_the_scheduler(worker: FakeWorker) -> None:
     )
 
 
+@pytest.mark.parametrize("say", [[5], [1]])  # 1 is the end of the text
+def test_the_prompt_alone(
+    worker: FakeWorker, backend: tokenizers.Tokenizer, say: list[int]
+) -> None:
+    """As SGLang's frontend asks for it, to have the prompt cached and to choose by its logprobs."""
+    ids = backend.encode("Hello, cats").ids
+    asked: dict[str, Any] = {
+        "text": "Hello, cats",
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 1,
+        "cache_salt": script(say=say),
+    }
+    answer = generate(worker, **asked)
+    meta = answer.pop("meta_info")
+    assert answer == {"text": "", "output_ids": []}
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(ids), 0)
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == ids[1:]
+    assert meta["output_token_logprobs"] == []
+
+    *_, last = stream(worker, **asked)
+    assert last["text"] == "" and last["output_ids"] == []
+    assert last["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+
+
 def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     ids = backend.encode("one two three", add_special_tokens=False).ids
     salt = script(say=[*ids, 1, *ids])
@@ -290,7 +316,7 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
         ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"n": 65}}, "sampling_params.n"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
     ],

@@ -60,7 +60,13 @@ async def generate(request: web.Request) -> web.StreamResponse:
     )
     async with generation.running():
         answers = [
-            GrowingAnswer(generation, index, begun, token_texts=bool(body.return_text_in_logprobs))
+            GrowingAnswer(
+                generation,
+                index,
+                begun,
+                token_texts=bool(body.return_text_in_logprobs),
+                no_answer=body.no_answer,
+            )
             for index in range(generation.size)
         ]
         numbered = not (single and sampling.n == 1)
@@ -102,7 +108,8 @@ def _sampling(body: GenerateRequest, service: Service) -> Sampling:
     scored = bool(body.return_logprob)
     sampling = check_sampling(
         native,
-        max_tokens=native.max_new_tokens,
+        # The scheduler knows no request without a token: what is computed behind the prompt is not shown
+        max_tokens=1 if body.no_answer else native.max_new_tokens,
         max_tokens_field="sampling_params.max_new_tokens",
         min_tokens=native.min_new_tokens,
         min_tokens_field="sampling_params.min_new_tokens",

@@ -64,12 +64,19 @@ class ScoredList:
 
 class GrowingAnswer:
     def __init__(
-        self, generation: Generation, index: int, begun: float, *, token_texts: bool
+        self,
+        generation: Generation,
+        index: int,
+        begun: float,
+        *,
+        token_texts: bool,
+        no_answer: bool,
     ) -> None:
-        """`begun` is when the request came, by the monotonic clock."""
+        """`begun` is when the request came, by the monotonic clock. `no_answer`: only the prompt is shown."""
         self._generation = generation
         self._index = index
         self._begun = begun
+        self._no_answer = no_answer
         self._rid = generation.rid_of(index)
         self._params = generation.sampling.params
         self._prompt = generation.prompts[index // generation.sampling.n]
@@ -81,11 +88,14 @@ class GrowingAnswer:
         self.finish: Finish | None = None
 
     def add(self, output: Output) -> None:
-        self._text += output.text
-        self._ids += output.token_ids
         self.finish = output.finish
-        if output.scores is not None:
-            self._output.add(output.token_ids, output.scores)
+        if not self._no_answer:
+            self._text += output.text
+            self._ids += output.token_ids
+            if output.scores is not None:
+                self._output.add(output.token_ids, output.scores)
+        elif self.finish is not None and self.finish.reason == FinishReason.STOP.value:
+            self.finish = Finish(FinishReason.LENGTH.value)
         start = self._params.prompt_logprobs_from
         if start is not None and output.prompt_scores is not None:
             self._input.add_first(self._prompt[start - 1])
@@ -100,7 +110,7 @@ class GrowingAnswer:
             id=self._rid,
             finish_reason=None if self.finish is None else self._finish_reason(self.finish),
             prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
+            completion_tokens=0 if self._no_answer else usage.completion_tokens,
             cached_tokens=usage.prompt_tokens_details.cached_tokens,
             input_token_logprobs=self._input.tokens if scored else msgspec.UNSET,
             output_token_logprobs=self._output.tokens if scored else msgspec.UNSET,

@@ -48,6 +48,12 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     session_params: Any = None
     custom_logit_processor: Any = None
 
+    @property
+    def no_answer(self) -> bool:
+        """Whether only the prompt is wanted: computed for the cache, or for its logprobs. SGLang's frontend asks so
+        for what programs have in common, and for each of the choices of `select`."""
+        return self.sampling_params is not None and self.sampling_params.max_new_tokens == 0
+
 
 class StartProfileRequest(msgspec.Struct, kw_only=True):
     num_steps: int | None = None
