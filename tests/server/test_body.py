@@ -67,6 +67,23 @@ def test_a_body_in_pieces(size: int) -> None:
     assert asyncio.run(send()) == (200, size)
 
 
+def test_a_client_that_goes_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+    """Is a line of the access log, and no error of ours."""
+    caplog.set_level("INFO")
+
+    async def send() -> str:
+        async with echo() as (_, writer):
+            writer.write(head("Content-Length: 10") + b"xyz")
+            await writer.drain()
+            writer.close()
+            while not (lines := [r for r in caplog.records if r.name == "aiohttp.access"]):
+                await asyncio.sleep(0.01)
+            return lines[0].getMessage()
+
+    assert '" 499 ' in asyncio.run(asyncio.wait_for(send(), 10))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "STALLED_S", 0.05)
 

@@ -316,7 +316,10 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
         ({"text": "a", "cache_salt": "s" * 257}, "cache_salt"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
         ({"text": "a", "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": -1}},
+            "sampling_params.max_new_tokens",
+        ),
         ({"text": "a", "sampling_params": {"n": 65}}, "sampling_params.n"),
         ({"text": "a", "lora_path": "x"}, "lora_path"),
     ],

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 OPEN_PATHS = frozenset(route.path for route in ROUTES if not route.needs_key)
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REQUEST_ID = web.RequestKey("request_id", str)
+CLIENT_CLOSED_REQUEST = 499  # nginx's, as the router's access log has it
 
 
 def make_app(state: ServerState) -> web.Application:
@@ -56,7 +57,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             of_status(error.status, error.reason), status=error.status, headers=kept
         )
     except ConnectionError:
-        raise  # the client has gone; the HTTP library closes up
+        # The client has gone while it sent: who reads this is the access log
+        return web.Response(status=CLIENT_CLOSED_REQUEST)
     except Exception:
         log.exception("request %s failed", request[REQUEST_ID])
         return error_response(InternalError(f"Internal error; request {request[REQUEST_ID]}"))
