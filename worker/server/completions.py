@@ -12,7 +12,7 @@ from aiohttp import web
 from mla_router.worker.server.body import read_body
 from mla_router.worker.server.completion_choice import Choice, Part, Wanted
 from mla_router.worker.server.envelope import envelope
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.replay import read_replay
@@ -67,7 +67,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
     prompts = await read_prompts(service, body.prompt, "prompt")
     if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
-        raise _invalid("best_of", f"for all prompts together at most {MAX_PROMPTS}")
+        raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
     parts = await _parts(service, prompts, wanted, computed)
     generation = Generation(
         service,
@@ -90,11 +90,11 @@ def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
     n = 1 if body.n is None else body.n
     computed = n if body.best_of is None else body.best_of
     if body.best_of is not None and not n <= computed <= MAX_PROMPTS:
-        raise _invalid("best_of", f"must be between n, which is {n}, and {MAX_PROMPTS}")
+        raise InvalidField("best_of", f"must be between n, which is {n}, and {MAX_PROMPTS}")
     if computed > n and body.stream:
-        raise _invalid("best_of", "the best are known only at the end: not with stream")
+        raise InvalidField("best_of", "the best are known only at the end: not with stream")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
-        raise _invalid("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+        raise InvalidField("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
     echo = bool(body.echo)
     return Wanted(n, body.logprobs, echo, no_answer=echo and body.max_tokens == 0), computed
 
@@ -174,7 +174,3 @@ def _usage(generation: Generation, wanted: Wanted) -> Usage:
     if not wanted.no_answer:
         return usage
     return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from mla_router.worker.messages import Grammar
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.response_format import (
     JsonObjectFormat,
@@ -41,7 +41,7 @@ class Constraint:
 
     def refused(self, reason: str) -> InvalidRequest:
         """The error that says what is wrong with the grammar."""
-        return InvalidRequest(f"{self.field}: {reason}", param=self.field, code="invalid_grammar")
+        return InvalidField(self.field, reason, code="invalid_grammar")
 
     @property
     def format(self) -> dict[str, Any]:
@@ -94,9 +94,7 @@ def read_constraint(
     if response_format is not None and (wanted := _of_format(response_format)):
         found.insert(0, wanted)
     if len(found) > 1:
-        raise InvalidRequest(
-            f"{found[1].field}: cannot be combined with {found[0].field}", param=found[1].field
-        )
+        raise InvalidField(found[1].field, f"cannot be combined with {found[0].field}")
     return found[0] if found else None
 
 
@@ -118,9 +116,7 @@ def _of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
     if tag.format is not None and tag.structures is None and tag.triggers is None:
         return structural_tag(tag.format, field)
     if tag.format is not None or not tag.structures or not tag.triggers:
-        raise InvalidRequest(
-            f"{field}: a structural_tag has structures and triggers, or a format", param=field
-        )
+        raise InvalidField(field, "a structural_tag has structures and triggers, or a format")
     tags = [
         {
             "begin": structure.begin,
@@ -150,7 +146,7 @@ def _of_json(
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         tag = _tag_decoder.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidRequest(f"{field}: {error}", param=field) from None
+        raise InvalidField(field, str(error)) from None
     return _of_tag(tag, field)
 
 
@@ -158,7 +154,7 @@ def _grammar(kind: Literal["json_schema", "structural_tag"], value: Any, field: 
     try:
         source = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     except RecursionError:
-        raise InvalidRequest(f"{field}: nested too deeply", param=field) from None
+        raise InvalidField(field, "nested too deeply") from None
     return Grammar(kind, source)
 
 

@@ -49,6 +49,13 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class InvalidField(InvalidRequest):
+    """The message says which."""
+
+    def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
+        super().__init__(f"{field}: {message}", param=field, code=code)
+
+
 class Unauthorized(InvalidRequest):
     status = 401
 

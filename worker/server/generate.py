@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.native_answer import GrowingAnswer
 from mla_router.worker.server.prompts import read_prompts
@@ -47,7 +47,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     prompts, single = await _prompts(body, service)
     start = body.logprob_start_len
     if start is not None and not -1 <= start < min(map(len, prompts)):
-        raise _invalid("logprob_start_len", "must be -1, or a place within each prompt")
+        raise InvalidField("logprob_start_len", "must be -1, or a place within each prompt")
     generation = Generation(
         service,
         prompts,
@@ -103,7 +103,7 @@ def _sampling(body: GenerateRequest, service: Service) -> Sampling:
     native = body.sampling_params or NativeSampling()
     top = body.top_logprobs_num or 0
     if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise _invalid("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+        raise InvalidField("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     scored = bool(body.return_logprob)
     sampling = check_sampling(
@@ -131,7 +131,7 @@ def _sampling(body: GenerateRequest, service: Service) -> Sampling:
 async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[int]], bool]:
     """The prompts, and whether there was one by itself, and not a list."""
     if (body.text is None) == (body.input_ids is None):
-        raise _invalid("text", "give either text or input_ids")
+        raise InvalidField("text", "give either text or input_ids")
     if body.input_ids is not None:
         prompts = await read_prompts(service, body.input_ids, "input_ids")
         return prompts, isinstance(body.input_ids[0], int)
@@ -146,11 +146,7 @@ def _check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | N
         return None
     names = [rid] if isinstance(rid, str) else rid
     if isinstance(rid, list) and (len(rid) != choices or len(set(rid)) != choices):
-        raise _invalid("rid", f"one name, or {choices} different ones")
+        raise InvalidField("rid", f"one name, or {choices} different ones")
     if not all(1 <= len(name) <= MAX_RID_LENGTH for name in names):
-        raise _invalid("rid", f"1 to {MAX_RID_LENGTH} characters")
+        raise InvalidField("rid", f"1 to {MAX_RID_LENGTH} characters")
     return rid
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

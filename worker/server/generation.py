@@ -23,7 +23,7 @@ from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import (
     ENGINE_DIED,
     InternalError,
-    InvalidRequest,
+    InvalidField,
     TooManyRequests,
     Unavailable,
 )
@@ -227,17 +227,15 @@ class Generation:
         service, sampling, config = self.service, self.sampling, self.service.config
         limits = service.limits
         if len(self.cache_salt or "") > MAX_SALT_LENGTH:
-            raise InvalidRequest(
-                f"cache_salt: at most {MAX_SALT_LENGTH} characters", param="cache_salt"
-            )
+            raise InvalidField("cache_salt", f"at most {MAX_SALT_LENGTH} characters")
         if sampling.constraint is not None and config.grammar_backend == "none":
             raise sampling.constraint.refused("this worker runs with --grammar-backend none")
         check_priority(self.priority, enabled=config.enable_priority_scheduling)
         if self.size > MAX_PROMPTS:
-            raise InvalidRequest(
-                f"n: {sampling.n} answers to each of {len(self.prompts)} prompts are more than "
+            raise InvalidField(
+                "n",
+                f"{sampling.n} answers to each of {len(self.prompts)} prompts are more than "
                 f"{MAX_PROMPTS}",
-                param="n",
             )
         room = config.max_queued_requests + limits.max_running_requests
         if service.scheduler.open_requests + self.size > room:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from mla_router.worker.messages import Profiled
 from mla_router.worker.server.body import read_body
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.native import StartProfileRequest
 from mla_router.worker.server.schema.parse import parse
@@ -30,7 +30,7 @@ async def start_profile(request: web.Request) -> web.Response:
     refuse_unsupported(body)
     num_steps = DEFAULT_STEPS if body.num_steps is None else body.num_steps
     if not 1 <= num_steps <= MAX_STEPS:
-        raise InvalidRequest(f"num_steps: must be between 1 and {MAX_STEPS}", param="num_steps")
+        raise InvalidField("num_steps", f"must be between 1 and {MAX_STEPS}")
     _check(await service.scheduler.start_profile(num_steps))
     return json_response({"success": True, "num_steps": num_steps})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.state import Service
@@ -15,13 +15,13 @@ async def read_prompts(
 ) -> list[list[int]]:
     """`prompt` is a string, a list of strings, a list of ids, or a list of lists of ids."""
     if prompt is None:
-        raise InvalidRequest(f"{field}: must be given", param=field)
+        raise InvalidField(field, "must be given")
     items: PromptItems = [prompt] if isinstance(prompt, str) else prompt
     if items and all(isinstance(item, int) for item in items):
         items = [cast("list[int]", items)]
     # Counted before anything is tokenized: the cost of a request must be bounded first.
     if not 1 <= len(items) <= MAX_PROMPTS:
-        raise InvalidRequest(f"{field}: give 1 to {MAX_PROMPTS} prompts", param=field)
+        raise InvalidField(field, f"give 1 to {MAX_PROMPTS} prompts")
     context_length = service.limits.context_length
     if all(isinstance(item, str) for item in items):
         texts = cast("list[str]", items)
@@ -31,7 +31,7 @@ async def read_prompts(
     elif all(isinstance(item, list) for item in items):
         prompts = cast("list[list[int]]", items)
     else:
-        raise InvalidRequest(f"{field}: do not mix texts and token ids", param=field)
+        raise InvalidField(field, "do not mix texts and token ids")
     for ids in prompts:
         check_ids(ids, service.limits.vocab_size, field)
     return prompts
@@ -40,8 +40,6 @@ async def read_prompts(
 def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
     """An id beyond the vocabulary would read past the embedding table, for the whole batch."""
     if not ids:
-        raise InvalidRequest(f"{field}: a prompt must have at least one token", param=field)
+        raise InvalidField(field, "a prompt must have at least one token")
     if min(ids) < 0 or max(ids) >= vocab_size:
-        raise InvalidRequest(
-            f"{field}: token ids must be between 0 and {vocab_size - 1}", param=field
-        )
+        raise InvalidField(field, f"token ids must be between 0 and {vocab_size - 1}")

@@ -36,7 +36,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS, Continuation, ContinuedChoice
 
 HEADER = "x-mla-replay"
@@ -132,10 +132,7 @@ def read_replay(
     if continuation is None:
         return Replay() if asked else None
     if not asked:
-        raise InvalidRequest(
-            f"continuation: only for a stream that was begun with `{HEADER}: 1`",
-            param="continuation",
-        )
+        raise InvalidField("continuation", f"only for a stream that was begun with `{HEADER}: 1`")
     origin = Origin.decode(continuation.response)
     return Replay(origin, continuation.choices, continuation.events)
 
@@ -145,5 +142,4 @@ def invalid_ids(choice: int, message: str) -> InvalidRequest:
 
 
 def _invalid(where: str, message: str) -> InvalidRequest:
-    where = "continuation." + where
-    return InvalidRequest(f"{where}: {message}", param=where)
+    return InvalidField("continuation." + where, message)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 
 PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # how the OpenAI endpoints show our ids
 
 
 def name_is_taken() -> InvalidRequest:
-    return InvalidRequest("rid: a request of this name is running", param="rid")
+    return InvalidField("rid", "a request of this name is running")
 
 
 class RequestNames:

@@ -13,7 +13,7 @@ import msgspec
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.constraint import Constraint, read_constraint
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.response_format import ResponseFormat
@@ -81,17 +81,17 @@ def check_sampling(
     top_p = _within(fields.top_p, 1.0, 0.0, 1.0, prefix + "top_p", above=True)
     top_k = 0 if fields.top_k is None else fields.top_k
     if top_k < -1:
-        raise _invalid(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
+        raise InvalidField(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
     if max_tokens is not None and not 1 <= max_tokens <= MAX_INT:
-        raise _invalid(max_tokens_field, f"must be between 1 and {MAX_INT}")
+        raise InvalidField(max_tokens_field, f"must be between 1 and {MAX_INT}")
     if min_tokens is not None and not 0 <= min_tokens <= (max_tokens or MAX_INT):
         most = MAX_INT if max_tokens is None else f"{max_tokens_field} ({max_tokens})"
-        raise _invalid(min_tokens_field, f"must be between 0 and {most}")
+        raise InvalidField(min_tokens_field, f"must be between 0 and {most}")
     if seed is not None and not -(2**63) <= seed < 2**63:
-        raise _invalid(seed_field, "must fit in 64 bits")
+        raise InvalidField(seed_field, "must fit in 64 bits")
     n = 1 if fields.n is None else fields.n
     if not 1 <= n <= MAX_PROMPTS:
-        raise _invalid(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
+        raise InvalidField(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
 
     repetition_penalty = _within(
         fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
@@ -160,9 +160,9 @@ def check_priority(priority: int | None, *, enabled: bool) -> None:
     if priority is None or priority == 0:
         return
     if not enabled:
-        raise _invalid("priority", "this worker runs without --enable-priority-scheduling")
+        raise InvalidField("priority", "this worker runs without --enable-priority-scheduling")
     if abs(priority) > MAX_PRIORITY:
-        raise _invalid("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+        raise InvalidField("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
 
 
 def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
@@ -181,7 +181,7 @@ def _within(
         return default
     if not low <= value <= high or (above and value == low):  # NaN is in no range
         bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
-        raise _invalid(field, f"must be {bounds}")
+        raise InvalidField(field, f"must be {bounds}")
     return value
 
 
@@ -191,16 +191,16 @@ def _logit_bias(
     if biases is None:
         return ()
     if len(biases) > MAX_LOGIT_BIASES:
-        raise _invalid(field, f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
+        raise InvalidField(field, f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
     largest = str(vocab_size - 1)
     checked = []
     for key, bias in biases.items():
         # One spelling for each id, so that no token is there twice.
         is_id = len(key) <= len(largest) and key.isascii() and key.isdecimal()
         if not is_id or str(int(key)) != key or int(key) >= vocab_size:
-            raise _invalid(field, f"keys must be token ids between 0 and {largest}")
+            raise InvalidField(field, f"keys must be token ids between 0 and {largest}")
         if not -100.0 <= bias <= 100.0:
-            raise _invalid(field, f"the bias of token {key} must be between -100 and 100")
+            raise InvalidField(field, f"the bias of token {key} must be between -100 and 100")
         checked.append((int(key), bias))
     return tuple(checked)
 
@@ -208,10 +208,10 @@ def _logit_bias(
 def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if len(strings) > MAX_STOP_STRINGS:
-        raise _invalid(field, f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+        raise InvalidField(field, f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
     for string in strings:
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
-            raise _invalid(field, f"each string must have 1 to {MAX_STOP_LENGTH} characters")
+            raise InvalidField(field, f"each string must have 1 to {MAX_STOP_LENGTH} characters")
     return strings
 
 
@@ -219,11 +219,7 @@ def _stop_ids(ids: list[int] | None, vocab_size: int, field: str) -> frozenset[i
     if ids is None:
         return frozenset()
     if len(ids) > MAX_STOP_TOKEN_IDS:
-        raise _invalid(field, f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
+        raise InvalidField(field, f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
     if any(not 0 <= token < vocab_size for token in ids):
-        raise _invalid(field, f"ids must be between 0 and {vocab_size - 1}")
+        raise InvalidField(field, f"ids must be between 0 and {vocab_size - 1}")
     return frozenset(ids)
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

@@ -14,7 +14,7 @@ from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.board import Board
-from mla_router.worker.server.errors import InvalidRequest, NotFound, Unavailable
+from mla_router.worker.server.errors import InvalidField, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.named_requests import NamedRequests
 from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
@@ -43,7 +43,7 @@ class Service:
     def check_model(self, name: str | None) -> str:
         """The model's name as the client wrote it, if it means the model that is served."""
         if not name:
-            raise InvalidRequest("model: name the model; /v1/models lists it", param="model")
+            raise InvalidField("model", "name the model; /v1/models lists it")
         if name not in (self.config.model_name, self.config.folder.name):
             raise NotFound(
                 f"The model `{name[:200]}` does not exist; this server has "

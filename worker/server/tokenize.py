@@ -10,7 +10,7 @@ from aiohttp import web
 from mla_router.worker.server.body import read_body
 from mla_router.worker.server.chat.run import rendered
 from mla_router.worker.server.chat.tools import read_tools
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.prompts import check_ids
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.parse import parse
@@ -42,7 +42,7 @@ async def tokenize(request: web.Request) -> web.Response:
         service.check_model(body.model)
     refuse_unsupported(body)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("prompt: give either prompt or messages", param="prompt")
+        raise InvalidField("prompt", "give either prompt or messages")
     tokenizer, context_length = service.tokenizer, service.limits.context_length
     text, special = body.prompt, True
     if text is None:
@@ -62,9 +62,7 @@ async def detokenize(request: web.Request) -> web.Response:
     if body.model is not None:
         service.check_model(body.model)
     if len(body.tokens) > service.limits.context_length:
-        raise InvalidRequest(
-            f"tokens: at most {service.limits.context_length}, the context length", param="tokens"
-        )
+        raise InvalidField("tokens", f"at most {service.limits.context_length}, the context length")
     if body.tokens:
         check_ids(body.tokens, service.limits.vocab_size, "tokens")
     return json_response(

@@ -6,7 +6,7 @@ from typing import Any
 
 from mla_router.worker.server.chat.tools import ToolUse
 from mla_router.worker.server.constraint import Constraint, structural_tag
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.reasoning import END
 from mla_router.worker.server.tool_calls.parts import ToolFormat
 
@@ -23,14 +23,11 @@ def constraint_of(
     constraint = asked
     if tools.required:
         if asked is not None:
-            raise InvalidRequest(
-                f"tool_choice: a call must be made, so there is no answer for {asked.field}",
-                param="tool_choice",
+            raise InvalidField(
+                "tool_choice", f"a call must be made, so there is no answer for {asked.field}"
             )
         if format is None:
-            raise InvalidRequest(
-                "tool_choice: this worker runs with --tool-call-parser none", param="tool_choice"
-            )
+            raise InvalidField("tool_choice", "this worker runs with --tool-call-parser none")
         calls = format.grammar(tools.functions, several=tools.several)
         constraint = structural_tag(calls, "tools")
     elif asked is None and tools.strict and format is not None:

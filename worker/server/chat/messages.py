@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.chat import ChatMessage, ToolCall
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
@@ -25,7 +25,7 @@ def for_template(
 ) -> list[dict[str, Any]]:
     """Raises InvalidRequest for the first message that makes no sense, naming its field."""
     if not messages:
-        raise InvalidRequest("messages: give at least one message", param="messages")
+        raise InvalidField("messages", "give at least one message")
     return [
         _message(message, f"messages[{index}]", arguments_as_objects)
         for index, message in enumerate(messages)
@@ -36,7 +36,7 @@ def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> di
     refuse_unsupported(message, where + ".")
     role = ROLES.get(message.role)
     if role is None:
-        raise _invalid(where + ".role", f"one of {', '.join(ROLES)}")
+        raise InvalidField(where + ".role", f"one of {', '.join(ROLES)}")
     rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
     if message.name is not None:
         rendered["name"] = message.name
@@ -44,11 +44,11 @@ def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> di
         rendered["reasoning_content"] = message.reasoning_content
     if role == "tool":
         if message.tool_call_id is None:
-            raise _invalid(where + ".tool_call_id", "name the call that this is the result of")
+            raise InvalidField(where + ".tool_call_id", "name the call that this is the result of")
         rendered["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         if role != "assistant":
-            raise _invalid(where + ".tool_calls", "only an assistant makes calls")
+            raise InvalidField(where + ".tool_calls", "only an assistant makes calls")
         rendered["tool_calls"] = [_call(call, arguments_as_objects) for call in message.tool_calls]
     return rendered
 
@@ -57,7 +57,7 @@ def _content(message: ChatMessage, where: str) -> str | None:
     if message.content is None:
         if message.role == "assistant" and message.tool_calls:
             return None
-        raise _invalid(where + ".content", "must not be null")
+        raise InvalidField(where + ".content", "must not be null")
     if isinstance(message.content, str):
         return message.content
     texts = []
@@ -87,7 +87,3 @@ def _object(arguments: str) -> dict[str, Any] | str:
     except (msgspec.MsgspecError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

@@ -13,7 +13,7 @@ from mla_router.worker.server.chat.constrained import constraint_of
 from mla_router.worker.server.chat.messages import for_template
 from mla_router.worker.server.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.chat_template import ChatTemplate, Conversation
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.prompts import check_ids
 from mla_router.worker.server.reasoning import begins_inside
@@ -121,10 +121,10 @@ def check_count(count: int, context_length: int, field: str) -> int:
     """Of messages and what they are made of, each of which takes a token and more. Before they are looked at,
     which takes many times as long as to read them. Returns it; raises InvalidRequest."""
     if count > context_length:
-        raise InvalidRequest(
-            f"{field}: {count} messages, parts and calls are more than the context length of "
+        raise InvalidField(
+            field,
+            f"{count} messages, parts and calls are more than the context length of "
             f"{context_length} tokens can hold",
-            param=field,
             code="context_length_exceeded",
         )
     return count
@@ -135,27 +135,21 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
     messages = for_template(body.messages, arguments_as_objects=template.wants_objects)
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message: an answer goes on only without add_generation_prompt",
-            param="continue_final_message",
+        raise InvalidField(
+            "continue_final_message", "an answer goes on only without add_generation_prompt"
         )
     if goes_on and (messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
-        raise InvalidRequest(
-            "continue_final_message: the last message must be an assistant's, with content",
-            param="continue_final_message",
+        raise InvalidField(
+            "continue_final_message", "the last message must be an assistant's, with content"
         )
     opens = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     variables = body.chat_template_kwargs or {}
     if reserved := sorted(template.reserved & variables.keys()):
-        raise InvalidRequest(
-            f"chat_template_kwargs: {reserved[0]} is none of the template's variables",
-            param="chat_template_kwargs",
+        raise InvalidField(
+            "chat_template_kwargs", f"{reserved[0]} is none of the template's variables"
         )
     if len(msgspec.json.encode(variables)) > MAX_TEMPLATE_KWARGS:
-        raise InvalidRequest(
-            f"chat_template_kwargs: at most {MAX_TEMPLATE_KWARGS} bytes",
-            param="chat_template_kwargs",
-        )
+        raise InvalidField("chat_template_kwargs", f"at most {MAX_TEMPLATE_KWARGS} bytes")
     return Conversation(messages, tools.rendered, opens, goes_on, variables)
 
 
@@ -166,9 +160,7 @@ def _parts(message: ChatMessage) -> int:
 def _top_logprobs(body: ChatRequest) -> int:
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(
-            f"top_logprobs: must be between 0 and {MAX_TOP_LOGPROBS}", param="top_logprobs"
-        )
+        raise InvalidField("top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     if top and not body.logprobs:
-        raise InvalidRequest("top_logprobs: needs logprobs: true", param="top_logprobs")
+        raise InvalidField("top_logprobs", "needs logprobs: true")
     return top

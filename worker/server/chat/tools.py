@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.schema.chat import ChatRequest, NamedToolChoice, Tool
 
 MAX_TOOLS = 128  # OpenAI's
@@ -31,25 +31,25 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
     the field."""
     tools, choice = body.tools or [], body.tool_choice or "auto"
     if len(tools) > MAX_TOOLS:
-        raise _invalid("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
+        raise InvalidField("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
     functions: dict[str, dict[str, Any]] = {}
     for index, tool in enumerate(tools):
         name = tool.function.name
         if not _NAME.fullmatch(name):
-            raise _invalid(
+            raise InvalidField(
                 name_field.format(index), "1 to 64 letters, digits, underscores and dashes"
             )
         if name in functions:
-            raise _invalid(name_field.format(index), f"there are two functions {name}")
+            raise InvalidField(name_field.format(index), f"there are two functions {name}")
         functions[name] = tool.function.parameters or _NO_PARAMETERS
     several = body.parallel_tool_calls is not False
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
         if name not in functions:
-            raise _invalid("tool_choice", f"no function {name[:64]} is among the tools")
+            raise InvalidField("tool_choice", f"no function {name[:64]} is among the tools")
         return ToolUse(_rendered(tools), {name: functions[name]}, required=True, several=False)
     if choice == "required" and not functions:
-        raise _invalid("tool_choice", "required needs tools to choose from")
+        raise InvalidField("tool_choice", "required needs tools to choose from")
     if choice == "none" or not functions:
         return ToolUse()  # what may not be called, the model need not know of
     strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
@@ -70,7 +70,3 @@ def _rendered(tools: list[Tool]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

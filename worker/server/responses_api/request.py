@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.chat import (
     CalledFunction,
     ChatMessage,
@@ -76,12 +76,12 @@ def _refuse(body: ResponsesRequest) -> None:
     for name, (neutral, why) in _REFUSED.items():
         value = getattr(body, name)
         if value is not None and not any(value is off or value == off for off in neutral):
-            raise InvalidRequest(f"{name}: {why}", param=name, code="unsupported_parameter")
+            raise InvalidField(name, why, code="unsupported_parameter")
     if body.n not in (None, 1):
-        raise _invalid("n", "a response has one answer; use /v1/chat/completions")
+        raise InvalidField("n", "a response has one answer; use /v1/chat/completions")
     for index, name in enumerate(body.include or []):
         if name not in _INCLUDABLE:
-            raise _invalid(f"include[{index}]", "not supported; leave it out")
+            raise InvalidField(f"include[{index}]", "not supported; leave it out")
 
 
 def _format(body: ResponsesRequest) -> ResponseFormat | None:
@@ -91,13 +91,13 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
     if wanted.type == "json_object":
         return JsonObjectFormat()
     if wanted.schema is None:
-        raise _invalid("text.format.schema", "must be given")
+        raise InvalidField("text.format.schema", "must be given")
     return JsonSchemaFormat(NamedSchema(wanted.name or "", wanted.schema))
 
 
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     if body.input is None or body.input == []:
-        raise _invalid("input", "must be given")
+        raise InvalidField("input", "must be given")
     messages = _Messages()
     if body.instructions:
         messages.add("system", body.instructions)
@@ -127,7 +127,7 @@ class _Messages:
         last = self._messages[-1] if self._messages else None
         if item.type == "message":
             if item.role not in ROLES:
-                raise _invalid(where + ".role", f"one of {', '.join(ROLES)}")
+                raise InvalidField(where + ".role", f"one of {', '.join(ROLES)}")
             text = _text(item.content, where + ".content")
             if (
                 item.role == "assistant"
@@ -159,7 +159,7 @@ class _Messages:
             result = self.add("tool", _text(item.output, where + ".output"))
             result.tool_call_id = _given(item.call_id, where + ".call_id")
         else:
-            raise _invalid(
+            raise InvalidField(
                 where + ".type",
                 "one of message, reasoning, function_call, function_call_output",
             )
@@ -172,7 +172,7 @@ class _Messages:
 
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
     if content is None:
-        raise _invalid(where, "must be given")
+        raise InvalidField(where, "must be given")
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
@@ -186,9 +186,5 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
 
 def _given(value: str | None, where: str) -> str:
     if value is None:
-        raise _invalid(where, "must be given")
+        raise InvalidField(where, "must be given")
     return value
-
-
-def _invalid(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}", param=field)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
 
 # Where msgspec says that a value has the wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -24,7 +24,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
         if location is None:
             raise InvalidRequest(f"The body has the wrong type: {error}") from None
         path = location["path"]
-        raise InvalidRequest(f"{path}: {str(error)[: location.start()]}", param=path) from None
+        raise InvalidField(path, f"{str(error)[: location.start()]}") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.errors import InvalidField
 
 # Values, besides null, that leave a field's feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -57,8 +57,6 @@ def refuse_unsupported(request: msgspec.Struct, prefix: str = "") -> None:
     for field in request.__struct_fields__:
         neutral = () if field in NULL_ONLY else NEUTRAL.get(field)
         if neutral is not None and not _is_neutral(getattr(request, field), neutral):
-            raise InvalidRequest(
-                f"{prefix}{field}: not supported yet; leave it out",
-                param=prefix + field,
-                code="unsupported_parameter",
+            raise InvalidField(
+                prefix + field, "not supported yet; leave it out", code="unsupported_parameter"
             )
