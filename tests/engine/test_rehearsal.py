@@ -6,6 +6,7 @@ Triton interprets in the tests' process, so that this file is also a script, whi
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ def rehearse() -> None:
     from triton import knobs
     from triton.runtime import driver
 
+    logging.basicConfig(level="INFO")
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     found: list[bool] = []
     knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
@@ -75,11 +77,14 @@ def test_few_layers_are_those_with_something_new(tmp_path: Path) -> None:
 def test_launches_find_what_was_noted(tmp_path: Path) -> None:
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, __file__], env=environment, check=True, stdout=subprocess.PIPE, text=True
+        [sys.executable, __file__], env=environment, check=True, capture_output=True, text=True
     )
     noted, first, again = json.loads(done.stdout.splitlines()[-1])
     assert noted == 4
-    assert first == [False] * 3  # what cannot be compiled is left to its launch
+    assert first == [False] * 3, done.stderr
+    # What cannot be compiled is left to its launch
+    assert done.stderr.count("left to its first launch") == 1, done.stderr
+    assert "there_is_no_such_thing" in done.stderr
     assert again == []  # not even looked for: Triton has them
 
 

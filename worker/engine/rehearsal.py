@@ -139,8 +139,10 @@ class MissingKernels(triton.AsyncCompileMode):  # type: ignore[misc]
         for _ in tqdm(as_completed(futures), "Compiling kernels", len(futures), disable=None):
             pass
         for future, finalize in self._begun.values():
-            if future.exception() is None:
+            if (error := future.exception()) is None:
                 finalize(future.result())
+            else:
+                logger.info("a kernel is left to its first launch: %r", error)
 
 
 def _with_launcher(compile_fn: Callable[[], Any]) -> Any:
