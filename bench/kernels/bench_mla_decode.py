@@ -139,6 +139,7 @@ class Inputs:
 
     def ours(self, schedule: DecodeSchedule) -> Callable[[], torch.Tensor]:
         """Each call over the next cache, the first over the first."""
+        torch.cuda.synchronize()  # the schedule is settled: without that its first use may come too early
         turn = cycle(self.caches)
         return lambda: mla_decode_triton(
             self.q_latent,
