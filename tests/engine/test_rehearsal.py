@@ -9,15 +9,20 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.engine import rehearsal
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.rehearsal import MissingKernels, few_layers
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
@@ -40,6 +45,17 @@ def launches() -> None:
     for width in (2048, 512, 2048):
         rms_norm_triton(half(2, width), half(width), 1e-6)
     absorb_queries_triton(half(2, 16, 128), half(16, 128, 512), constant=True)
+
+
+def fail_in_threads() -> None:
+    compiled = rehearsal._with_launcher
+
+    def alone(compile_fn: Callable[[], Any]) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemError("several at a time")
+        return compiled(compile_fn)
+
+    rehearsal._with_launcher = alone
 
 
 def rehearse() -> None:
@@ -74,10 +90,16 @@ def test_few_layers_are_those_with_something_new(tmp_path: Path) -> None:
     assert len(layers) == 5
 
 
-def test_launches_find_what_was_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", ["compile", "fail"])
+def test_launches_find_what_was_noted(tmp_path: Path, threads: str) -> None:
+    """Whether it was compiled in a thread, or, as that failed, afterwards."""
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, __file__], env=environment, check=True, capture_output=True, text=True
+        [sys.executable, __file__, threads],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     noted, first, again = json.loads(done.stdout.splitlines()[-1])
     assert noted == 4
@@ -89,4 +111,6 @@ def test_launches_find_what_was_noted(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "fail":
+        fail_in_threads()
     rehearse()

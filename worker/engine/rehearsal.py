@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -115,13 +115,28 @@ def few_layers(engine: Engine) -> Iterator[None]:
         decoder.layers, engine.cache = layers, cache
 
 
+class _Begun(NamedTuple):
+    future: Future[Any]
+    compile_fn: Callable[[], Any]
+    finalize: Callable[[Any], None]
+
+    def finish(self) -> None:
+        """Makes it known to Triton. Rarely, Triton's front end fails in one of several threads at what compiles by
+        itself: once more, then, alone."""
+        try:
+            failed = self.future.exception() is not None
+            self.finalize(_with_launcher(self.compile_fn) if failed else self.future.result())
+        except Exception:
+            logger.info("a kernel is left to its first launch", exc_info=True)
+
+
 class MissingKernels(triton.AsyncCompileMode):  # type: ignore[misc]
     """While this is entered, Triton hands kernels that it has not loaded to `submit`, and launches nothing
     if it gets none back."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
-        self._begun: dict[str, tuple[Future[Any], Callable[[Any], None]]] = {}
+        self._begun: dict[str, _Begun] = {}
 
     @property
     def count(self) -> int:
@@ -131,18 +146,16 @@ class MissingKernels(triton.AsyncCompileMode):  # type: ignore[misc]
         self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
     ) -> None:
         if key not in self._begun:
-            self._begun[key] = self.executor.submit(_with_launcher, compile_fn), finalize_fn
+            future = self.executor.submit(_with_launcher, compile_fn)
+            self._begun[key] = _Begun(future, compile_fn, finalize_fn)
 
     def wait(self) -> None:
         """Until all are compiled, and known to Triton. What cannot be is left to its first launch, which says why."""
-        futures = [future for future, _ in self._begun.values()]
+        futures = [begun.future for begun in self._begun.values()]
         for _ in tqdm(as_completed(futures), "Compiling kernels", len(futures), disable=None):
             pass
-        for future, finalize in self._begun.values():
-            if (error := future.exception()) is None:
-                finalize(future.result())
-            else:
-                logger.info("a kernel is left to its first launch: %r", error)
+        for begun in self._begun.values():
+            begun.finish()
 
 
 def _with_launcher(compile_fn: Callable[[], Any]) -> Any:
