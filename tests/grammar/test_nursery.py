@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from mla_router.worker.grammar import pool
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import Refused, allowed, open_request, wait_for
+from support.processes import wait_until
+from support.procfs import descendants
 from support.tiny_model import VOCAB_SIZE
 
 LETTERS = Grammar("regex", "[a-z]+!")
+BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
 
 @pytest.fixture
@@ -38,7 +42,8 @@ def test_what_was_open_is_lost_and_what_comes_then_is_served(own_grammars: Gramm
     for _ in range(2):
         key = open_request(own_grammars, LETTERS)
         expected = allowed(own_grammars, key, [])
-        compiling = own_grammars.open(Grammar("regex", "(a|b){3000}"), [])
+        compiling = own_grammars.open(Grammar("regex", BOMB), [])
+        wait_until_started(own_grammars)
         nursery = own_grammars.nursery.pid
         kill(nursery, nursery)
         with pytest.raises(Refused, match="lost the processes") as refused:
@@ -51,12 +56,84 @@ def test_what_was_open_is_lost_and_what_comes_then_is_served(own_grammars: Gramm
         own_grammars.close(key)
 
 
-def test_if_none_begins_any_more_it_is_not_the_grammars_fault(own_grammars: Grammars) -> None:
-    own_grammars.close(open_request(own_grammars, LETTERS))
+def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:
+    key = open_request(own_grammars, LETTERS)
+    expected = allowed(own_grammars, key, [])
     nursery = own_grammars.nursery.pid
     keeper = int(Path(f"/proc/{nursery}/stat").read_text().rpartition(")")[2].split()[1])
     kill(keeper, nursery)
-    for pattern in ("a", "b", "a"):
-        with pytest.raises(Refused, match="lost the processes") as refused:
-            open_request(own_grammars, Grammar("regex", pattern))
-        assert not refused.value.problem.is_of_grammar
+    with pytest.raises(Refused, match="lost the processes") as refused:
+        allowed(own_grammars, key, [])
+    assert not refused.value.problem.is_of_grammar
+    key = open_request(own_grammars, LETTERS)
+    assert allowed(own_grammars, key, []) == expected
+    own_grammars.close(key)
+
+
+def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars) -> None:
+    """An OOM killer's way. What is compiled anew afterwards is served."""
+    key = open_request(own_grammars, LETTERS)
+    expected = allowed(own_grammars, key, [])
+    (host,) = descendants(own_grammars.nursery.pid)
+    kill(host.number, host.number)
+    with pytest.raises(Refused, match="was killed") as refused:
+        allowed(own_grammars, key, [])
+    assert not refused.value.problem.is_of_grammar
+    key = open_request(own_grammars, LETTERS)
+    assert allowed(own_grammars, key, []) == expected
+    own_grammars.close(key)
+
+
+def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars) -> None:
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    (idle,) = descendants(own_grammars.nursery.pid)
+    keys = [own_grammars.open(Grammar("regex", BOMB), []) for _ in range(2)]
+    wait_until_started(own_grammars)
+    (bomb,) = set(descendants(own_grammars.nursery.pid)) - {idle}
+    own_grammars.close(keys[0])
+    assert own_grammars.poll() == []
+    assert bomb.alive
+    own_grammars.close(keys[1])
+    wait_until(lambda: not bomb.alive, "the compilation ends")
+    assert idle.alive
+
+
+def test_dear_grammars_do_not_keep_a_usual_one_waiting(own_grammars: Grammars) -> None:
+    """Four of them have had their short try when it is served, and none its full time."""
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    bombs = [own_grammars.open(Grammar("regex", f"{n}{BOMB}"), []) for n in range(4)]
+    usual = open_request(own_grammars, Grammar("regex", "[0-9]+!"))
+    for key in [usual, *bombs]:
+        own_grammars.close(key)
+
+
+def test_a_request_does_not_wait_longer_than_its_deadline(
+    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    monkeypatch.setattr(pool, "WAIT_S", 1.0)
+    bombs = [own_grammars.open(Grammar("regex", f"{n}{BOMB}"), []) for n in range(3)]
+    told = {}
+    while len(told) < len(bombs):
+        told |= dict(own_grammars.poll())
+    problems = [told[key] for key in bombs]
+    assert all(problems), problems
+    busy = [problem for problem in problems if problem and not problem.is_of_grammar]
+    assert [problem.reason for problem in busy] == [
+        "This worker is busy with other grammars"
+    ] * len(busy)
+    monkeypatch.undo()
+    key = own_grammars.open(Grammar("regex", f"0{BOMB}"), [])
+    assert own_grammars.poll() == [], "it was not remembered: the machine may have been busy"
+    own_grammars.close(key)
+
+
+def wait_until_started(grammars: Grammars) -> None:
+    """Returns when a compilation has begun."""
+
+    def has_started() -> bool:
+        assert grammars.poll() == []
+        compiling = [host for host in grammars._hosts.values() if host.is_compiling]
+        return any(host.has_started for host in compiling)
+
+    wait_until(has_started, "a compilation begins")

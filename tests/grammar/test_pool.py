@@ -11,7 +11,7 @@ import pytest
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.pool import MAX_COMPILING, Grammars, start
+from mla_router.worker.grammar.pool import MAX_QUICK, Grammars, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import (
     EOS_ID,
@@ -234,7 +234,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
     while len(open_keys) < len(waiting):
         most = max(most, sum(host.is_compiling for host in grammars._hosts.values()))
         open_keys += [key for key, problem in grammars.poll() if problem is None]
-    assert most == MAX_COMPILING
+    assert most == MAX_QUICK
     assert sorted(open_keys) == waiting
     for key in waiting:
         grammars.close(key)

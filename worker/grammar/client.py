@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 from collections import deque
@@ -16,18 +17,26 @@ from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.nursery import Nursery
 from mla_router.worker.grammar.protocol import (
     Compiled,
+    Ended,
     Fill,
     Filled,
     Frame,
     FromHost,
     Open,
+    Order,
     Refused,
     Row,
+    Started,
 )
 from mla_router.worker.messages import Grammar
 
 # A host that takes too much CPU time is ended by the kernel, long before this. Seconds.
-STALL_S = 10
+STALL_S = 5
+# Signals by which a host is ended for its own doing: too much CPU time, too deep a recursion, no memory.
+_OWN_FAULTS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
+_LOST = "This worker has lost the processes of its grammars"
+_KILLED = "The process of this grammar was killed"
+_STOPPED = "The process of this grammar does not answer"
 
 _decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(protocol.FromHost)
 _encoder = msgspec.msgpack.Encoder()
@@ -36,21 +45,27 @@ _encoder = msgspec.msgpack.Encoder()
 class HostLost(Exception):
     """The process has ended, or has refused the grammar."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, out_of_time: bool = False) -> None:
+        """`out_of_time`: a compilation has taken the CPU time that it had; more may be enough."""
         super().__init__(problem.reason)
         self.problem = problem
+        self.out_of_time = out_of_time
 
 
 class HostClient:
     """Starts the process; then says what its requests need, and takes the answers in order."""
 
-    def __init__(self, grammar: Grammar, control: socket.socket, nursery: Nursery) -> None:
+    def __init__(
+        self, grammar: Grammar, control: socket.socket, nursery: Nursery, compile_cpu_s: float
+    ) -> None:
         self.grammar = grammar
+        self.compile_cpu_s = compile_cpu_s
         self._nursery = nursery
         self._generation = nursery.generation
         self.keys: set[int] = set()
         self.eos_ids: frozenset[int] = frozenset()
         self.own_bytes = 0
+        self.has_started = False
         self.is_compiling = True
         self._feeds: dict[int, list[int]] = {}  # what requests that are not open yet have to hear
         self._opening: deque[int] = deque()  # keys whose `Open` is not answered yet
@@ -65,7 +80,7 @@ class HostClient:
             self._connection.setsockopt(socket.SOL_SOCKET, option, limit)
         source = os.memfd_create("grammar")
         try:
-            os.pwrite(source, _encoder.encode(grammar), 0)
+            os.pwrite(source, _encoder.encode(Order(grammar, compile_cpu_s)), 0)
             socket.send_fds(control, [b"+"], [theirs.fileno(), source])
         except (BrokenPipeError, ConnectionResetError):
             pass  # nobody starts processes any more; the next read finds our end closed
@@ -87,6 +102,12 @@ class HostClient:
         self._feeds[key] = list(output)
         if not self.is_compiling:
             self._open_next(key)
+
+    @property
+    def feeds(self) -> list[tuple[int, list[int]]]:
+        """Its requests while it compiles: their keys, and what was generated for them before."""
+        assert self.is_compiling
+        return list(self._feeds.items())
 
     def close_key(self, key: int) -> None:
         self.keys.discard(key)
@@ -137,14 +158,17 @@ class HostClient:
 
     def _take(self, frame: bytes) -> None:
         if not frame:
-            if self._nursery.has_lost(self._generation):
-                raise HostLost(Problem("This worker has lost the processes of its grammars", False))
-            what = "compile" if self.is_compiling else "match text with"
-            raise HostLost(Problem(f"takes too much time or memory to {what}"))
+            lost = self._nursery.has_lost(self._generation)
+            raise HostLost(Problem(_LOST if lost else _STOPPED, is_of_grammar=False))
         message = _decoder.decode(frame)
+        if isinstance(message, Ended):
+            raise self._end_of(message.status)
         if self.is_compiling:
             if isinstance(message, Refused):
                 raise HostLost(Problem(message.reason))
+            if isinstance(message, Started):
+                self.has_started = True
+                return
             assert isinstance(message, Compiled), message
             self.is_compiling = False
             self.eos_ids, self.own_bytes = frozenset(message.eos_ids), message.own_bytes
@@ -162,6 +186,15 @@ class HostClient:
                 self._open_next(key)
             else:
                 self._opened.append((key, None))
+
+    def _end_of(self, status: int) -> HostLost:
+        """Why the process has ended with `status`."""
+        if status < 0 and -status not in _OWN_FAULTS:
+            return HostLost(Problem(_KILLED, is_of_grammar=False))
+        work = "compile" if self.is_compiling else "match text with"
+        out_of_time = self.is_compiling and status == -signal.SIGPROF
+        problem = Problem(f"takes too much time or memory to {work}")
+        return HostLost(problem, out_of_time=out_of_time)
 
     def _fill_next(self) -> None:
         rows, self._unsaid = self._unsaid[: protocol.FILL_ROWS], self._unsaid[protocol.FILL_ROWS :]

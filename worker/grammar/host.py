@@ -6,9 +6,13 @@ nothing else.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -17,11 +21,19 @@ from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.errors import GrammarError
 from mla_router.worker.grammar.jump_forward import ForcedTokens, Output
 from mla_router.worker.grammar.limits import Allowance, cpu_limit, limit_memory, own_bytes
-from mla_router.worker.grammar.protocol import Compiled, Fill, Filled, Frame, Open, Opened, Refused
+from mla_router.worker.grammar.protocol import (
+    Compiled,
+    Fill,
+    Filled,
+    Frame,
+    Open,
+    Opened,
+    Order,
+    Refused,
+    Started,
+)
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, rehearse
-from mla_router.worker.messages import Grammar
 
-COMPILE_CPU_S = 10.0
 REHEARSAL_CPU_S = 1.0
 COMPILE_BYTES = 512 << 20  # on top of what the nursery has
 MATCH_BYTES = 128 << 20  # on top of that
@@ -47,16 +59,19 @@ def run(
     forced: ForcedTokens | None,
     masks: np.ndarray,
 ) -> None:
-    """Serve until the other end closes. `source` is a file with the `Grammar`; `masks` [R, words]
+    """Serve until the other end closes. `source` is a file with the `Order`; `masks` [R, words]
     int32 is shared with the scheduler."""
     limit_memory(COMPILE_BYTES)
     with open(source, "rb") as file:
-        grammar = msgspec.msgpack.decode(file.read(), type=Grammar)
+        order = msgspec.msgpack.decode(file.read(), type=Order)
+    grammar = order.grammar
+    _send(connection, Started())
     try:
-        with cpu_limit(COMPILE_CPU_S):
-            compiled = compiler.compile(grammar)
-        with cpu_limit(REHEARSAL_CPU_S):
-            rehearse(compiled, compiler.vocab_size)
+        with _ended_by_close(connection):
+            with cpu_limit(order.compile_cpu_s):
+                compiled = compiler.compile(grammar)
+            with cpu_limit(REHEARSAL_CPU_S):
+                rehearse(compiled, compiler.vocab_size)
     except GrammarError as error:
         _send(connection, Refused(str(error)))
         return
@@ -119,6 +134,25 @@ def _allow_only(token: int, mask: np.ndarray) -> None:
     """Of all tokens, in `mask` [ceil(vocab / 32)] int32."""
     mask[:] = 0
     mask.view(np.uint8)[token // 8] = 1 << token % 8
+
+
+@contextmanager
+def _ended_by_close(connection: socket.socket) -> Iterator[None]:
+    """The process is ended by SIGIO if the other end of `connection` is closed within the block, also
+    in a loop in C++. Nothing may be sent there meanwhile: it would end the process as well."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        try:
+            if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                os._exit(0)  # closed before it could be noticed
+        except BlockingIOError:
+            pass  # open, and silent
+        yield
+    finally:
+        fcntl.fcntl(connection, fcntl.F_SETFL, flags)
 
 
 def _send(connection: socket.socket, answer: Frame) -> None:

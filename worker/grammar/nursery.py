@@ -1,21 +1,21 @@
 """The process that all grammars' processes are forked from.
 
-It has loaded what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It
-comes from the scheduler before that has threads or a device, and so has torch, which xgrammar needs,
-for nothing. The scheduler cannot fork another one later: a *keeper* stands between them, which has
-loaded nothing and does nothing but to fork the nursery, and again if it has died.
+It loads what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It is forked
+from the scheduler before that has threads or a device, so that torch, which xgrammar needs, is imported
+once. `keeper.py` starts it, and starts another one if it dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import itertools
 import logging
 import mmap
 import os
+import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,22 +24,29 @@ from setproctitle import setproctitle
 
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.grammar.options import GrammarOptions
-from mla_router.worker.grammar.protocol import Refused
+from mla_router.worker.grammar.protocol import Ended, Frame, Refused
 from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
+Serve = Callable[
+    [socket.socket, int], None
+]  # a host's life: its end of a socket, its grammar's file
+
 
 class Nursery:
-    """Which nursery there is, as all these processes see it."""
+    """Which nursery there is, as all processes of the grammars see it."""
 
-    def __init__(self) -> None:
-        # Anonymous and shared: [how many there have been, the pid of the last].
-        self._shared = np.frombuffer(mmap.mmap(-1, 16), dtype=np.int64)
+    BYTES = 16
+
+    def __init__(self, shared_fd: int) -> None:
+        """`shared_fd` is a file of `BYTES` that all these processes have open."""
+        # [number of nurseries so far, pid of the last]
+        self._shared = np.frombuffer(mmap.mmap(shared_fd, self.BYTES), dtype=np.int64)
 
     @property
     def generation(self) -> int:
-        """Of the one that takes orders, or of the first if that is still to come."""
+        """Number of the nursery that takes orders, or 1 if the first is still to come."""
         return max(1, int(self._shared[0]))
 
     @property
@@ -47,7 +54,7 @@ class Nursery:
         return int(self._shared[1])
 
     def begin(self) -> None:
-        """This process is the next."""
+        """Register this process as the next nursery."""
         self._shared[1] = os.getpid()
         self._shared[0] += 1
 
@@ -62,33 +69,6 @@ class Nursery:
         return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-def keep(
-    control: socket.socket,
-    folder: Path,
-    vocab_size: int,
-    options: GrammarOptions,
-    masks: np.ndarray,
-    nursery: Nursery,
-) -> None:
-    """Have a nursery until the scheduler closes `control`. Returns then; and in all the processes
-    that come of this one, at their end."""
-    own = os.getpid()
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent(own)
-            setproctitle("mla_router grammar nursery")
-            nursery.begin()
-            run(control, folder, vocab_size, options, masks)
-            return
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if status == 0:
-            return
-        # The next grammar finds the next one: it loads when that comes, so that one that cannot
-        # load does not try for ever.
-        logger.error("the grammar nursery has ended with status %d; another one begins", status)
-
-
 def run(
     control: socket.socket,
     folder: Path,
@@ -101,11 +81,7 @@ def run(
 
     Loads what hosts need when the first message comes, which may be without descriptors.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # hosts leave no zombies
-    orders = _receive(control)
-    first = next(orders, None)
-    if first is None:
-        return
+    select.select([control], [], [])
     try:
         # Here and not above: this takes seconds, and the scheduler that imports this module is not
         # to wait for it.
@@ -118,35 +94,87 @@ def run(
         forced = ForcedTokens(vocabulary) if options.jump_forward else None
     except VocabularyError as error:
         logger.warning("no grammars: %s", error)
-        for order in itertools.chain([first], orders):
-            _refuse(order)
+        while (order := _receive(control)) is not None:
+            if order:
+                _tell(order[0], Refused("this model's tokenizer is not supported"))
+                os.close(order[1])
         return
     gc.collect()
     gc.freeze()  # or the hosts' collections would copy every page that they share
-    own = os.getpid()
-    for order in itertools.chain([first], orders):
-        if order and os.fork() == 0:
-            die_with_parent(own)
-            setproctitle("mla_router grammar")
-            control.close()
-            host.run(socket.socket(fileno=order[0]), order[1], compiler, forced, masks)
-            return
-        for fd in order:
-            os.close(fd)
+
+    def serve(connection: socket.socket, source: int) -> None:
+        host.run(connection, source, compiler, forced, masks)
+
+    _Hosts(control, serve).run()
 
 
-def _receive(control: socket.socket) -> Iterator[list[int]]:
-    """The descriptors of each message, until the other end closes."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 1, 2)
-        if not message:
-            return
-        yield fds
+class _Hosts:
+    """Forks hosts and reaps them. Keeps a host's end of its socket to say there why it has ended:
+    only its parent learns that."""
+
+    def __init__(self, control: socket.socket, serve: Serve) -> None:
+        self._control = control
+        self._serve = serve
+        self._connections: dict[int, int] = {}  # descriptors, by pid
+        self._own_pid = os.getpid()
+
+    def run(self) -> None:
+        """Return when the scheduler closes its end, and in each host at its end."""
+        deaths, wakeup = socket.socketpair()
+        for end in (deaths, wakeup):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # heard through `wakeup`
+        signal.set_wakeup_fd(wakeup.fileno())
+        while True:
+            ready = select.select([self._control, deaths], [], [])[0]
+            if deaths in ready:
+                deaths.recv(4096)
+                self._reap()
+            if self._control not in ready:
+                continue
+            order = _receive(self._control)
+            if order is None:
+                return
+            if not order:
+                continue
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for end in (deaths, wakeup, self._control):
+                    end.close()
+                self._become_host(order)
+                return
+            self._connections[pid] = order[0]
+            os.close(order[1])
+
+    def _become_host(self, order: list[int]) -> None:
+        die_with_parent(self._own_pid)
+        setproctitle("mla_router grammar")
+        for connection in self._connections.values():  # of other hosts
+            os.close(connection)
+        self._serve(socket.socket(fileno=order[0]), order[1])
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            _tell(self._connections.pop(pid), Ended(os.waitstatus_to_exitcode(status)))
 
 
-def _refuse(order: list[int]) -> None:
-    if order:
-        refused = msgspec.msgpack.encode(Refused("this model's tokenizer is not supported"))
-        with socket.socket(fileno=order[0]) as connection:
-            connection.send(refused)
-        os.close(order[1])
+def _receive(control: socket.socket) -> list[int] | None:
+    """The descriptors of the next message; None when the other end is closed."""
+    message, fds, _, _ = socket.recv_fds(control, 1, 2)
+    return fds if message else None
+
+
+def _tell(descriptor: int, frame: Frame) -> None:
+    """Send the last frame on a host's end of its socket, and close that."""
+    # The scheduler may have let go of this host; or does not read, and will find the end closed.
+    gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError)
+    with socket.socket(fileno=descriptor) as connection, gone:
+        connection.send(msgspec.msgpack.encode(frame), socket.MSG_DONTWAIT)

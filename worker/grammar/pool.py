@@ -5,28 +5,38 @@ Nothing here waits but `fill`, and that at most as long as a host may take for o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import mmap
+import logging
 import os
 import signal
 import socket
-from collections import OrderedDict, deque
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from setproctitle import setproctitle
-
-from mla_router.worker.child import die_with_parent
+from mla_router.worker.grammar import keeper
 from mla_router.worker.grammar.client import HostClient, HostLost
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.nursery import Nursery, keep
+from mla_router.worker.grammar.keeper import Settings
+from mla_router.worker.grammar.nursery import Nursery
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Row
+from mla_router.worker.grammar.waiting import Lines, Waiting
 from mla_router.worker.messages import Grammar
 
-MAX_COMPILING = 2  # at the same time; the others stand in line
+logger = logging.getLogger(__name__)
+
+# How many compile at the same time, and for how long in CPU time. A usual schema takes 0.05 to 0.3 s.
+MAX_QUICK, QUICK_CPU_S = 2, 0.5
+MAX_SLOW, SLOW_CPU_S = 1, 5.0
+# A request waits no longer for its grammar, in line and compiling: below the time (10 s) after which a
+# router takes a request elsewhere, where it would begin again.
+WAIT_S = 8.0
+# The same until the first process has begun: the nursery loads what all of them need.
+LOAD_S = 60.0
 MAX_HOSTS = 128
 IDLE_BYTES = 512 << 20  # of hosts that no request uses now; the least recently used go first
 MAX_REMEMBERED = 1024  # grammars that were refused, with the reason
@@ -43,23 +53,25 @@ class Answers:
 class Grammars:
     """All grammars of one scheduler. A request is known here by an integer key."""
 
-    def __init__(
-        self, control: socket.socket, masks: np.ndarray, nursery: Nursery, keeper_pid: int
-    ) -> None:
-        self.masks = masks  # [R, ceil(vocab / 32)] int32; `fill` writes the leading rows
-        self.nursery = nursery
+    def __init__(self, settings: Settings, keeper_pid: int, control: socket.socket) -> None:
+        self.masks = settings.masks()  # `fill` writes the leading rows
+        self.nursery = Nursery(settings.nursery_fd)
+        self._settings = settings
         self._control = control
         self._keeper_pid = keeper_pid
         self._hosts: OrderedDict[Grammar, HostClient] = OrderedDict()  # least recently used first
-        self._line: deque[tuple[int, Grammar, Sequence[int]]] = deque()
+        self._lines = Lines()
         self._host_of: dict[int, HostClient] = {}
+        self._deadlines: dict[int, float] = {}  # by key, of requests that wait for a compilation
+        self._has_loaded = False
         self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
         self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
 
     def warm_up(self) -> None:
         """Have the nursery load what it needs, which takes seconds, before the first grammar comes."""
-        self._control.send(b"+")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.send(b"+")
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -74,8 +86,14 @@ class Grammars:
         if problem is not None:
             self._failed.append((key, problem))
             return key
-        self._line.append((key, grammar, output))
-        self._advance_line()
+        wait_s = WAIT_S if self._has_loaded else LOAD_S
+        waiting = Waiting(key, output, time.monotonic() + wait_s)
+        host = self._hosts.get(grammar)
+        if host is None:
+            self._lines.add(grammar, waiting)
+            self._advance_lines()
+        else:
+            self._join(host, waiting)
         return key
 
     @property
@@ -89,7 +107,8 @@ class Grammars:
         opened: list[tuple[int, Problem | None]] = []
         for host in [host for host in self._hosts.values() if host.has_news]:
             opened += self._poll(host)
-        self._advance_line()
+        self._end_overdue(time.monotonic())
+        self._advance_lines()
         opened += self._failed
         self._failed = []
         return opened
@@ -114,13 +133,17 @@ class Grammars:
 
     def close(self, key: int) -> None:
         """Forget a request, in whatever state it is."""
+        self._deadlines.pop(key, None)
         host = self._host_of.pop(key, None)
-        if host is not None:
-            host.close_key(key)
-            self._evict()
+        if host is None:
+            if not self._lines.remove(key):
+                self._failed = [item for item in self._failed if item[0] != key]
+            return
+        host.close_key(key)
+        if host.is_compiling and not host.keys:  # nobody waits for it any more
+            self._end(host)
         else:
-            self._line = deque(item for item in self._line if item[0] != key)
-            self._failed = [item for item in self._failed if item[0] != key]
+            self._evict()
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -139,8 +162,16 @@ class Grammars:
         try:
             return host.poll()
         except HostLost as lost:
-            self._drop(host, lost.problem)
+            if lost.out_of_time and host.compile_cpu_s < SLOW_CPU_S:
+                self._try_slowly(host)
+            else:
+                self._drop(host, lost.problem)
             return []
+        finally:
+            self._has_loaded |= host.has_started
+            if not host.is_compiling:
+                for key in host.keys:
+                    self._deadlines.pop(key, None)
 
     def _wait_masks(self, host: HostClient, wanted: list[Row]) -> Answers:
         try:
@@ -153,34 +184,72 @@ class Grammars:
 
     # -- hosts -----------------------------------------------------------------------------------
 
-    def _advance_line(self) -> None:
-        """Give those in line their host, in order, until one must wait for a process."""
-        while self._line:
-            key, grammar, output = self._line[0]
-            host = self._hosts.get(grammar) or self._start(grammar)
-            if host is None:
-                return
-            self._line.popleft()
-            self._hosts.move_to_end(grammar)
-            self._host_of[key] = host
-            host.open_key(key, output)
+    def _join(self, host: HostClient, waiting: Waiting) -> None:
+        self._hosts.move_to_end(host.grammar)
+        self._host_of[waiting.key] = host
+        if host.is_compiling:
+            self._deadlines[waiting.key] = waiting.deadline
+        host.open_key(waiting.key, waiting.output)
 
-    def _start(self, grammar: Grammar) -> HostClient | None:
-        if sum(host.is_compiling for host in self._hosts.values()) >= MAX_COMPILING:
+    def _advance_lines(self) -> None:
+        """Start as many processes for those in line as may compile now."""
+        for slow in (False, True):
+            while (grammar := self._lines.next(slow=slow)) and (host := self._start(grammar, slow)):
+                for waiting in self._lines.take(grammar):
+                    self._join(host, waiting)
+
+    def _start(self, grammar: Grammar, slow: bool) -> HostClient | None:
+        most, cpu_s = (MAX_SLOW, SLOW_CPU_S) if slow else (MAX_QUICK, QUICK_CPU_S)
+        compiling = [host for host in self._hosts.values() if host.is_compiling]
+        if sum(host.compile_cpu_s == cpu_s for host in compiling) >= most:
             return None
         if len(self._hosts) >= MAX_HOSTS and not self._evict_one():
             return None
-        host = HostClient(grammar, self._control, self.nursery)
+        self._replace_lost_keeper()
+        host = HostClient(grammar, self._control, self.nursery, cpu_s)
         self._hosts[grammar] = host
         return host
+
+    def _replace_lost_keeper(self) -> None:
+        if os.waitpid(self._keeper_pid, os.WNOHANG)[0] == 0:
+            return
+        logger.error("the keeper of the grammars' processes was killed; another one is started")
+        self._control.close()
+        self._keeper_pid, self._control = keeper.replace(self._settings)
+        self._has_loaded = False
+
+    def _try_slowly(self, host: HostClient) -> None:
+        """Have the grammar of a compilation that took its short time compiled anew, with more."""
+        self._end(host)
+        for key, output in host.feeds:
+            del self._host_of[key]
+            waiting = Waiting(key, output, self._deadlines.pop(key))
+            self._lines.add(host.grammar, waiting, slow=True)
+
+    def _end_overdue(self, now: float) -> None:
+        for key in self._lines.overdue(now):
+            self._lines.remove(key)
+            busy = Problem("This worker is busy with other grammars", is_of_grammar=False)
+            self._failed.append((key, busy))
+        for key in [key for key, deadline in self._deadlines.items() if deadline <= now]:
+            has_started = self._host_of[key].has_started
+            self.close(key)
+            # Of the grammar, or each worker would be asked to do the same. Not remembered: it may have been
+            # the machine.
+            too_long = Problem(f"takes longer than {WAIT_S:g} s to compile", has_started)
+            self._failed.append((key, too_long))
+
+    def _end(self, host: HostClient) -> None:
+        del self._hosts[host.grammar]
+        host.end()
 
     def _drop(self, host: HostClient, problem: Problem) -> None:
         """A host has ended or refused: so do its requests. What was its grammar's fault will not be
         tried again."""
-        del self._hosts[host.grammar]
-        host.end()
+        self._end(host)
         for key in host.keys:
             del self._host_of[key]
+            self._deadlines.pop(key, None)
             self._failed.append((key, problem))
         if problem.is_of_grammar:
             self._refused[host.grammar] = problem
@@ -196,8 +265,7 @@ class Grammars:
         idle = next((host for host in self._hosts.values() if not host.keys), None)
         if idle is None:
             return False
-        del self._hosts[idle.grammar]
-        idle.end()
+        self._end(idle)
         return True
 
 
@@ -208,25 +276,17 @@ def start(
     max_rows: int,
     options: GrammarOptions = GrammarOptions(),  # noqa: B008 (it is frozen)
 ) -> Grammars:
-    """Fork the nursery's keeper for the model in `folder`. To be called before this process has
-    threads: what another thread holds locked while the process is copied stays locked in the copy."""
-    shape = (max_rows, -(-vocab_size // 32))
-    # Anonymous and shared: forks write to the same pages.
-    memory = mmap.mmap(-1, shape[0] * shape[1] * 4)
-    masks = np.frombuffer(memory, dtype=np.int32).reshape(shape)
-    nursery = Nursery()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            die_with_parent(parent)
-            setproctitle("mla_router grammar keeper")
-            ours.close()
-            keep(theirs, folder, vocab_size, options, masks, nursery)
-            status = 0
-        finally:
-            os._exit(status)  # nothing of the scheduler's own clean-up
-    theirs.close()
-    return Grammars(ours, masks, nursery, pid)
+    """Fork the keeper of the processes for the model in `folder`. To be called before this process has
+    threads."""
+    settings = Settings(
+        str(folder),
+        vocab_size,
+        max_rows,
+        options,
+        masks_fd=os.memfd_create("masks"),
+        nursery_fd=os.memfd_create("nursery"),
+    )
+    rows, words = settings.mask_shape
+    os.ftruncate(settings.masks_fd, rows * words * 4)
+    os.ftruncate(settings.nursery_fd, Nursery.BYTES)
+    return Grammars(settings, *keeper.start(settings))

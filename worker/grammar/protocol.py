@@ -11,6 +11,8 @@ from typing import Union
 
 import msgspec
 
+from mla_router.worker.messages import Grammar
+
 MAX_FRAME = 64 << 10
 # Tokens of an output that had begun before, in one `Open`. Matching costs up to 0.1 ms a token, and
 # the step loop may be waiting for masks of the same grammar.
@@ -24,6 +26,13 @@ class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 # -- to the grammar's process ---------------------------------------------------------------------
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """What the process is started with, in a file."""
+
+    grammar: Grammar
+    compile_cpu_s: float  # CPU time after which the compilation is ended
 
 
 class Open(Frame, frozen=True):
@@ -51,8 +60,12 @@ class Fill(Frame, frozen=True):
 # -- from the grammar's process -------------------------------------------------------------------
 
 
+class Started(Frame, frozen=True):
+    """The process has begun to compile. The first frame."""
+
+
 class Compiled(Frame, frozen=True):
-    """The grammar is good. The first frame, unless `Refused` is."""
+    """The grammar is good. The frame after `Started`, unless `Refused` is."""
 
     eos_ids: list[int]  # tokens that the masks allow where a sentence may end
     own_bytes: int  # memory that the process does not share
@@ -76,5 +89,11 @@ class Filled(Frame, frozen=True):
     runs: dict[int, list[int]] = {}
 
 
+class Ended(Frame, frozen=True):
+    """The process has ended by itself or was killed. The nursery says so, on the socket of that process."""
+
+    status: int  # 0 and more: the exit status; less: the number of the signal, negated
+
+
 ToHost = Union[Open, Fill]  # noqa: UP007 (msgspec)
-FromHost = Union[Compiled, Refused, Opened, Filled]  # noqa: UP007 (msgspec)
+FromHost = Union[Started, Compiled, Refused, Opened, Filled, Ended]  # noqa: UP007 (msgspec)

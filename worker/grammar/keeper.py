@@ -1,0 +1,114 @@
+"""The process that has a nursery, and starts another one if that dies.
+
+The scheduler cannot fork once it has threads and a device. So it forks a keeper before that; the keeper
+loads nothing and does nothing else. A keeper that was killed is replaced by a new Python process, which
+takes some seconds to import what a forked one has from the scheduler:
+
+    python -m mla_router.worker.grammar.keeper PARENT_PID SETTINGS
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from setproctitle import setproctitle
+
+from mla_router.worker.child import die_with_parent
+from mla_router.worker.grammar import nursery
+from mla_router.worker.grammar.nursery import Nursery
+from mla_router.worker.grammar.options import GrammarOptions
+
+logger = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a keeper has to know. Descriptors are valid in the keeper's process."""
+
+    folder: str
+    vocab_size: int
+    max_rows: int
+    options: GrammarOptions
+    masks_fd: int  # file of the masks: [max_rows, ceil(vocab_size / 32)] int32
+    nursery_fd: int  # file of `Nursery`
+    control_fd: int = -1  # end of the socket on which the scheduler orders hosts
+
+    @property
+    def mask_shape(self) -> tuple[int, int]:
+        return self.max_rows, -(-self.vocab_size // 32)
+
+    def masks(self) -> np.ndarray:
+        rows, words = self.mask_shape
+        memory = mmap.mmap(self.masks_fd, rows * words * 4)
+        return np.frombuffer(memory, dtype=np.int32).reshape(rows, words)
+
+
+def start(settings: Settings) -> tuple[int, socket.socket]:
+    """Fork a keeper; returns its pid and the scheduler's end of the control socket. To be called before
+    this process has threads: a lock that another thread holds during the fork stays locked in the child."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            ours.close()
+            _keep(msgspec.structs.replace(settings, control_fd=theirs.fileno()), parent)
+            status = 0
+        finally:
+            os._exit(status)  # nothing of the scheduler's own clean-up
+    theirs.close()
+    return pid, ours
+
+
+def replace(settings: Settings) -> tuple[int, socket.socket]:
+    """Start a new Python process as a keeper; returns as `start`. Safe at any time."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
+        handed_down = (told.control_fd, told.masks_fd, told.nursery_fd)
+        argv = [sys.executable, "-m", "mla_router.worker.grammar.keeper", str(os.getpid())]
+        pid = os.posix_spawn(
+            sys.executable,
+            [*argv, msgspec.json.encode(told).decode()],
+            os.environ,
+            # Onto itself: the child's copy stays open then.
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in handed_down],
+        )
+    return pid, ours
+
+
+def _keep(settings: Settings, parent_pid: int) -> None:
+    """Have a nursery until the scheduler closes the control socket. Returns then; and in all the
+    processes that come of this one, at their end."""
+    die_with_parent(parent_pid)
+    setproctitle("mla_router grammar keeper")
+    control = socket.socket(fileno=settings.control_fd)
+    masks, shared = settings.masks(), Nursery(settings.nursery_fd)
+    own = os.getpid()
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(own)
+            setproctitle("mla_router grammar nursery")
+            shared.begin()
+            folder = Path(settings.folder)
+            nursery.run(control, folder, settings.vocab_size, settings.options, masks)
+            return
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 0:
+            return
+        # The next grammar finds the next one: it loads when that comes, so that one that cannot
+        # load does not try for ever.
+        logger.error("the grammar nursery has ended with status %d; another one begins", status)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    _keep(msgspec.json.decode(sys.argv[2], type=Settings), int(sys.argv[1]))
