@@ -152,7 +152,8 @@ class HostClient:
                 return False
             frame = b""
         except ConnectionResetError:
-            frame = b""
+            # It has ended with something unread. The kernel tells that once, ahead of the last frames.
+            return self._receive(wait=wait)
         self._take(frame)
         return True
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
+from typing import Union
 
 import msgspec
 import numpy as np
@@ -49,9 +52,38 @@ class Settings(msgspec.Struct, frozen=True):
         return np.frombuffer(memory, dtype=np.int32).reshape(rows, words)
 
 
-def start(settings: Settings) -> tuple[int, socket.socket]:
-    """Fork a keeper; returns its pid and the scheduler's end of the control socket. To be called before
-    this process has threads: a lock that another thread holds during the fork stays locked in the child."""
+class Forked:
+    """A forked child process, with the methods of `subprocess.Popen` that its owner needs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status; None while it lives."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def kill(self) -> None:
+        if self._status is None:
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, options)
+            if pid != 0:
+                self._status = os.waitstatus_to_exitcode(status)
+        return self._status
+
+
+Keeper = Union[Forked, "subprocess.Popen[bytes]"]
+
+
+def start(settings: Settings) -> tuple[Keeper, socket.socket]:
+    """Fork a keeper; returns it and the scheduler's end of the control socket. To be called before this
+    process has threads: a lock that another thread holds during the fork stays locked in the child."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -64,24 +96,21 @@ def start(settings: Settings) -> tuple[int, socket.socket]:
         finally:
             os._exit(status)  # nothing of the scheduler's own clean-up
     theirs.close()
-    return pid, ours
+    return Forked(pid), ours
 
 
-def replace(settings: Settings) -> tuple[int, socket.socket]:
+def replace(settings: Settings) -> tuple[Keeper, socket.socket]:
     """Start a new Python process as a keeper; returns as `start`. Safe at any time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
-        handed_down = (told.control_fd, told.masks_fd, told.nursery_fd)
-        argv = [sys.executable, "-m", "mla_router.worker.grammar.keeper", str(os.getpid())]
-        pid = os.posix_spawn(
-            sys.executable,
-            [*argv, msgspec.json.encode(told).decode()],
-            os.environ,
-            # Onto itself: the child's copy stays open then.
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, fd) for fd in handed_down],
+        command = [sys.executable, "-m", "mla_router.worker.grammar.keeper", str(os.getpid())]
+        process = subprocess.Popen(
+            [*command, msgspec.json.encode(told).decode()],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(told.control_fd, told.masks_fd, told.nursery_fd),
         )
-    return pid, ours
+    return process, ours
 
 
 def _keep(settings: Settings, parent_pid: int) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
 import socket
 import time
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from pathlib import Path
 from mla_router.worker.grammar import keeper
 from mla_router.worker.grammar.client import HostClient, HostLost
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.keeper import Settings
+from mla_router.worker.grammar.keeper import Keeper, Settings
 from mla_router.worker.grammar.nursery import Nursery
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.protocol import Row
@@ -53,12 +52,12 @@ class Answers:
 class Grammars:
     """All grammars of one scheduler. A request is known here by an integer key."""
 
-    def __init__(self, settings: Settings, keeper_pid: int, control: socket.socket) -> None:
+    def __init__(self, settings: Settings, process: Keeper, control: socket.socket) -> None:
         self.masks = settings.masks()  # `fill` writes the leading rows
         self.nursery = Nursery(settings.nursery_fd)
         self._settings = settings
         self._control = control
-        self._keeper_pid = keeper_pid
+        self._keeper = process
         self._hosts: OrderedDict[Grammar, HostClient] = OrderedDict()  # least recently used first
         self._lines = Lines()
         self._host_of: dict[int, HostClient] = {}
@@ -155,8 +154,8 @@ class Grammars:
         for host in self._hosts.values():
             host.end()
         self._control.close()
-        os.kill(self._keeper_pid, signal.SIGKILL)  # it takes the nursery and the hosts with it
-        os.waitpid(self._keeper_pid, 0)
+        self._keeper.kill()  # it takes the nursery and the hosts with it
+        self._keeper.wait()
 
     def _poll(self, host: HostClient) -> list[tuple[int, Problem | None]]:
         try:
@@ -211,11 +210,11 @@ class Grammars:
         return host
 
     def _replace_lost_keeper(self) -> None:
-        if os.waitpid(self._keeper_pid, os.WNOHANG)[0] == 0:
+        if self._keeper.poll() is None:
             return
         logger.error("the keeper of the grammars' processes was killed; another one is started")
         self._control.close()
-        self._keeper_pid, self._control = keeper.replace(self._settings)
+        self._keeper, self._control = keeper.replace(self._settings)
         self._has_loaded = False
 
     def _try_slowly(self, host: HostClient) -> None:
@@ -227,17 +226,17 @@ class Grammars:
             self._lines.add(host.grammar, waiting, slow=True)
 
     def _end_overdue(self, now: float) -> None:
-        for key in self._lines.overdue(now):
-            self._lines.remove(key)
-            busy = Problem("This worker is busy with other grammars", is_of_grammar=False)
-            self._failed.append((key, busy))
-        for key in [key for key, deadline in self._deadlines.items() if deadline <= now]:
-            has_started = self._host_of[key].has_started
+        busy = Problem("This worker is busy with other grammars", is_of_grammar=False)
+        # The grammar's fault, or each worker would be asked to do the same. Not remembered: it may have been
+        # the machine's.
+        too_long = Problem(f"takes longer than {WAIT_S:g} s to compile")
+        overdue = [(key, busy) for key in self._lines.overdue(now)]
+        for key, deadline in self._deadlines.items():
+            if deadline <= now:
+                overdue.append((key, too_long if self._host_of[key].has_started else busy))
+        for key, problem in overdue:
             self.close(key)
-            # Of the grammar, or each worker would be asked to do the same. Not remembered: it may have been
-            # the machine.
-            too_long = Problem(f"takes longer than {WAIT_S:g} s to compile", has_started)
-            self._failed.append((key, too_long))
+            self._failed.append((key, problem))
 
     def _end(self, host: HostClient) -> None:
         del self._hosts[host.grammar]
