@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mla_router import __version__
-from mla_router.worker import config as worker_config
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker import flags as worker_flags
+from mla_router.worker.config import ConfigError, WorkerConfig, default_server_processes
 
 # What the launcher decides for each worker, so that it is no flag.
 PER_WORKER = frozenset({"host", "port", "worker_id"})
@@ -26,6 +26,8 @@ WORKER_HOST = "127.0.0.1"
 # What the launcher decides for the router. The key is one for all, a flag of the workers: the router
 # asks its clients for it and sends it on.
 LAUNCHERS = frozenset({"host", "port", "worker-urls", "api-key", "worker-api-key"})
+# SGLang's other names of a flag that is defined here.
+DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
 # The way in: flags of the router without the prefix.
 WITHOUT_PREFIX = frozenset({"admin-api-key", "insecure", "tls-cert-path", "tls-key-path"})
 
@@ -42,6 +44,7 @@ class Options:
     worker_base_port: int
     router_flags: Mapping[str, FlagValue]  # as the router names them: {"policy": "round_robin"}
     every_worker: WorkerConfig  # what all workers have in common
+    without_effect: Sequence[str] = ()  # flags that were given and change nothing, with the reasons
 
     def worker(self, index: int, port: int) -> WorkerConfig:
         """Settings of one worker: its port, its devices, its part of the cores."""
@@ -54,7 +57,7 @@ class Options:
             base_gpu_id=common.base_gpu_id + index * common.tp_size,
             cpu_threads=common.cpu_threads or cores,
             tokenizer_worker_num=common.tokenizer_worker_num
-            or worker_config.default_server_processes(common.device, cores),
+            or default_server_processes(common.device, cores),
         )
 
     def router_argv(self, worker_urls: Sequence[str]) -> list[str]:
@@ -76,16 +79,17 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     """
     parser = _Parser(
         prog="python -m mla_router.launch_server",
-        usage="%(prog)s [--model-path DIR] [--dp-size N] [flag ...]",
-        description="Start data-parallel workers and the router in front of them.",
+        usage="%(prog)s [--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
+        description="Start data-parallel workers and the router in front of them. Without --model-path: the "
+        "small model that the package ships, which runs on a CPU.",
+        epilog="Flags have SGLang's names; its others are accepted where they change no answer. Those of the "
+        "router alone have the prefix --router-. Keys are better given by MLA_ROUTER_API_KEY and "
+        "MLA_ROUTER_ADMIN_API_KEY in the environment, which no other user of the machine can read.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    _add_launch_flags(parser.add_argument_group("launch"))
-    workers = parser.add_argument_group("every worker")
-    worker_config.add_flags(workers, leave_out=PER_WORKER)
-    _add_alias(workers, "--model", "--model-path")
-    _add_alias(workers, "--tp", "--tp-size", type=int)
+    _add_launch_flags(parser.add_argument_group("launch (what is started, and where it listens)"))
+    worker_flags.add_flags(parser, leave_out=PER_WORKER | set(DP_SIZE), prefix="every worker, ")
     forwarded = [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in forwarded:
@@ -95,7 +99,7 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
 
     namespace = parser.parse_args(argv)
     try:
-        every_worker: WorkerConfig = worker_config.from_namespace(
+        every_worker: WorkerConfig = worker_flags.from_namespace(
             namespace, host=WORKER_HOST, port=namespace.router_dp_worker_base_port
         )
     except ConfigError as error:
@@ -108,6 +112,7 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
         worker_base_port=namespace.router_dp_worker_base_port,
         router_flags={name: value for name, value in given.items() if value not in (None, False)},
         every_worker=every_worker,
+        without_effect=worker_flags.without_effect(namespace),
     )
 
 
@@ -137,8 +142,7 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         help="port of the router; 0: any free one (default: %(default)s)",
     )
     group.add_argument(
-        "--dp-size",
-        "--dp",
+        *DP_SIZE,
         type=_at_least_one,
         default=1,
         metavar="INT",
@@ -150,20 +154,6 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
         default=31000,
         metavar="INT",
         help="port of the first worker; a port that is taken is passed over (default: %(default)s)",
-    )
-
-
-def _add_alias(
-    group: argparse._ArgumentGroup, alias: str, flag: str, type: type[int | str] = str
-) -> None:
-    # SGLang's short name. No default of its own: that would overwrite the long one's.
-    group.add_argument(
-        alias,
-        dest=flag.removeprefix("--").replace("-", "_"),
-        type=type,
-        default=argparse.SUPPRESS,
-        metavar=type.__name__.upper(),
-        help=f"the same as {flag}",
     )
 
 

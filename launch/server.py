@@ -8,6 +8,7 @@ as after a restart; the supervisor only keeps the processes alive.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,9 @@ from mla_router.launch.supervisor import (
     Supervisor,
     WorkerCommand,
 )
-from mla_router.worker.config import WorkerConfig
+from mla_router.worker import preflight
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.model_folder import locate
 
 if TYPE_CHECKING:
     from mla_router import Router
@@ -62,6 +65,12 @@ def run(
     from mla_router._router import RouterError, router_flags
 
     options = parse(argv, router_flags())
+    try:
+        options = dataclasses.replace(options, every_worker=locate(options.every_worker))
+        preflight.check(options.worker(options.dp_size - 1, 0))  # it has the last GPUs
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE_ERROR
     base, keep_off = options.worker_base_port, frozenset({options.port})
     try:
         with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
@@ -80,6 +89,8 @@ async def _serve(
     from mla_router import Router, RouterConfig
 
     output = Output(sys.stdout)
+    if options.without_effect:
+        output.launch("without effect here: " + ", ".join(options.without_effect))
     workers = [options.worker(index, port) for index, port in enumerate(ports)]
     urls = [f"http://{worker.host}:{worker.port}" for worker in workers]
     try:

@@ -16,14 +16,15 @@ MAX_LINES = 500
 
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
-    "worker.core worker.messages worker.config worker.child",
+    "worker.core worker.messages worker.config worker.child worker.logs worker.model_folder",
+    "worker.sglang_flags worker.flags",
     "worker.kernels",
     "worker.model",
     "worker.engine",
     "worker.grammar",
     "worker.scheduler",
     "worker.server",
-    "worker.__main__",
+    "worker.preflight worker.__main__",
     "launch",
 )
 # Names whose import means that data can be executed.

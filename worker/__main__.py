@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from setproctitle import setproctitle
 
-from mla_router.worker import config as worker_config
+from mla_router import __version__
+from mla_router.worker import flags, preflight
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError
+from mla_router.worker.model_folder import locate
 from mla_router.worker.server.setup import set_up
 
 EXIT_BAD_FLAGS = 2
 SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
 
+log = logging.getLogger(__name__)
+
 
 def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
     """Run a worker until it is told to end; `scheduler` is the command that starts a scheduler."""
     parser = argparse.ArgumentParser(
-        prog="python -m mla_router.worker", description="Serve one copy of a model over HTTP."
+        prog="python -m mla_router.launch_worker",
+        usage="%(prog)s [--model-path DIR_OR_NAME] [--port N] [flag ...]",
+        description="Serve one copy of a model over HTTP.",
+        epilog="mla_router.launch_server starts several workers and the router in front of them. Flags have "
+        "SGLang's names; its others are accepted where they change no answer.",
+        allow_abbrev=False,
     )
-    worker_config.add_flags(parser)
-    parser.add_argument(
-        "--parent-pid", type=int, help="end when this process, which must be the parent, ends"
-    )
+    parser.add_argument("--version", action="version", version=__version__)
+    # The launcher's process, which must be the parent: the worker ends when it ends.
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
     try:
-        config = worker_config.from_namespace(arguments)
+        config = locate(flags.from_namespace(arguments))
+        preflight.check(config)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_FLAGS
 
     set_up(config)
+    if ignored := flags.without_effect(arguments):
+        log.warning("without effect here: %s", ", ".join(ignored))
     # Only now, when the flags are known to be good: these imports take a second.
     from mla_router.worker.server import process
     from mla_router.worker.server.listeners import listen

@@ -1,19 +1,22 @@
-"""Every setting of a worker, written once. The command line and the docs are derived from here.
+"""Every setting of a worker, written once. The command line (`flags.py`) and the docs follow from here.
 
-Names follow SGLang's flags where it has one. `parse` only checks what can be checked without
-looking at the machine; what depends on it (free memory, the model's limits) is decided by the
-part that knows, and printed when it starts.
+Names are those of SGLang's flags where it has one. This module checks values only. What depends on the
+machine or the model (free memory, longest context) is checked by the part that knows it.
+
+Metadata of a field: `help`; `group`, the heading of `--help` for this field and those after it; `choices`,
+`low`, `high`, the values that are valid; `also`, further spellings of the flag; `spelled`, further
+spellings of values; `elsewhere`, values of SGLang that choose between kernels that do not exist here, for
+which the default stands; `variable`, the environment variable of a secret.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 # Steps differ in size: what one leaves free on the device has to serve others of another size.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -37,58 +40,63 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    # model
     model_path: str = _flag(
-        "", "Hugging Face folder of the model; empty: the small model that the package ships"
+        "",
+        "folder of the model in Hugging Face's format, or its name on the Hugging Face Hub, such as "
+        "deepseek-ai/DeepSeek-V2-Lite; empty: the small model that the package ships",
+        group="model (what is served)",
+        also=("--model",),
     )
-    served_model_name: str = _flag("", "name in /v1/models; empty: the folder's name")
+    revision: str = _flag(
+        "", "branch, tag or commit, if --model-path is a name on the hub; empty: main"
+    )
+    download_dir: str = _flag("", "folder for downloads; empty: Hugging Face's own cache (HF_HOME)")
+    tokenizer_path: str = _flag("", "folder or hub name of the tokenizer; empty: the model's own")
+    served_model_name: str = _flag(
+        "", "name in /v1/models; empty: the name on the hub, or the folder's name"
+    )
     load_format: str = _flag(
         "auto",
         "auto: the folder's safetensors; dummy: random values in their shapes, without reading any",
         choices=("auto", "dummy"),
+        spelled={"safetensors": "auto"},
     )
-    context_length: int = _flag(0, "longest prompt + output in tokens; 0: the model's own limit")
+    context_length: int = _flag(
+        0, "longest prompt + output in tokens; 0: the model's own limit", low=0
+    )
     dtype: str = _flag(
         "auto",
         "type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
         choices=("auto", "float32", "bfloat16", "float16"),
+        spelled={"half": "float16", "float": "float32"},
     )
-    # answers
+    quantization: str = _flag(
+        "",
+        "what the checkpoint is quantized by, such as fp8; it is read from config.json, and a value that "
+        "differs is refused",
+    )
+    chat_template: str = _flag(
+        "",
+        "file with the chat template in Jinja; empty: the tokenizer's own",
+        group="answers (how the model's text is read)",
+    )
     tool_call_parser: str = _flag(
         "auto",
         "how the model writes tool calls; auto: as its chat template does",
         choices=("auto", "deepseek_v3", "deepseek_v31", "llama3", "none"),
+        spelled={"deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31"},
     )
     reasoning_parser: str = _flag(
         "auto",
         "how the model writes its reasoning; auto: as its chat template does",
         choices=("auto", "deepseek_r1", "none"),
+        spelled={"deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_r1"},
     )
-    # address
-    tokenizer_worker_num: int = _flag(
-        0,
-        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one on a CPU, on a "
-        "GPU one for each 4 cores, at most 4",
-        low=0,
-        high=64,
-    )
-    host: str = _flag("127.0.0.1", "address to listen on")
-    port: int = _flag(31000, "port to listen on", low=0, high=65535)
-    worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")
-    api_key: str = _flag(
-        "",
-        "key that clients must send as `Authorization: Bearer`; empty: that in MLA_ROUTER_API_KEY, "
-        "where other users cannot see it, or none",
-        variable="MLA_ROUTER_API_KEY",
-    )
-    # device
-    device: str = _flag("auto", "auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
-    base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
-    tp_size: int = _flag(1, "GPUs that share one copy of the model", low=1)
     grammar_backend: str = _flag(
         "xgrammar",
         "what makes output follow a JSON schema, regex or EBNF; none: such requests are refused",
         choices=("xgrammar", "none"),
+        elsewhere=("outlines", "llguidance"),
     )
     constrained_json_disable_any_whitespace: bool = _flag(
         False,
@@ -100,12 +108,48 @@ class WorkerConfig:
         "ask the model also where a grammar allows one text alone; else the tokens of such text are "
         "computed in one step",
     )
+    random_seed: int = _flag(0, "seed of requests that bring none; 0: a fresh one each", low=0)
+    host: str = _flag(
+        "127.0.0.1", "address to listen on", group="address (how clients reach the worker)"
+    )
+    port: int = _flag(31000, "port to listen on", low=0, high=65535)
+    worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")
+    api_key: str = _flag(
+        "",
+        "key that clients must send as `Authorization: Bearer`; better set MLA_ROUTER_API_KEY in the "
+        "environment, which no other user can read; empty: the variable's, or none",
+        variable="MLA_ROUTER_API_KEY",
+    )
+    max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
+    tokenizer_worker_num: int = _flag(
+        0,
+        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one on a CPU, on a "
+        "GPU one for each 4 cores, at most 4",
+        low=0,
+        high=64,
+    )
+    device: str = _flag(
+        "auto",
+        "auto: a GPU if there is one",
+        choices=("auto", "cpu", "cuda"),
+        group="device (where it runs, and with which kernels)",
+    )
+    base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
+    tp_size: int = _flag(
+        1,
+        "GPUs that share one copy of the model; only 1 works yet",
+        low=1,
+        also=("--tensor-parallel-size", "--tp"),
+    )
+    cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
     attention_backend: str = _flag(
         "auto",
         "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference, and FlashInfer's "
         "where it is installed and heads are many (64 and more); flashinfer: triton with FlashInfer's "
         "prefill, for DeepSeek's heads on Hopper GPUs",
         choices=("auto", "triton", "flashinfer", "torch"),
+        spelled={"torch_native": "torch"},
+        elsewhere=("fa3", "fa4", "flashmla", "cutlass_mla", "trtllm_mla", "flex_attention"),
     )
     enable_flashinfer_mla: bool = _flag(
         False,
@@ -128,7 +172,9 @@ class WorkerConfig:
         high=65536,
     )
     cuda_graph_bs: str = _flag(
-        "", "batch sizes to record, such as 1,2,4,8; empty: a choice up to --cuda-graph-max-bs"
+        "",
+        "batch sizes to record, such as 1 2 4 8; empty: a choice up to --cuda-graph-max-bs",
+        several=True,
     )
     enable_torch_compile: bool = _flag(
         False,
@@ -138,22 +184,29 @@ class WorkerConfig:
     torch_compile_max_bs: int = _flag(
         32, "largest batch of decode steps that --enable-torch-compile is for", low=1, high=4096
     )
-    # memory
     mem_fraction_static: float = _flag(
-        0.85, "share of GPU memory for weights and KV cache together", low=0.05, high=0.98
+        0.85,
+        "share of GPU memory for weights and KV cache together",
+        low=0.05,
+        high=0.98,
+        group="memory (the KV cache)",
     )
     max_total_tokens: int = _flag(
         0, "KV cache size in tokens; 0: by --mem-fraction-static, or 65536 on a CPU", low=0
     )
     page_size: int = _flag(16, "tokens a page of KV cache", choices=(1, 16, 32, 64))
-    # scheduling
-    max_running_requests: int = _flag(1024, "requests in one batch", low=1, high=4096)
+    max_running_requests: int = _flag(
+        1024, "requests in one batch", low=1, high=4096, group="scheduling (who is computed when)"
+    )
     max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
     max_prefill_tokens: int = _flag(
         8192, "prompt tokens computed in one step, of all requests together", low=1
     )
     chunked_prefill_size: int = _flag(
-        8192, "prompt tokens of one request in one step; longer prompts take several", low=1
+        8192,
+        "prompt tokens of one request in one step; longer prompts take several; -1: as many as "
+        "--max-prefill-tokens allows",
+        low=-1,
     )
     disable_mixed_chunk: bool = _flag(
         False, "compute prompt tokens and decode running requests in steps of their own, in turn"
@@ -177,19 +230,19 @@ class WorkerConfig:
     disable_overlap_schedule: bool = _flag(
         False, "finish each step before planning the next (to see what overlap brings)"
     )
-    random_seed: int = _flag(0, "seed of requests that bring none; 0: a fresh one each", low=0)
-    # operation
-    cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
     watchdog_timeout: float = _flag(
         30.0,
         "seconds without a scheduler heartbeat, in any server process, until /health says 503; after four times "
         "as long the worker ends, and launch_server starts it anew",
         low=1.0,
+        group="operation (logs and limits of time)",
     )
-    max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
     profile_dir: str = _flag("", "folder for the traces of /start_profile; empty: that is refused")
     log_level: str = _flag(
         "info", "least severe log lines to print", choices=("debug", "info", "warning", "error")
+    )
+    log_requests: bool = _flag(
+        False, "print a line for each request that has ended: its id, path, status and seconds"
     )
 
     def __post_init__(self) -> None:
@@ -206,8 +259,8 @@ class WorkerConfig:
             raise ConfigError(f"--cuda-graph-bs {self.cuda_graph_bs}: numbers with commas between")
         if self.tp_size != 1:
             raise ConfigError(f"--tp-size {self.tp_size}: only 1 works yet; use --dp-size instead")
-        if not (self.folder / "config.json").is_file():
-            raise ConfigError(f"--model-path {self.folder}: no config.json in this folder")
+        if self.chunked_prefill_size == 0:
+            raise ConfigError("--chunked-prefill-size 0: at least 1, or -1 for whole prompts")
 
     @property
     def decode_graph_sizes(self) -> list[int]:
@@ -216,8 +269,20 @@ class WorkerConfig:
         return sorted(size for size in sizes if 0 < size <= self.max_running_requests)
 
     @property
+    def chunk_size(self) -> int:
+        """Prompt tokens of one request in one step, at most."""
+        return (
+            self.max_prefill_tokens if self.chunked_prefill_size < 0 else self.chunked_prefill_size
+        )
+
+    @property
     def folder(self) -> Path:
+        """The model's folder; names on the hub have been resolved (`model_folder.locate`)."""
         return Path(self.model_path) if self.model_path else SMALL_MODEL
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return Path(self.tokenizer_path) if self.tokenizer_path else self.folder
 
     @property
     def model_name(self) -> str:
@@ -255,35 +320,10 @@ class WorkerConfig:
         return {**_TORCH, **os.environ, **secrets}
 
 
-def add_flags(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
-    *,
-    leave_out: frozenset[str] = frozenset(),
-) -> None:
-    """Add a flag for every field of `WorkerConfig` but those in `leave_out`."""
-    hints = get_type_hints(WorkerConfig)
-    for spec in dataclasses.fields(WorkerConfig):
-        if spec.name in leave_out:
-            continue
-        flag = "--" + spec.name.replace("_", "-")
-        if hints[spec.name] is bool:
-            parser.add_argument(flag, action="store_true", help=spec.metadata["help"])
-        else:
-            parser.add_argument(
-                flag,
-                type=hints[spec.name],
-                default=spec.default,
-                choices=spec.metadata.get("choices"),
-                metavar=None if "choices" in spec.metadata else hints[spec.name].__name__.upper(),
-                help=f"{spec.metadata['help']} (default: {spec.default!r})",
-            )
-
-
-def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
-    """Build the config from parsed flags; `fixed` overrides. Raises ConfigError."""
-    names = {spec.name for spec in dataclasses.fields(WorkerConfig)}
-    values = {name: value for name, value in vars(namespace).items() if name in names}
-    for spec in dataclasses.fields(WorkerConfig):
-        if "variable" in spec.metadata and not values.get(spec.name):
-            values[spec.name] = os.environ.get(spec.metadata["variable"], "")
-    return WorkerConfig(**{**values, **fixed})
+def secrets_of_environment() -> dict[str, str]:
+    """Settings that are better given there than by a flag, which every user of the machine can read."""
+    return {
+        spec.name: os.environ.get(spec.metadata["variable"], "")
+        for spec in dataclasses.fields(WorkerConfig)
+        if "variable" in spec.metadata
+    }

@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from record import record
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
 from mla_router.worker.config import SMALL_MODEL, WorkerConfig
 from support import processes
 
@@ -219,11 +219,11 @@ def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser.add_argument("--max-kl", type=float, default=1e-6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
-    worker_config.add_flags(parser, leave_out=frozenset({"host", "port", "api_key"}))
+    flags.add_flags(parser, leave_out=frozenset({"host", "port", "api_key"}))
     args = parser.parse_args()
     if args.piece < 2:
         parser.error(f"--piece {args.piece}: at least 2")
-    return args, worker_config.from_namespace(args)
+    return args, flags.from_namespace(args)
 
 
 def main() -> int:

@@ -27,7 +27,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
+from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan, StepResult
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
@@ -36,7 +37,7 @@ from mla_router.worker.kernels import pdl
 SEED = 0
 
 
-def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
+def parse_args() -> tuple[argparse.Namespace, WorkerConfig]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[1], help="0: as many as fit, up to 512"
@@ -52,9 +53,9 @@ def parse_args() -> tuple[argparse.Namespace, worker_config.WorkerConfig]:
     parser.add_argument("--profile", type=Path, help="folder for traces of each batch size")
     parser.add_argument("--no-pdl", action="store_true", help="each kernel starts after the last")
     parser.add_argument("--out", type=Path)
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     args = parser.parse_args()
-    return args, worker_config.from_namespace(args)
+    return args, flags.from_namespace(args)
 
 
 def as_many_as_fit(engine: Engine, args: argparse.Namespace) -> int:

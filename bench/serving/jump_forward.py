@@ -29,7 +29,7 @@ from tokenizers import Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.engine import Engine
@@ -40,7 +40,7 @@ from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.grammar.vocabulary import Vocabulary, read_vocabulary
 from mla_router.worker.grammar.xgrammar_backend import Compiler, Matcher
 from mla_router.worker.messages import Deltas, Generate, Grammar, Shutdown, ToScheduler, ToServer
-from mla_router.worker.model.registry import read_config
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.scheduler.scheduler import Scheduler
 
 TEXT, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
@@ -266,9 +266,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     arguments = parser.parse_args()
-    config = worker_config.from_namespace(arguments)
+    config = flags.from_namespace(arguments)
     shares = {
         f"{folder.name}, {NAMES[free]}": share(folder, any_whitespace=free)
         for folder in (config.folder, *arguments.tokenizer)

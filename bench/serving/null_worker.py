@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
 from mla_router.worker.__main__ import main
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.core import Capacity, StepPlan, StepResult, TokenMasks
@@ -72,10 +72,10 @@ def schedule(step_s: float, argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--ipc-dir", type=Path, required=True)
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
-    config = worker_config.from_namespace(arguments)
+    config = flags.from_namespace(arguments)
     slots = config.max_running_requests
     capacity = Capacity(
         slots * CONTEXT_LENGTH // config.page_size, config.page_size, slots, CONTEXT_LENGTH

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
 from bench_one_batch import SEED, Batch, step_times
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.loader import load_engine
 
@@ -155,11 +155,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     parser.set_defaults(temperature=0.0)
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     args = parser.parse_args()
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     variants = read_variants(args.variants)
-    engine = load_engine(worker_config.from_namespace(args))
+    engine = load_engine(flags.from_namespace(args))
     comparison = Comparison(engine, variants, args)
     rows = [comparison.decode_steps(size) for size in args.batch_size]
     rows += [comparison.prompts(length) for length in args.prompt_len]

@@ -9,7 +9,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.engine.capacity import plan_capacity
-from mla_router.worker.model.registry import read_config
+from mla_router.worker.model.config.read import read_config
 from support.tiny_model import CONFIGS, write_tiny_model
 
 GIB = 1 << 30

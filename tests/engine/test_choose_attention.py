@@ -18,7 +18,7 @@ from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.registry import read_config
+from mla_router.worker.model.config.read import read_config
 from support.tiny_model import CONFIGS, write_tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -107,7 +107,8 @@ def test_one_key_for_all(model: Path) -> None:
 
 
 def test_sglang_short_names(model: Path) -> None:
-    options = parse(["--model", str(model), "--tp", "1", "--dp", "2"], FLAGS)
+    options = parse(["--model", str(model), "--tp", "1", "--dp", "2", "--enable-metrics"], FLAGS)
+    assert options.without_effect == ["--enable-metrics (/metrics is always there)"]
     assert options.every_worker.model_path == str(model)
     assert options.every_worker.tp_size == 1
     assert options.dp_size == 2
@@ -116,14 +117,14 @@ def test_sglang_short_names(model: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "mention"),
     [
-        (["--dp-size", "0"], "--dp-size/--dp: '0': a whole number from 1 on"),
+        (["--dp-size", "0"], "--dp-size/--data-parallel-size/--dp: '0': a whole number from 1 on"),
         (["--port", "70000"], "--port: '70000' is no port"),
         (["--page-size", "7"], "--page-size"),
         (["--tp", "2"], "--tp-size 2"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--max-running", "5"], "--max-running"),  # no guessing of abbreviations
-        (["--model-path", "/no/such/folder"], "--model-path /no/such/folder"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype fp8_e4m3: the KV cache has"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(

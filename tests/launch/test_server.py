@@ -219,7 +219,7 @@ def test_a_router_that_does_not_start_is_one_line(argv: list[str], mention: str)
 @pytest.mark.parametrize(
     ("argv", "mention"),
     [
-        (["--model-path", "/no/such/folder"], "--model-path /no/such/folder: no config.json"),
+        (["--model-path", "/no/such/folder"], "--model-path /no/such/folder: no such folder"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--page-size", "many"], "--page-size"),
         (["--router-policy", "magic"], "--router-policy"),

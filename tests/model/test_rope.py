@@ -14,8 +14,8 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Rotar
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from mla_router.worker.model.config.read import parse_config
 from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig
-from mla_router.worker.model.registry import parse_config
 from mla_router.worker.model.rope import (
     attention_factor,
     inverse_frequencies,

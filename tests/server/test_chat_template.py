@@ -68,3 +68,16 @@ def test_templates_by_name(folder: Path) -> None:
     rendered = Tokenizer(folder).template.render
     assert rendered(QUESTION) == "no tools"
     assert rendered(Conversation(QUESTION.messages, tools=[{"a": 1}])) == "{'a': 1}"
+
+
+def test_a_file_takes_the_place_of_the_tokenizers_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    assert Tokenizer(SMALL_MODEL, chat_template=file).template.render(QUESTION).startswith("<user>")
+
+
+def test_the_end_of_an_answer_is_the_models_where_the_tokenizer_is_another_ones(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1024, "eos_token_id": [5, 6]}')
+    assert {5, 6} <= Tokenizer(SMALL_MODEL, model_folder=tmp_path).eos_ids

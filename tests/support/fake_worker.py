@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,14 @@ def script(**fields: Any) -> str:
 
 
 @contextlib.contextmanager
-def fake_worker(ready_path: str | None = "/health", **flags: Flag) -> Iterator[FakeWorker]:
+def fake_worker(
+    ready_path: str | None = "/health", extra: Sequence[str] = (), **flags: Flag
+) -> Iterator[FakeWorker]:
+    """`extra` are flags as they are typed."""
     (port,) = processes.free_ports(1)
     with tempfile.TemporaryDirectory(prefix="mla-test-") as folder:
         record = Path(folder) / "heard"
         values = {"port": port, "tokenizer_worker_num": 1} | flags
-        argv = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), *processes.to_argv(values)]
+        argv = ["-c", ENTRY, str(FAKE_SCHEDULER), str(record), *processes.to_argv(values), *extra]
         with processes.running(argv, f"http://127.0.0.1:{values['port']}", ready_path) as running:
             yield FakeWorker(running, record)

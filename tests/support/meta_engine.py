@@ -26,8 +26,9 @@ from mla_router.worker.kernels.moe import experts
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.cache_rows import HeadRows
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import allocate, default_dtype
-from mla_router.worker.model.registry import build_model, read_config
+from mla_router.worker.model.registry import build_model
 from support.sm90 import NoDevice
 
 META = torch.device("meta")

@@ -9,6 +9,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.context_length import choose_context_length
 
 logger = logging.getLogger(__name__)
 
@@ -16,16 +17,6 @@ _CPU_TOKENS = 65536
 _GIB = 1 << 30
 # For what libraries ask for on the side, and tensors of many sizes in turn that leave unused memory between them
 _SPARE = 3 * _GIB // 4
-
-
-def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
-    """Tokens of one request. Raises ConfigError for more than the model was made for."""
-    length = config.context_length or model.max_position_embeddings
-    if length > model.max_position_embeddings:
-        raise ConfigError(
-            f"--context-length {length}: the model goes to {model.max_position_embeddings}"
-        )
-    return length
 
 
 def plan_capacity(

@@ -11,7 +11,7 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.layout import AttentionBackend
-from mla_router.worker.engine.capacity import choose_context_length, plan_capacity
+from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.decode_rows import MAX_GIVEN
 from mla_router.worker.engine.engine import Engine, GraphSizes
 from mla_router.worker.engine.graphs import graph_sizes
@@ -19,9 +19,10 @@ from mla_router.worker.engine.pieces import piece_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.context_length import choose_context_length
 from mla_router.worker.model.config.deepseek import DeepseekConfig
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import load_model
-from mla_router.worker.model.registry import read_config
 
 logger = logging.getLogger(__name__)
 

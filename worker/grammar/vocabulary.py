@@ -30,15 +30,19 @@ class Vocabulary:
         return ids
 
 
-def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
-    """The tokenizer in `folder`, for a model with logits [.., vocab_size]. Raises VocabularyError.
+def read_vocabulary(
+    folder: Path, vocab_size: int, tokenizer_folder: Path | None = None
+) -> Vocabulary:
+    """The tokenizer of the model in `folder`, whose logits are [.., vocab_size]; it lies in
+    `tokenizer_folder` if that is not the same. Raises VocabularyError.
 
     Reads tokenizer.json itself: transformers takes seconds to import, and knows no better.
     """
+    source = tokenizer_folder or folder
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     except Exception as error:  # the library raises nothing more precise
-        raise VocabularyError(f"{folder}: no usable tokenizer.json ({error})") from error
+        raise VocabularyError(f"{source}: no usable tokenizer.json ({error})") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     added = tokenizer.get_added_tokens_decoder()
@@ -61,7 +65,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> Vocabulary:
             pieces[token] = bytes([int(piece[3:5], 16)])
         else:
             pieces[token] = piece.replace("\u2581", " ").encode()
-    named = _named_eos(folder)
+    named = _named_eos(source)
     eos_ids = read_eos_ids(folder, tokenizer.token_to_id(named) if named else None)
     if not eos_ids:
         raise VocabularyError(f"{folder}: no token that ends an answer")

@@ -15,10 +15,11 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.dummy import fill_dummy
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
-from mla_router.worker.model.registry import build_model, read_config
+from mla_router.worker.model.registry import build_model
 from mla_router.worker.model.weights import is_unused, is_unused_by_prediction, load_weights
 
 Built = TypeVar("Built", bound=nn.Module)

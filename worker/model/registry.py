@@ -1,69 +1,22 @@
-"""The architectures that can be served, and the one that a Hugging Face folder holds."""
+"""The models that can be built, by the architecture that `config/read.py` finds in a folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.deepseek import parse_v2, parse_v3
-from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.config.llama import parse_llama
 from mla_router.worker.model.deepseek import DeepseekForCausalLM
 from mla_router.worker.model.llama import LlamaForCausalLM
 
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    model_type: str  # for configs that name only this
-    parse: Callable[[Mapping[str, Any]], ModelConfig]
-    build: Callable[[Any], CausalLM]  # takes what `parse` returns
-
-
-ARCHITECTURES = {
-    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", parse_v2, DeepseekForCausalLM),
-    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", parse_v3, DeepseekForCausalLM),
-    "LlamaForCausalLM": Architecture("llama", parse_llama, LlamaForCausalLM),
+MODELS: dict[str, Callable[[Any], CausalLM]] = {
+    "DeepseekV2ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
+    "LlamaForCausalLM": LlamaForCausalLM,
 }
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The config of the model in `folder`. Raises ModelError."""
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    try:
-        return parse_config(raw)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: malformed: {error}") from error
-
-
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The config that a parsed config.json describes. Raises ModelError."""
-    return ARCHITECTURES[_architecture(raw)].parse(raw)
 
 
 def build_model(config: ModelConfig) -> CausalLM:
     """The model, its weights not filled yet."""
-    return ARCHITECTURES[config.architecture].build(config)
-
-
-def _architecture(raw: Mapping[str, Any]) -> str:
-    named = (raw.get("architectures") or [None])[0]
-    for name, architecture in ARCHITECTURES.items():
-        if named == name or (named is None and raw.get("model_type") == architecture.model_type):
-            return name
-    found = named or raw.get("model_type") or "no architecture at all"
-    raise ModelError(f"{found} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return MODELS[config.architecture](config)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.grammar.options import GrammarOptions
@@ -34,12 +34,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="the process with which this one ends")
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
     try:
-        config = worker_config.from_namespace(arguments)
-        logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
+        config = flags.from_namespace(arguments)
+        logs.set_up(config.log_level)
         setproctitle(f"mla_router scheduler {config.name}")
         run(config, arguments.ipc_dir)
     except ConfigError as error:
@@ -94,7 +94,7 @@ def _start_grammars(config: WorkerConfig) -> Grammars | None:
     starts threads."""
     from mla_router.worker.grammar import pool
     from mla_router.worker.model.config.fields import ModelError
-    from mla_router.worker.model.registry import read_config
+    from mla_router.worker.model.config.read import read_config
 
     if config.grammar_backend == "none":
         return None
@@ -109,6 +109,7 @@ def _start_grammars(config: WorkerConfig) -> Grammars | None:
         options=GrammarOptions(
             any_whitespace=not config.constrained_json_disable_any_whitespace,
             jump_forward=not config.disable_jump_forward,
+            tokenizer_folder=config.tokenizer_folder,
         ),
     )
 

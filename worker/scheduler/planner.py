@@ -28,7 +28,7 @@ class Planner:
             self.waiting,
             self.estimate,
             step_tokens=config.max_prefill_tokens,
-            chunk_size=config.chunked_prefill_size,
+            chunk_size=config.chunk_size,
         )
         self.mix = not config.disable_mixed_chunk
         self.preempt = config.enable_priority_scheduling

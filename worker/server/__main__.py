@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from mla_router.worker import config as worker_config
+from mla_router.worker import flags
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.server.setup import set_up
 
@@ -31,10 +31,10 @@ def main() -> int:
     parser.add_argument("--birth", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--board-fd", type=int, required=True)
-    worker_config.add_flags(parser)
+    flags.add_flags(parser)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid)
-    config = worker_config.from_namespace(arguments)
+    config = flags.from_namespace(arguments)
     set_up(config)
     setproctitle(f"mla_router server {config.name} {arguments.number}")
 

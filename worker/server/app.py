@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import re
+import time
 import uuid
 
 from aiohttp import web
@@ -33,7 +34,12 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's, as the router's access log has it
 
 def make_app(state: ServerState) -> web.Application:
     app = web.Application(
-        middlewares=[errors, authentication, content_type],
+        middlewares=[
+            *([request_log] if state.config.log_requests else []),
+            errors,
+            authentication,
+            content_type,
+        ],
         client_max_size=state.config.max_payload_size,
     )
     app[STATE] = state
@@ -44,8 +50,24 @@ def make_app(state: ServerState) -> web.Application:
 
 
 @web.middleware
+async def request_log(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Prints a line for each POST that has ended; outermost, so that it sees the status of errors."""
+    if request.method != "POST":
+        return await handler(request)
+    begun, status = time.monotonic(), CLIENT_CLOSED_REQUEST
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        seconds = time.monotonic() - begun
+        path = request.rel_url.raw_path  # still percent-encoded: it cannot break the line
+        log.info("request %s %s %d %.3f s", request.get(REQUEST_ID, "-"), path, status, seconds)
+
+
+@web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every failure into OpenAI's error shape; the outermost, so that it sees them all."""
+    """Turns every failure into OpenAI's error shape; outside of all that may fail."""
     request[REQUEST_ID] = _request_id(request)
     try:
         return await handler(request)

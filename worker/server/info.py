@@ -40,7 +40,7 @@ async def server_info(request: web.Request) -> web.Response:
             # What the settings have led to, where they left it open.
             **msgspec.structs.asdict(limits),
             "model_path": str(config.folder),
-            "tokenizer_path": str(config.folder),
+            "tokenizer_path": str(config.tokenizer_folder),
             "served_model_name": config.model_name,
             "worker_id": config.name,
             "boot_id": state.birth.boot_id,
@@ -81,11 +81,10 @@ async def load(request: web.Request) -> web.Response:
 
 async def model_info(request: web.Request) -> web.Response:
     config = request.app[STATE].ready().config
-    folder = str(config.folder)
     return json_response(
         {
-            "model_path": folder,
-            "tokenizer_path": folder,
+            "model_path": str(config.folder),
+            "tokenizer_path": str(config.tokenizer_folder),
             "served_model_name": config.model_name,
             "is_generation": True,
             "preferred_sampling_params": None,

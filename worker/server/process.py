@@ -130,7 +130,7 @@ class _Worker:
         state.service = service
         await self._meeting.attend()  # all do
         seconds = time.monotonic() - state.birth.started
-        print(_startup_line(state.config, service.limits, seconds), flush=True)
+        log.info(_startup_line(state.config, service.limits, seconds))
         state.shared.complete.set(1)
 
     async def _watch(self) -> None:

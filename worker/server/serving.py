@@ -7,6 +7,7 @@ import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -32,7 +33,8 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
     Raises TokenizerError, and ApiError if the scheduler does not answer.
     """
     config = state.config
-    tokenizer = await asyncio.to_thread(Tokenizer, config.folder)
+    template = Path(config.chat_template) if config.chat_template else None
+    tokenizer = await asyncio.to_thread(Tokenizer, config.tokenizer_folder, config.folder, template)
     limits = await client.ready
     # The answer shows that the sockets are connected both ways.
     await client.stats(timeout=config.watchdog_timeout)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 
+from mla_router.worker import logs
 from mla_router.worker.config import WorkerConfig
 
 
@@ -17,7 +18,7 @@ def set_up(config: WorkerConfig) -> None:
     # library reads this itself, and has no other switch.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").addFilter(_is_news)
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
+    logs.set_up(config.log_level)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -31,7 +31,12 @@ class TokenizerError(Exception):
 
 
 class Tokenizer:
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, model_folder: Path | None = None, chat_template: Path | None = None
+    ) -> None:
+        """The tokenizer in `folder`. `model_folder`, if that is another one, says which tokens end an
+        answer; the file `chat_template` takes the place of the tokenizer's own. Raises TokenizerError.
+        """
         import transformers  # takes a second: in the thread that loads, not before the port is open
 
         try:
@@ -43,12 +48,14 @@ class Tokenizer:
         backend = getattr(loaded, "backend_tokenizer", None)
         if not isinstance(backend, tokenizers.Tokenizer):
             raise TokenizerError(f"{folder}: no tokenizer.json that the tokenizers library reads")
+        if chat_template is not None:
+            loaded.chat_template = chat_template.read_text(encoding="utf-8")
         self.template = ChatTemplate(loaded)
         self._backend = backend
         # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
-        self.eos_ids = read_eos_ids(folder, loaded.eos_token_id)
+        self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_token_id)
         added = backend.get_added_tokens_decoder()
         self._byte_of = byte_level_alphabet()
         self._before = [vocabulary["a"]] if "a" in vocabulary else []

@@ -8,8 +8,8 @@ import pytest
 
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.llama import LlamaConfig
+from mla_router.worker.model.config.read import parse_config
 from mla_router.worker.model.config.rope import Llama3Config
-from mla_router.worker.model.registry import parse_config
 
 # As on the hub, less what does not concern the model's arithmetic.
 LLAMA_3_8B: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.registry import ARCHITECTURES, parse_config, read_config
+from mla_router.worker.model.config.read import ARCHITECTURES, parse_config, read_config
 from support.tiny_model import CONFIGS, raw_config
 
 V3 = raw_config(CONFIGS["v3"])

@@ -1,0 +1,119 @@
+"""The command line of a worker: SGLang's spellings, and its flags that set nothing here."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+import pytest
+
+from mla_router.worker import flags
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.sglang_flags import FLAGS
+from support.fake_worker import fake_worker
+from support.processes import post_json
+
+# A usual line of SGLang 0.5, but for the model's path and the address.
+USUAL = shlex.split("""
+--served-model-name deepseek --tensor-parallel-size 1 --data-parallel-size 1 --trust-remote-code
+--reasoning-parser deepseek-r1 --tool-call-parser deepseekv3 --kv-cache-dtype auto --dtype half
+--mem-fraction-static 0.8 --context-length 512 --chunked-prefill-size -1 --max-running-requests 64
+--attention-backend fa3 --enable-mixed-chunk --enable-metrics --enable-cache-report --stream-interval 1
+--skip-server-warmup --watchdog-timeout 300 --dist-timeout 600 --random-seed 7 --log-level-http warning
+--show-time-cost --decode-log-interval 40 --cuda-graph-bs 1 2 4 --load-format safetensors --log-requests
+--schedule-conservativeness 0.3 --sampling-backend flashinfer --device cuda --nnodes 1 --ep-size 1
+""")
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    flags.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+def test_a_usual_command_line_of_sglang_means_here_what_it_means_there() -> None:
+    namespace = parsed(*USUAL)
+    assert flags.from_namespace(namespace) == WorkerConfig(
+        served_model_name="deepseek",
+        reasoning_parser="deepseek_r1",
+        tool_call_parser="deepseek_v3",
+        dtype="float16",
+        mem_fraction_static=0.8,
+        context_length=512,
+        chunked_prefill_size=-1,
+        max_running_requests=64,
+        watchdog_timeout=300.0,
+        random_seed=7,
+        cuda_graph_bs="1,2,4",
+        schedule_conservativeness=0.3,
+        log_requests=True,
+        device="cuda",
+    )
+    named = {line.split()[0] for line in flags.without_effect(namespace)}
+    assert named == {
+        "--attention-backend",
+        "--trust-remote-code",
+        "--enable-mixed-chunk",
+        "--enable-metrics",
+        "--enable-cache-report",
+        "--skip-server-warmup",
+        "--dist-timeout",
+        "--log-level-http",
+        "--show-time-cost",
+        "--decode-log-interval",
+        "--sampling-backend",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype fp8_e4m3: the KV cache has"),
+        (["--speculative-algorithm", "EAGLE"], "--speculative-algorithm EAGLE: there is no specul"),
+        (["--enable-lora"], "--enable-lora: there are no adapters"),
+        (["--data-parallel-size", "2"], "launch_server starts several"),
+        (["--tp", "8"], "--tp-size 8: only 1 works"),
+        (["--attention-backend", "magic"], "--attention-backend magic: choose one of"),
+        (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
+    ],
+)
+def test_what_would_change_answers_is_refused_with_the_reason(
+    argv: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        flags.from_namespace(parsed(*argv))
+
+
+def test_nothing_is_said_of_flags_that_were_not_given() -> None:
+    assert flags.without_effect(parsed()) == []
+    assert flags.from_namespace(parsed()) == WorkerConfig()
+
+
+def test_no_flag_of_sglang_hides_one_of_ours() -> None:
+    ours = {"--" + name.replace("_", "-") for name in WorkerConfig.__dataclass_fields__}
+    assert ours.isdisjoint(FLAGS)
+
+
+def test_a_config_goes_to_a_child_process_unchanged() -> None:
+    changed: dict[str, Any] = {"cuda_graph_bs": "1,2", "disable_mla": True, "page_size": 32}
+    config = WorkerConfig(**changed)
+    assert flags.from_namespace(parsed(*config.to_argv())) == config
+
+
+def test_whole_prompts_in_a_step_are_bounded_by_the_step() -> None:
+    assert WorkerConfig(chunked_prefill_size=-1, max_prefill_tokens=4096).chunk_size == 4096
+    assert WorkerConfig(chunked_prefill_size=64).chunk_size == 64
+
+
+def test_a_worker_starts_says_so_in_one_line_and_logs_requests() -> None:
+    at = USUAL.index("--device")
+    without_gpu = [*USUAL[:at], *USUAL[at + 2 :]]
+    with fake_worker(extra=without_gpu) as worker:
+        body = {"model": "deepseek", "prompt": [1, 2], "max_tokens": 2}
+        post_json(f"{worker.url}/v1/completions", body)
+        output = worker.running.output()
+    (line,) = [line for line in output.splitlines() if "without effect here: " in line]
+    assert "--enable-metrics (/metrics is always there)" in line
+    assert " INFO request " in output
+    assert " /v1/completions 200 " in output

@@ -1,0 +1,85 @@
+"""What is told before torch is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mla_router.worker import preflight
+from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
+from support.processes import ROOT
+
+SMALL = json.loads((SMALL_MODEL / "config.json").read_text())
+
+
+def folder_with(path: Path, text: str) -> str:
+    (path / "config.json").write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ('{"architectures": ["Qwen3ForCausalLM"]}', {}, "Qwen3ForCausalLM is not supported"),
+        ('{"hidden_size": ', {}, r"config\.json: not JSON"),
+        (
+            json.dumps(SMALL),
+            {"context_length": 1 << 20},
+            "--context-length 1048576: the model goes",
+        ),
+        (
+            json.dumps(SMALL),
+            {"quantization": "fp8"},
+            "--quantization fp8: the checkpoint is not qu",
+        ),
+        (
+            json.dumps(SMALL),
+            {"chat_template": "/no/file"},
+            "--chat-template /no/file: No such file",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_model(
+    tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
+    config = WorkerConfig(model_path=folder_with(tmp_path, text), **settings)
+    with pytest.raises(ConfigError, match=message):
+        preflight.check(config)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
+    with pytest.raises(ConfigError, match="--device cuda: this machine has no GPU"):
+        preflight.check(WorkerConfig(device="cuda"))
+    monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
+    preflight.check(WorkerConfig(device="cuda", base_gpu_id=1))
+    with pytest.raises(ConfigError, match="--base-gpu-id 2: this machine has 2 GPUs"):
+        preflight.check(WorkerConfig(device="cuda", base_gpu_id=2))
+
+
+def test_the_launcher_says_it_first_and_alone(tmp_path: Path) -> None:
+    """Without torch and before the router listens."""
+    folder = folder_with(tmp_path, '{"architectures": ["Qwen3ForCausalLM"]}')
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from mla_router.launch.server import run\n"
+        f"sys.exit(run(['--model-path', {folder!r}, '--port', '0']))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: --model-path ")
+    assert "Qwen3ForCausalLM is not supported; supported are Deepseek" in line

@@ -1,0 +1,110 @@
+"""The command line of a worker: a flag for every field of `WorkerConfig`, and SGLang's beside them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any, get_type_hints
+
+from mla_router.worker import sglang_flags
+from mla_router.worker.config import WorkerConfig, secrets_of_environment
+
+_FIELDS = dataclasses.fields(WorkerConfig)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset(), prefix: str = ""
+) -> None:
+    """Add flags in groups whose titles begin with `prefix`. `leave_out`: names of fields, and flags of SGLang
+    that the caller defines."""
+    hints = get_type_hints(WorkerConfig)
+    title = ""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for spec in _FIELDS:
+        title = spec.metadata.get("group", title)
+        if spec.name in leave_out:
+            continue
+        if title not in groups:
+            groups[title] = parser.add_argument_group(prefix + title)
+        _add_flag(groups[title], spec, hints[spec.name])
+    sglang_flags.add(parser, leave_out)
+
+
+def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
+    """Build the config from parsed flags; `fixed` overrides. Raises ConfigError."""
+    sglang_flags.refuse(namespace)
+    values: dict[str, Any] = {}
+    for spec in _FIELDS:
+        if hasattr(namespace, spec.name):
+            value = getattr(namespace, spec.name)
+            values[spec.name] = spec.default if _is_elsewhere(spec, value) else value
+    for name, secret in secrets_of_environment().items():
+        values[name] = values.get(name) or secret
+    return WorkerConfig(**{**values, **fixed})
+
+
+def without_effect(namespace: argparse.Namespace) -> list[str]:
+    """Flags that were given and change nothing here, each with the reason in brackets."""
+    values = [
+        f"{_flag_of(spec)} {getattr(namespace, spec.name)} ({spec.default} is used)"
+        for spec in _FIELDS
+        if _is_elsewhere(spec, getattr(namespace, spec.name, None))
+    ]
+    return [*values, *sglang_flags.without_effect(namespace)]
+
+
+def _add_flag(
+    group: argparse._ArgumentGroup, spec: dataclasses.Field[Any], kind: type[Any]
+) -> None:
+    names = (_flag_of(spec), *spec.metadata.get("also", ()))
+    text = spec.metadata["help"]
+    if kind is bool:
+        group.add_argument(*names, dest=spec.name, action="store_true", help=text)
+        return
+    if spec.default != "":
+        text += f" (default: {spec.default})"
+    choices = spec.metadata.get("choices")
+    several = spec.metadata.get("several", False)
+    group.add_argument(
+        *names,
+        dest=spec.name,
+        action=_Joined if several else "store",
+        nargs="+" if several else None,
+        type=_reader(spec, kind),
+        default=spec.default,
+        # The config checks values: it knows further spellings as well.
+        metavar="{" + ",".join(map(str, choices)) + "}" if choices else kind.__name__.upper(),
+        help=text.replace("%", "%%"),
+    )
+
+
+class _Joined(argparse.Action):
+    """Several words, or one with commas between: `1 2 4` is `1,2,4`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        del parser, option_string
+        setattr(namespace, self.dest, ",".join(values))
+
+
+def _reader(spec: dataclasses.Field[Any], kind: type[Any]) -> Any:
+    spelled = spec.metadata.get("spelled", {})
+
+    def read(text: str) -> Any:
+        return kind(spelled.get(text, text))
+
+    read.__name__ = kind.__name__  # argparse names it in errors
+    return read
+
+
+def _is_elsewhere(spec: dataclasses.Field[Any], value: object) -> bool:
+    return value in spec.metadata.get("elsewhere", ())
+
+
+def _flag_of(spec: dataclasses.Field[Any]) -> str:
+    return "--" + spec.name.replace("_", "-")

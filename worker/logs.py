@@ -1,0 +1,37 @@
+"""Log lines of a worker's processes: as the router writes its own, so that both can be read side by side.
+
+2026-11-24T02:04:10.123456Z  INFO draining: 3 requests are running
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+
+_LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
+
+
+def set_up(level: str) -> None:
+    """Print the lines of this process from `level` on to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LikeTheRouter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class LikeTheRouter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)5s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        del datefmt
+        return timestamp(record.created)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.levelname = _LEVELS.get(record.levelname, record.levelname)
+        return super().formatMessage(record)
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since 1970 as 2026-11-24T02:04:10.123456Z."""
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,16 @@
+"""How many tokens one request may have, prompt and output together."""
+
+from __future__ import annotations
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.model.config.base import ModelConfig
+
+
+def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
+    """Tokens of one request. Raises ConfigError for more than the model was made for."""
+    length = config.context_length or model.max_position_embeddings
+    if length > model.max_position_embeddings:
+        raise ConfigError(
+            f"--context-length {length}: the model goes to {model.max_position_embeddings}"
+        )
+    return length

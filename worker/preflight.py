@@ -1,0 +1,64 @@
+"""What can be known to be wrong before torch is imported, which takes seconds, and a port is taken."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.model.config.context_length import choose_context_length
+from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.config.read import read_config, read_raw
+
+
+def check(config: WorkerConfig) -> None:
+    """Model, context length, template and GPU of a config whose folders are local. Raises ConfigError."""
+    try:
+        raw, model = read_raw(config.folder), read_config(config.folder)
+    except ModelError as error:
+        raise ConfigError(f"--model-path {config.folder}: {error}") from error
+    choose_context_length(config, model)
+    _check_quantization(config.quantization, raw.get("quantization_config") or {})
+    if config.chat_template:
+        _check_readable("--chat-template", Path(config.chat_template))
+    if config.device == "cuda":
+        _check_gpu(config.base_gpu_id, count_gpus())
+
+
+def _check_quantization(wanted: str, found: dict[str, str]) -> None:
+    method = found.get("quant_method")
+    if wanted and wanted != method:
+        raise ConfigError(
+            f"--quantization {wanted}: the checkpoint is {method or 'not quantized'}, and is served as "
+            "it is; leave the flag out"
+        )
+
+
+def _check_readable(flag: str, path: Path) -> None:
+    try:
+        path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}; give a file in Jinja") from error
+    except ValueError as error:
+        raise ConfigError(f"{flag} {path}: not UTF-8: {error}") from error
+
+
+def _check_gpu(wanted: int, count: int) -> None:
+    if count == 0:
+        raise ConfigError("--device cuda: this machine has no GPU, or its driver is not installed")
+    if wanted >= count:
+        raise ConfigError(
+            f"--base-gpu-id {wanted}: this machine has {count} GPU{'s' if count > 1 else ''}"
+        )
+
+
+def count_gpus() -> int:
+    """GPUs that CUDA shows this process, asked of the driver itself."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value

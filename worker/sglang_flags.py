@@ -1,0 +1,192 @@
+"""Flags of SGLang's `launch_server` that set nothing here, so that its command lines start a worker.
+
+Three kinds. Most have no effect: what they ask for always holds, or tunes a part that does not exist here.
+They are accepted and named in one line. Some would change answers or what is served: they are refused with
+the reason. Of either kind some values ask for what holds anyway; about these nothing is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mla_router.worker.config import ConfigError
+
+# Values of a flag: none, one, or any number.
+SWITCH, ONE, MANY = 0, None, "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFlag:
+    reason: str
+    nargs: int | str | None = SWITCH
+    holds: tuple[str, ...] = ()  # values that ask for what holds anyway
+    refused: bool = False
+
+
+def _tunes(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> ForeignFlag:
+    return ForeignFlag(reason, nargs, holds)
+
+
+def _refused(reason: str, nargs: int | str | None = SWITCH, *holds: str) -> ForeignFlag:
+    return ForeignFlag(reason, nargs, holds, refused=True)
+
+
+_ALWAYS = "always on"
+_ONE_PROCESS = "a worker uses one GPU"
+_NO_EXPERT_PARALLELISM = "no expert parallelism"
+_TP = "a worker uses one GPU; use --dp-size for several"
+_SEVERAL = "this is one worker; mla_router.launch_server starts several"
+_NO_SPECULATION = "there is no speculative decoding"
+_NO_LORA = "there are no adapters"
+_NO_DISAGGREGATION = "prefill and decode run in one worker"
+_NO_SECOND_TIER = "the KV cache has no second tier"
+_KERNELS = "kernels are chosen by --attention-backend"
+
+FLAGS: dict[str, ForeignFlag] = {
+    # what always holds
+    "--enable-metrics": _tunes("/metrics is always there"),
+    "--enable-cache-report": _tunes("usage always reports cached tokens"),
+    "--enable-mixed-chunk": _tunes("on unless --disable-mixed-chunk"),
+    "--trust-remote-code": _tunes("a model's own code is never run"),
+    "--skip-server-warmup": _tunes("no request is sent to warm up"),
+    "--warmups": _tunes("no request is sent to warm up", ONE),
+    "--tokenizer-mode": _tunes("always the fast tokenizer", ONE, "auto"),
+    "--enable-request-time-stats-logging": _tunes("see /metrics"),
+    "--abort-on-priority-when-disabled": _tunes(_ALWAYS),
+    "--enable-metrics-for-all-schedulers": _tunes(_ALWAYS),
+    "--collect-tokens-histogram": _tunes(_ALWAYS),
+    "--enable-tokenizer-batch-encode": _tunes("prompts of a batch are tokenized one by one"),
+    "--enable-piecewise-cuda-graph": _tunes("on unless --disable-cuda-graph"),
+    "--radix-eviction-policy": _tunes("least recently used first", ONE, "lru"),
+    # logs
+    "--log-level-http": _tunes("--log-level is for all lines", ONE),
+    "--log-requests-level": _tunes("--log-requests prints no prompts", ONE, "0"),
+    "--show-time-cost": _tunes("see /metrics"),
+    "--decode-log-interval": _tunes("see /metrics", ONE),
+    "--gc-warning-threshold-secs": _tunes("no such warning", ONE),
+    "--crash-dump-folder": _tunes("no dumps are written", ONE),
+    "--stream-interval": _tunes("each token is sent at once", ONE, "1"),
+    # devices and processes that work together
+    "--dist-timeout": _tunes(_ONE_PROCESS, ONE),
+    "--dist-init-addr": _tunes(_ONE_PROCESS, ONE),
+    "--nccl-init-addr": _tunes(_ONE_PROCESS, ONE),
+    "--nccl-port": _tunes(_ONE_PROCESS, ONE),
+    "--node-rank": _tunes(_ONE_PROCESS, ONE, "0"),
+    "--gpu-id-step": _tunes("the GPUs of --dp-size lie beside each other", ONE, "1"),
+    "--disable-custom-all-reduce": _tunes(_ONE_PROCESS),
+    "--enable-p2p-check": _tunes(_ONE_PROCESS),
+    "--enable-nccl-nvls": _tunes(_ONE_PROCESS),
+    "--enable-symm-mem": _tunes(_ONE_PROCESS),
+    "--enable-mscclpp": _tunes(_ONE_PROCESS),
+    "--enable-flashinfer-allreduce-fusion": _tunes(_ONE_PROCESS),
+    "--enable-dp-lm-head": _tunes(_ONE_PROCESS),
+    "--moe-a2a-backend": _tunes(_NO_EXPERT_PARALLELISM, ONE, "none"),
+    "--deepep-mode": _tunes(_NO_EXPERT_PARALLELISM, ONE),
+    "--moe-dense-tp-size": _tunes(_ONE_PROCESS, ONE, "1"),
+    "--enable-eplb": _tunes(_NO_EXPERT_PARALLELISM),
+    "--enable-two-batch-overlap": _tunes(_ONE_PROCESS),
+    "--load-balance-method": _tunes("the router chooses: --router-policy", ONE),
+    "--numa-node": _tunes("use numactl", MANY),
+    # kernels and memory
+    "--sampling-backend": _tunes("one implementation", ONE),
+    "--moe-runner-backend": _tunes("one implementation", ONE, "auto", "triton"),
+    "--prefill-attention-backend": _tunes(_KERNELS, ONE),
+    "--decode-attention-backend": _tunes(_KERNELS, ONE),
+    "--mm-attention-backend": _tunes("no images", ONE),
+    "--flashinfer-mla-disable-ragged": _tunes(_KERNELS),
+    "--triton-attention-num-kv-splits": _tunes("splits follow from the batch", ONE),
+    "--triton-attention-reduce-in-fp32": _tunes(_ALWAYS),
+    "--disable-shared-experts-fusion": _tunes("shared experts run beside the routed ones"),
+    "--disable-chunked-prefix-cache": _tunes(_KERNELS),
+    "--disable-cuda-graph-padding": _tunes("see --cuda-graph-bs"),
+    "--enable-cudagraph-gc": _tunes("no such setting"),
+    "--enable-profile-cuda-graph": _tunes("no such setting"),
+    "--num-continuous-decode-steps": _tunes("each step is planned", ONE, "1"),
+    "--scheduler-recv-interval": _tunes("requests are received in each step", ONE, "1"),
+    "--sleep-on-idle": _tunes(_ALWAYS),
+    "--enable-memory-saver": _tunes("weights stay on the device"),
+    "--weight-loader-disable-mmap": _tunes("weights are read with mmap"),
+    "--model-loader-extra-config": _tunes("safetensors are loaded in one way", ONE),
+    "--model-impl": _tunes("one implementation", ONE, "auto", "sglang"),
+    "--enable-hierarchical-cache": _tunes(_NO_SECOND_TIER),
+    "--hicache-ratio": _tunes(_NO_SECOND_TIER, ONE),
+    "--hicache-size": _tunes(_NO_SECOND_TIER, ONE),
+    "--hicache-write-policy": _tunes(_NO_SECOND_TIER, ONE),
+    "--priority-scheduling-preemption-threshold": _tunes("any higher priority goes first", ONE),
+    "--disable-outlines-disk-cache": _tunes("no such cache"),
+    "--file-storage-path": _tunes("no files are stored", ONE),
+    "--weight-version": _tunes("answers do not carry it", ONE),
+    "--sampling-defaults": _refused("requests without a temperature get 1", ONE, "openai"),
+    # what would change what is served
+    "--data-parallel-size": _refused(_SEVERAL, ONE, "1"),
+    "--dp-size": _refused(_SEVERAL, ONE, "1"),
+    "--dp": _refused(_SEVERAL, ONE, "1"),
+    "--nnodes": _refused("a worker runs on one machine; start one there as well", ONE, "1"),
+    "--pipeline-parallel-size": _refused(_TP, ONE, "1"),
+    "--pp-size": _refused(_TP, ONE, "1"),
+    "--expert-parallel-size": _refused(_TP, ONE, "1"),
+    "--ep-size": _refused(_TP, ONE, "1"),
+    "--ep": _refused(_TP, ONE, "1"),
+    "--enable-dp-attention": _refused(_TP),
+    "--kv-cache-dtype": _refused("the KV cache has the type of --dtype", ONE, "auto"),
+    "--torchao-config": _refused("weights are served as the checkpoint has them", ONE, ""),
+    "--cpu-offload-gb": _refused("weights stay on the GPU", ONE, "0"),
+    "--speculative-algorithm": _refused(_NO_SPECULATION, ONE),
+    "--speculative-draft-model-path": _refused(_NO_SPECULATION, ONE),
+    "--speculative-num-steps": _refused(_NO_SPECULATION, ONE),
+    "--speculative-eagle-topk": _refused(_NO_SPECULATION, ONE),
+    "--speculative-num-draft-tokens": _refused(_NO_SPECULATION, ONE),
+    "--enable-lora": _refused(_NO_LORA),
+    "--lora-paths": _refused(_NO_LORA, MANY),
+    "--max-loras-per-batch": _refused(_NO_LORA, ONE),
+    "--disaggregation-mode": _refused(_NO_DISAGGREGATION, ONE, "null"),
+    "--disaggregation-transfer-backend": _refused(_NO_DISAGGREGATION, ONE),
+    "--disaggregation-bootstrap-port": _refused(_NO_DISAGGREGATION, ONE),
+    "--enable-multimodal": _refused("the models served here read text only"),
+    "--is-embedding": _refused("the models served here generate text only"),
+    "--skip-tokenizer-init": _refused("there is no mode without a tokenizer; send token ids"),
+    "--grpc-mode": _refused("the worker speaks HTTP"),
+    "--completion-template": _refused("completions take their prompt as it is", ONE),
+    "--json-model-override-args": _refused("edit config.json in a copy of the folder", ONE, "{}"),
+    "--preferred-sampling-params": _refused("requests carry their own", ONE),
+    "--enable-custom-logit-processor": _refused("requests cannot bring code"),
+    "--enable-return-hidden-states": _refused("hidden states are not returned"),
+    "--enable-deterministic-inference": _refused("not promised yet on a GPU"),
+    "--allow-auto-truncate": _refused("longer requests get a 400"),
+    "--schedule-low-priority-values-first": _refused("higher values go first"),
+    "--config": _refused("give the flags themselves", ONE),
+}
+
+
+def add(parser: argparse.ArgumentParser, leave_out: frozenset[str]) -> None:
+    """Accept all but those in `leave_out`, without a word in --help."""
+    for flag, foreign in FLAGS.items():
+        if flag in leave_out:
+            continue
+        if foreign.nargs == SWITCH:
+            parser.add_argument(
+                flag, dest=flag, action="store_const", const="", help=argparse.SUPPRESS
+            )
+        else:
+            parser.add_argument(flag, dest=flag, nargs=foreign.nargs, help=argparse.SUPPRESS)
+
+
+def refuse(namespace: argparse.Namespace) -> None:
+    """Raises ConfigError for the first that would change answers."""
+    for flag, value, foreign in _given(namespace):
+        if foreign.refused:
+            raise ConfigError(f"{flag} {value}".rstrip() + f": {foreign.reason}")
+
+
+def without_effect(namespace: argparse.Namespace) -> list[str]:
+    """Those that were given and change nothing, each with the reason in brackets."""
+    return [f"{flag} ({foreign.reason})" for flag, _, foreign in _given(namespace)]
+
+
+def _given(namespace: argparse.Namespace) -> Iterator[tuple[str, str, ForeignFlag]]:
+    for flag, foreign in FLAGS.items():
+        value = getattr(namespace, flag, None)  # None: not given
+        if value is not None and value not in foreign.holds:
+            yield flag, " ".join(value) if isinstance(value, list) else value, foreign
