@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from support.processes import wait_until
 from support.procfs import descendants
 from support.tiny_model import VOCAB_SIZE
 
+NURSERY_LOG = logging.getLogger("mla_router.worker.grammar.nursery")
 LETTERS = Grammar("regex", "[a-z]+!")
 BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
@@ -137,3 +140,29 @@ def wait_until_started(grammars: Grammars) -> None:
         return any(host.has_started for host in compiling)
 
     wait_until(has_started, "a compilation begins")
+
+
+def test_a_broken_installation_is_told_once_with_its_cause(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = logging.FileHandler(tmp_path / "log")
+    NURSERY_LOG.addHandler(lines)
+    # As if apache-tvm-ffi, which xgrammar imports, were missing.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "xgrammar"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "mla_router.worker.grammar.xgrammar_backend", raising=False)
+    monkeypatch.setitem(sys.modules, "tvm_ffi", None)
+    grammars = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
+    try:
+        grammars.warm_up()
+        for pattern in ("a", "b"):
+            with pytest.raises(Refused, match="cannot load xgrammar; its log says why"):
+                open_request(grammars, Grammar("regex", pattern))
+        assert grammars.nursery.generation == 1
+    finally:
+        grammars.shut_down()
+        NURSERY_LOG.removeHandler(lines)
+        lines.close()
+    said = (tmp_path / "log").read_text()
+    assert said.count("xgrammar cannot be loaded") == 1
+    assert "tvm_ffi" in said

@@ -88,16 +88,22 @@ def run(
         from mla_router.worker.grammar import host
         from mla_router.worker.grammar.jump_forward import ForcedTokens
         from mla_router.worker.grammar.xgrammar_backend import Compiler
-
-        vocabulary = read_vocabulary(folder, vocab_size)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # missing or broken
+        logger.error(
+            "structured output is refused: xgrammar cannot be loaded (%s: %s); install it and what it "
+            "needs again, or start with --grammar-backend none",
+            type(error).__name__,
+            error,
+        )
+        _refuse_all(control, "this worker cannot load xgrammar; its log says why")
+        return
+    try:
+        vocabulary = read_vocabulary(folder, vocab_size, options.tokenizer_folder)
         compiler = Compiler(vocabulary, any_whitespace=options.any_whitespace)
         forced = ForcedTokens(vocabulary) if options.jump_forward else None
     except VocabularyError as error:
         logger.warning("no grammars: %s", error)
-        while (order := _receive(control)) is not None:
-            if order:
-                _tell(order[0], Refused("this model's tokenizer is not supported"))
-                os.close(order[1])
+        _refuse_all(control, "this model's tokenizer is not supported")
         return
     gc.collect()
     gc.freeze()  # or the hosts' collections would copy every page that they share
@@ -164,6 +170,14 @@ class _Hosts:
             if pid == 0:
                 return
             _tell(self._connections.pop(pid), Ended(os.waitstatus_to_exitcode(status)))
+
+
+def _refuse_all(control: socket.socket, reason: str) -> None:
+    """Until the other end is closed."""
+    while (order := _receive(control)) is not None:
+        if order:
+            _tell(order[0], Refused(reason))
+            os.close(order[1])
 
 
 def _receive(control: socket.socket) -> list[int] | None:
