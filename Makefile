@@ -26,10 +26,15 @@ serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..
 # -- what the CI runs ------------------------------------------------------------------------------
 
 STAGES := lint-python lint-rust test-rust build test-python test-wheel
+# Discovery is tested against a kube-apiserver, if one was built: that takes longer than all of this.
+STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes)
 
-.PHONY: test
+.PHONY: test test-all
 test: ## everything the CI runs, stage by stage
 	@.ci/stages $(MAKE) $(STAGES)
+
+test-all: ## before a release: the same, Kubernetes, and clients that others wrote (40 minutes, network)
+	@.ci/stages $(MAKE) $(filter-out test-kubernetes,$(STAGES)) test-kubernetes test-clients
 
 .PHONY: lint lint-python lint-rust
 lint: lint-python lint-rust ## formatting, lints and types, as the CI checks them

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -50,3 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_gpu and not _has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Append a line for each reason why tests were skipped to the file that $SKIPPED_TESTS names:
+    `.ci/stages` ends with them."""
+    if not (path := os.environ.get("SKIPPED_TESTS")):
+        return
+    # Of a skip, `longrepr` is (file, line, reason).
+    skipped = (report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
+    with Path(path).open("a") as file:
+        file.writelines(
+            f"{number:6d}  {reason.removeprefix('Skipped: ')}\n"
+            for reason, number in Counter(skipped).items()
+        )

@@ -13,7 +13,9 @@ from mla_router import Router, RouterConfig
 from support import browser, client
 from support.processes import Running
 
-pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no Chromium")
+pytestmark = pytest.mark.skipif(
+    browser.BINARY is None, reason="no Chromium: apt-get install chromium"
+)
 
 # Where to put the picture of the page; the docs show one.
 SCREENSHOT = os.environ.get("DASHBOARD_SCREENSHOT")
