@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from mla_router.launch.secrets import HeaderFile
 from mla_router.worker.config import WorkerConfig
 
 ANY_ADDRESS = ("0.0.0.0", "[::]")
@@ -15,6 +16,8 @@ QUESTION = "What is 17 + 25?"
 def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
     model = workers[0].model_name
     path = workers[0].model_path or "the small model that the package ships"
+    key = workers[0].api_key
+    header = HeaderFile(key).path if key else None
     base = url
     for address in ANY_ADDRESS:  # listens everywhere; from here it is reached as
         base = base.replace(f"//{address}:", "//127.0.0.1:")
@@ -22,22 +25,23 @@ def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
         [
             "",
             f"Ready: {url}",
-            f"  model    {model} ({path})",
-            f"  policy   {policy}",
-            *(f"  worker {index} http://{w.host}:{w.port}" for index, w in enumerate(workers)),
+            f"  model     {model} ({path})",
+            f"  policy    {policy}",
+            f"  dashboard {base}/dashboard",
+            *(f"  worker {index}  http://{w.host}:{w.port}" for index, w in enumerate(workers)),
             "",
-            "Ask it:",
-            _curl(base, model, workers[0].api_key, stream=False),
+            "Ask it (the key is read from this process, as its user):" if key else "Ask it:",
+            _curl(base, model, header, stream=False),
             "",
             "The same, streaming:",
-            _curl(base, model, workers[0].api_key, stream=True),
+            _curl(base, model, header, stream=True),
             "",
             "Ctrl-C stops everything.",
         ]
     )
 
 
-def _curl(base: str, model: str, api_key: str, stream: bool) -> str:
+def _curl(base: str, model: str, header: str | None, stream: bool) -> str:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -45,7 +49,7 @@ def _curl(base: str, model: str, api_key: str, stream: bool) -> str:
     } | ({"stream": True} if stream else {})
     words = ["curl"] + (["-N"] if stream else []) + [f"{base}/v1/chat/completions"]
     words += ["-H", shlex.quote("Content-Type: application/json")]
-    if api_key:  # the key itself is not for the log
-        words += ["-H", '"Authorization: Bearer $API_KEY"']
+    if header:  # the key itself is not for the log
+        words += ["-H", f"@{header}"]
     words += ["-d", shlex.quote(json.dumps(body))]
     return "  " + " ".join(words)

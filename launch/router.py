@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 
 from mla_router.launch.installed import require_router
+from mla_router.launch.secrets import hide_keys
 
 
 def main() -> int:
+    hide_keys()
     require_router()
     from mla_router._router import run_cli
 

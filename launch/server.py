@@ -19,6 +19,7 @@ from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
 from mla_router.launch.output import Output
 from mla_router.launch.ports import ClaimedPorts, NoPortError
+from mla_router.launch.secrets import hide_keys
 from mla_router.launch.signals import KILLED_BY_CTRL_C, StopSignals
 from mla_router.launch.supervisor import (
     USAGE_ERROR,
@@ -45,6 +46,7 @@ class BadRouterFlagError(ValueError):
 
 
 def main() -> int:
+    hide_keys()
     require_worker()
     return run(sys.argv[1:])
 

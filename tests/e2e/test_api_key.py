@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import openai
 import pytest
 
 from support import processes
+from support.pasted import curl_lines
+from support.processes import wait_until
 
 KEY = "sesame-street-7"
 
@@ -30,6 +34,12 @@ def test_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             workers = client.get("/../workers", cast_to=object)
         assert isinstance(workers, dict)
         assert workers["workers"][0]["max_total_num_tokens"] > 0
+        wait_until(lambda: "Ctrl-C stops everything" in server.output(), "the closing lines")
+        for command in curl_lines(server.output()):
+            assert KEY not in command
+            done = subprocess.run([*command, "-sS", "--fail"], capture_output=True, check=False)
+            assert done.returncode == 0, (command, done.stderr)
+        assert f"{server.url}/dashboard" in server.output()
         for process in server.tree():
             assert KEY not in process.command
         assert KEY not in server.output()

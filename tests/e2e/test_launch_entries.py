@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from support import client, processes
 from support.client import Answer
+from support.pasted import curl_lines
 from support.processes import Running
 
 
@@ -33,14 +33,6 @@ def generate_many(url: str, count: int) -> list[Answer]:
             )
 
     return asyncio.run(run())
-
-
-def curl_lines(output: str) -> list[list[str]]:
-    """Commands as a user would paste them: what a line says from `curl` on."""
-    joined = output.replace("\\\n", " ")
-    return [
-        shlex.split(line[line.index("curl ") :]) for line in joined.splitlines() if "curl " in line
-    ]
 
 
 def test_the_printed_curl_lines_work(small_server: Running) -> None:

@@ -1,0 +1,59 @@
+"""Keys that came as arguments, kept from other users of the machine.
+
+Any user can read the arguments of any process (`ps`, /proc/PID/cmdline). Keys are better given in the
+environment. Where they are not, they are overwritten in the memory that the kernel shows, first thing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+KEY_FLAGS = frozenset(
+    {"--api-key", "--admin-api-key", "--worker-api-key"}
+    | {"--router-api-key", "--router-admin-api-key", "--router-worker-api-key"}
+)
+# Fields of /proc/self/stat behind the program's name, which may have blanks in it: see proc(5).
+_ARG_START, _ARG_END = 48 - 3, 49 - 3
+
+
+def hide_keys() -> None:
+    """Overwrite the values of `KEY_FLAGS` in this process's arguments, as others see them, with stars.
+    The interpreter has its own copy. Does nothing where the kernel does not say where they lie."""
+    shown = Path("/proc/self/cmdline").read_bytes()
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    if start == 0 or end - start != len(shown):
+        return
+    for at, length in _values(shown.split(b"\0")):
+        ctypes.memset(start + at, ord("*"), length)
+
+
+def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Where the keys are: (offset, length)."""
+    at, is_key = 0, False
+    for argument in arguments:
+        flag, equals, value = argument.partition(b"=")
+        if argument.startswith(b"--"):
+            is_key = flag.decode(errors="replace") in KEY_FLAGS
+            if is_key and equals:
+                yield at + len(flag) + 1, len(value)
+        elif is_key:
+            yield at, len(argument)
+        at += len(argument) + 1
+
+
+class HeaderFile:
+    """The header that a key makes, for `curl -H @PATH`: in memory, readable for this user alone, gone with
+    this process. So the key is neither in the output nor among curl's arguments."""
+
+    def __init__(self, key: str) -> None:
+        self._file = os.memfd_create("authorization")
+        os.fchmod(self._file, 0o400)
+        os.write(self._file, f"Authorization: Bearer {key}\n".encode())
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self._file}"
