@@ -7,7 +7,7 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use crate::{
@@ -29,6 +29,9 @@ const HAND_OVER: Duration = Duration::from_millis(200);
 
 /// After the grace period, time to close what is still open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// For the error events of streams that are cut off.
+const FAREWELL: Duration = Duration::from_millis(250);
 
 /// For the last traces to reach their collector.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
@@ -125,11 +128,17 @@ impl RouterHandle {
     }
 
     /// Stops accepting and closes the connections; those that answer a request now get until
-    /// `grace` has passed. Returns when all is closed.
+    /// `grace` has passed. Streams that still run then end with an error event. Returns when all is closed.
     pub async fn stop(&self, grace: Duration) {
-        self.steer(Course::Stopping(Instant::now() + grace));
+        let deadline = Instant::now() + grace;
+        self.steer(Course::Stopping(deadline + FAREWELL));
         self.following.lock().abort_all();
-        self.wait().await;
+        if timeout_at(deadline, self.wait()).await.is_err() {
+            self.router.gate.cut();
+            // The same again, so that the connections look at their streams.
+            self.steer(Course::Stopping(deadline + FAREWELL));
+            self.wait().await;
+        }
         if let Some(tracer) = &self.router.tracer {
             // What the collector does not take by then is lost.
             let _late = timeout(FLUSH_LIMIT, tracer.flush()).await;

@@ -15,6 +15,7 @@ use tokio::{sync::Notify, time::timeout};
 pub struct Gate {
     in_flight: AtomicUsize,
     draining: AtomicBool,
+    cut: AtomicBool,
     emptied: Notify,
 }
 
@@ -42,6 +43,15 @@ impl Gate {
     /// Lets nobody in any more.
     pub fn close(&self) {
         self.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Nobody is waited for any more: streams that still run end with an error event.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::Release);
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
     }
 
     /// Lets nobody in any more and waits for those inside. True when all left in time.

@@ -29,6 +29,8 @@ pub enum Failure {
     NotContinued(String),
     #[error("the request outlived --request-timeout-secs")]
     Timeout,
+    #[error("the router is shutting down")]
+    Stopping,
 }
 
 impl Failure {
@@ -40,6 +42,7 @@ impl Failure {
             Self::Endless => "bad_stream",
             Self::NotContinued(_) => "stream_not_continued",
             Self::Timeout => "timeout",
+            Self::Stopping => "shutting_down",
         }
     }
 
@@ -64,7 +67,7 @@ impl Failure {
                 router.suspect(booking.worker(), UpstreamFailure::Stuck, self);
             }
             Self::Timeout => router.metrics.upstream_error(UpstreamFailure::Timeout),
-            Self::NotContinued(_) => {}
+            Self::NotContinued(_) | Self::Stopping => {}
         }
     }
 

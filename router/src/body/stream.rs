@@ -140,7 +140,9 @@ impl EventStream {
     /// The next bytes for the client.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         loop {
+            let is_cut = self.is_cut();
             let polled = match &mut self.state {
+                _ if is_cut => Err(Failure::Stopping),
                 State::Flowing { .. } => ready!(self.flow(cx)),
                 State::Resuming(resuming) => match ready!(resuming.poll(cx)) {
                     Some(resumed) => match self.resume(resumed) {
@@ -164,6 +166,16 @@ impl EventStream {
                 }
             }
         }
+    }
+
+    /// The router is going down, and there is still something to say here.
+    fn is_cut(&self) -> bool {
+        let router = match &self.state {
+            State::Flowing { job, .. } => &job.router,
+            State::Resuming(resuming) => &resuming.router,
+            State::Over => return false,
+        };
+        router.gate.is_cut() && !self.all_said
     }
 
     /// What the worker says next; `None` when the stream is complete.

@@ -2,12 +2,13 @@
 
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use http::StatusCode;
 use mla_mock_worker::Port;
 use mla_router::{Config, RouterHandle, StartError, fleet::worker::Phase, handle};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, oneshot},
+    sync::{Semaphore, mpsc, oneshot},
 };
 
 use crate::support::{Client, Event, FakeWorker, Reply, all_in, config, post, router, secs, soon};
@@ -114,6 +115,35 @@ async fn stop_does_not_wait_for_the_drain() {
     running.server.await.expect("no panic").expect("no error");
     running.inside.await.expect("no panic").expect_err("cut off");
     assert!(matches!(running.worker.event().await, Event::Aborted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_is_stopped_ends_with_an_error_event() {
+    let (frames, source) = mpsc::unbounded_channel();
+    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut worker =
+        FakeWorker::start(move |_| Reply::Events(source.lock().take().expect("one request"))).await;
+    let router = router(config(), &[&worker]).await;
+    let address = router.local_addr();
+    let inside = tokio::spawn(async move {
+        let mut client = Client::connect(address).await;
+        client.post("/v1/completions", r#"{"prompt": "a", "stream": true}"#).await
+    });
+    worker.request().await;
+    // Passed on, so that there is a stream to end.
+    while router.stats().first_byte.count == 0 {
+        tokio::task::yield_now().await;
+    }
+    router.stop(Duration::from_millis(1)).await;
+    let answer = inside.await.expect("no panic");
+    let body = std::str::from_utf8(&answer.body).expect("text");
+    let (token, error) = body.split_once("\n\n").expect("two events");
+    assert_eq!(token, "data: 1");
+    assert!(error.contains(r#""code":"shutting_down""#), "{error}");
+    assert!(error.contains("the router is shutting down"), "{error}");
+    assert!(matches!(worker.event().await, Event::Aborted));
+    drop(frames);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
