@@ -3,6 +3,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 UV_VERSION := 0.13.8
+# `make serve TORCH=cpu`: PyTorch's own build for CPUs, without 2.7 GB of CUDA libraries.
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -96,16 +98,18 @@ build: ## the router, compiled into the checkout and installed in .venv
 # ensurepip: Debian keeps it in a package of its own.
 # --system-certs: uv's own list does not know a company's proxy. pip, where uv fails, takes five times as long.
 $(INSTALLED): requirements.lock
+	@.ci/announce-install "$(TORCH)"
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/install-python-venv
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) \
-	  && $(BIN)/uv pip install --system-certs --python $(BIN)/python --require-hashes -r requirements.lock \
-	  || $(BIN)/python -m pip install --require-hashes -r requirements.lock
+	  && .ci/install-locked $(BIN) $(TORCH) \
+	  || { [ -z "$(TORCH)" ] && $(BIN)/python -m pip install --require-hashes -r requirements.lock; }
 	@touch $@
 
 # Removed first: written over, the library would change under a router that runs from it.
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
 	rm -f python/mla_router/_router.abi3.so
+	@echo "Compiling the router: some minutes the first time, seconds later"
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
 	@touch $@
 

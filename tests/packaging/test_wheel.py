@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -79,6 +82,25 @@ def test_the_sdist_holds_every_source(in_sdist: set[str]) -> None:
     assert not [name for name in in_sdist if name.endswith((".pyc", ".so"))]
 
 
+def test_what_the_package_says_of_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        page = email.message_from_bytes(archive.read(name))
+        assert [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+    assert page["License-Expression"] == "Apache-2.0"
+    assert page["Author"] == "the mla-router developers"
+    text = page.get_payload()
+    assert isinstance(text, str)
+    # Nothing of a package's page can point into the repository, and no index draws diagrams.
+    assert "mermaid" not in text
+    assert re.findall(r"\]\((?!https?://)", text) == []
+
+
+def test_the_sdist_has_the_documents_that_the_page_names(in_sdist: set[str]) -> None:
+    named = {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "docs/faults.md"}
+    assert named <= in_sdist
+
+
 def test_one_wheel_for_all_pythons_from_3_10_on(wheel: Path) -> None:
     assert "-cp310-abi3-" in wheel.name
 
@@ -134,5 +156,8 @@ def test_a_worker_says_what_it_lacks(router_only: Path, entry: str) -> None:
     done = in_venv(router_only, "-m", f"mla_router.{entry}")
     assert done.returncode == 1
     assert done.stderr.startswith("error: a worker needs torch, ")
-    assert "pip install 'mla-router[worker]'" in done.stderr
     assert done.stderr.count("\n") == 1
+    command = shlex.split(done.stderr.partition("; run: ")[2])
+    assert command[:2] == ["pip", "install"]
+    assert {"torch==2.11.0", "pyzmq>=27"} <= set(command)
+    assert not any("mla-router" in word for word in command), "there may be no index that has it"
