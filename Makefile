@@ -74,8 +74,8 @@ test-kubernetes: ## discovery against a kube-apiserver, which is built first (10
 	  kubernetes:: --ignored --nocapture --test-threads 1
 
 .PHONY: test-dashboard
-test-dashboard: build ## the dashboard in headless Chromium; its picture goes to docs/dashboard.png
-	DASHBOARD_SCREENSHOT=docs/dashboard.png $(BIN)/python -m pytest tests/e2e/test_dashboard.py
+test-dashboard: build ## the dashboard in headless Chromium (5 minutes); its pictures go to docs/
+	DASHBOARD_PICTURES=docs $(BIN)/python -m pytest tests/e2e/test_dashboard.py tests/e2e/test_dashboard_chat.py
 
 .PHONY: test-clients
 test-clients: build ## clients that others wrote, unchanged, from PyPI (10 minutes); ARGS="openai_sdk" for some

@@ -79,12 +79,17 @@ class _Settings(TypedDict):
     request_id_headers: list[str]
     otlp_traces_endpoint: str | None
 
+class _Trouble(TypedDict):
+    reason: str
+    for_s: float  # seconds since the first failure
+
 class _Worker(TypedDict):
     id: int
     url: str
     phase: Literal["starting", "healthy", "suspect", "down"]
     healthy: bool
     breaker: Literal["closed", "open", "half_open"]
+    trouble: _Trouble | None  # why it gets no requests
     requests: int
     pending_tokens: int
     models: list[str]
@@ -98,11 +103,23 @@ class _Tokens(TypedDict):
     predicted: int  # what the router took for cached
     cached: int
 
+class _EngineLoad(TypedDict):
+    """What an engine's /metrics says; None where it does not."""
+
+    running: float | None
+    waiting: float | None
+    kv_usage: float | None
+    prompt_tokens: float | None
+    output_tokens: float | None
+    pauses_s: float | None
+    pauses: float | None
+
 class _WorkerStats(_Worker):
     selections: dict[str, int]  # requests sent to it, by the policy's reason
     tokens: _Tokens
     tree_blocks: int
     ejections: int
+    engine: _EngineLoad
 
 class _Requests(TypedDict):
     in_flight: int

@@ -14,7 +14,7 @@
 //!
 //! Beside it run one health check per worker, the sources of workers in `discovery` and the routes of
 //! [`admin`]. [`config`] holds all settings, [`error`] every refusal, [`telemetry`] what is remembered of
-//! a request, and [`handle`] is the router as a library.
+//! a request, [`history`] what went on in the last hour, and [`handle`] is the router as a library.
 //!
 //! The modules use each other one way. `tests/structure.rs` has their order, from the ground up.
 //!
@@ -35,6 +35,7 @@ pub mod endpoint;
 pub mod error;
 pub mod fleet;
 pub mod handle;
+pub mod history;
 pub mod key;
 pub mod metrics;
 pub mod names;

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::{
-    fleet::worker::{Worker, WorkerView},
+    fleet::{
+        engine_load::EngineLoad,
+        worker::{Worker, WorkerView},
+    },
     metrics::{Counters, Histogram, Label, Process, StatusClass},
     router::Router,
 };
@@ -81,6 +84,7 @@ pub struct WorkerStats {
     pub tokens: TokenStats,
     pub tree_blocks: u64,
     pub ejections: u64,
+    pub engine: EngineLoad,
 }
 
 impl Router {
@@ -131,6 +135,7 @@ impl Router {
             },
             tree_blocks: self.tree.held_by(worker.id),
             ejections: counters.ejections.total(),
+            engine: (**worker.engine_load.load()).clone(),
         }
     }
 }

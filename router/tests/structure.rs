@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 15] = [
     &["key"],
     &["config", "endpoint", "tree"],
     &["correct", "metrics", "upstream"],
-    &["admission", "policy"],
+    &["admission", "history", "policy"],
     &["fleet"],
     &["telemetry"],
     &["router"],

@@ -1,9 +1,11 @@
-"""The dashboard in a browser: `make test-dashboard`."""
+"""The dashboard in a browser, at the width of a desk and of a phone: `make test-dashboard`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -17,35 +19,52 @@ pytestmark = pytest.mark.skipif(
     browser.BINARY is None, reason="no Chromium: apt-get install chromium"
 )
 
-# Where to put the picture of the page; the docs show one.
-SCREENSHOT = os.environ.get("DASHBOARD_SCREENSHOT")
-MAX_SCREENSHOT = 300 * 1024
+# Where to put the pictures of the page; the docs show them.
+PICTURES = os.environ.get("DASHBOARD_PICTURES")
+MAX_PICTURE = 300 * 1024
+# Traffic before the picture: its charts should have something to show.
+TRAFFIC_S = 120.0 if PICTURES else 3.0
+
+PHONE = {"width": 390, "height": 844, "phone": True}
+SCREENS = [{"width": 1440, "height": 900}, PHONE]
 
 TILE = """(title) => [...document.querySelectorAll(".tile")]
   .find((tile) => tile.querySelector("h3").textContent == title)
   .querySelector(".value").textContent"""
+# The number of points of the first chart.
+POINTS = (
+    """(document.querySelector(".tile .line-0")?.getAttribute("d") ?? "").split(/[ML]/).length"""
+)
 ROWS = """[...document.querySelectorAll("#workers tr")].map((row) =>
-  [...row.cells].map((cell) => cell.textContent))"""
+  [row.className, ...[...row.cells].filter((cell) => !cell.hidden).map((cell) => cell.innerText)])"""
 ANSWERS = """[...document.querySelectorAll("#talk .assistant")].map((answer) =>
-  [answer.querySelector("p").textContent, answer.querySelector("footer").textContent])"""
+  [answer.querySelector(".body").textContent, answer.querySelector("footer").textContent])"""
+NOTE = re.compile(
+    r"first token after .+ · \d+ tokens?( · .+ per second)? · \d+ of \d+ prompt tokens"
+)
 
 
-async def _talk(url: str, number: int, turns: int) -> None:
-    """A conversation that grows, so that its prefix is found in a cache from the second turn on."""
-    text = f"This is conversation {number}. " * 12
+async def _converse(url: str, number: int, until: float) -> None:
+    """Conversations that grow, so that a prefix is found in a cache from the second turn on."""
     async with client.session() as http:
-        for _ in range(turns):
-            messages = [{"role": "user", "content": text}]
-            body = {"model": "mla-small", "messages": messages, "max_tokens": 12}
-            async with http.post(url + "/v1/chat/completions", json=body) as response:
-                answer = await response.json()
-            text += answer["choices"][0]["message"]["content"] + " Go on."
+        while time.monotonic() < until:
+            text = f"This is conversation {number}. " * 12
+            for _ in range(6):
+                messages = [{"role": "user", "content": text}]
+                body = {"model": "mla-small", "messages": messages, "max_tokens": 24}
+                body |= {"stream": True, "ignore_eos": True}
+                async with http.post(url + "/v1/chat/completions", json=body) as response:
+                    assert response.status == 200
+                    await response.read()
+                text += " Go on."
 
 
-async def _ask(page: browser.Page, question: str) -> tuple[str, str]:
+async def _ask(page: browser.Page, question: str, phone: bool) -> tuple[str, str]:
     """The answer and what the page says about it."""
     before = len(await page.evaluate(ANSWERS))
-    await page.type("#message", question)
+    await page.type("#message", question, enter=not phone)
+    if phone:
+        await page.click("#send")
     answered = (
         f"(() => {{ const all = {ANSWERS}; return all.length > {before} && all.at(-1)[1] }})()"
     )
@@ -54,46 +73,98 @@ async def _ask(page: browser.Page, question: str) -> tuple[str, str]:
     return answer, note
 
 
-def test_it_shows_the_workers_and_talks_to_the_model(small_server: Running, tmp_path: Path) -> None:
+async def _anything(_: web.Request) -> web.Response:
+    return web.json_response({})
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=["desk", "phone"])
+def test_it_shows_the_workers_and_talks_to_the_model(
+    small_server: Running, tmp_path: Path, screen: dict[str, int | bool]
+) -> None:
+    phone = "phone" in screen
+
     async def check() -> None:
-        async with browser.page() as page:
+        async with browser.page(**screen) as page:  # type: ignore[arg-type]
             await page.open(small_server.url + "/dashboard")
             await page.until("document.querySelectorAll('#workers tr').length == 2")
             assert await page.evaluate("document.querySelector('#state').textContent") == "serving"
-            await asyncio.gather(*(_talk(small_server.url, number, 6) for number in range(6)))
+            about = await page.evaluate("document.querySelector('#about').textContent")
+            assert about.startswith("mla-small · cache_aware policy · up ")
 
-            # Eighteen answers and more, and most of their prompts was cached.
-            await page.until(f"parseFloat(({TILE})('Prompt cache hits')) > 50")
-            assert "ms" in await page.evaluate(f"({TILE})('Time to first byte')")
-            assert await page.evaluate(f"({TILE})('Errors per second')") == "0.0"
-            rows = await page.evaluate(ROWS)
-            assert [row[0].startswith("http://127.0.0.1:") for row in rows] == [True, True]
-            assert all("%" in row[4] for row in rows), rows
+            end = time.monotonic() + TRAFFIC_S
+            clients = (_converse(small_server.url, number, end) for number in range(4))
+            traffic = asyncio.gather(*clients)
+            await page.until(f"parseFloat(({TILE})('Output tokens/s')) > 0")
+            await page.until(f"parseFloat(({TILE})('Prompt tokens/s')) > 0")
+            await page.until(f"parseFloat(({TILE})('Prompt cache hits')) > 0")
+            for title, form in {
+                "Requests/s": r"[\d.,]+",
+                "Requests in flight": r"\d+",
+                "Time to first token": r"[\d.]+ m?s",
+                "Time per output token": r"[\d.]+ m?s",
+                "KV cache in use": r"[\d.]+%",
+            }.items():
+                shown = await page.evaluate(f"({TILE})({title!r})")
+                assert re.fullmatch(form, shown), f"{title}: {shown}"
+            await page.until(f"{ROWS}.every((row) => / m?s$/.test(row[7]))")
+            for tone, name, *figures in await page.evaluate(ROWS):
+                assert tone == "good" and name.startswith("127.0.0.1:") and "serving" in name
+                assert len(figures) == 8 and figures[-1].endswith("% of 65.5K")
+            if PICTURES:
+                await asyncio.sleep(TRAFFIC_S * 0.9)
 
-            traffic = asyncio.gather(*(_talk(small_server.url, number, 12) for number in range(4)))
-            await page.evaluate("document.querySelector('#limit').value = 24")
-            await page.until(f"parseFloat(({TILE})('Requests per second')) > 0")
-            for question in ("What is 17 + 25?", "And 30 more?"):
-                answer, note = await _ask(page, question)
+            for question in ("What is 17 + 25?", "Sort: pear, apple, fig"):
+                answer, note = await _ask(page, question, phone)
                 assert answer.strip()
-                assert "first token after" in note
-                assert "24 tokens" in note
-                assert "prompt tokens cached" in note
-            assert not page.complaints
+                assert NOTE.match(note), note
 
-            shot = Path(SCREENSHOT or tmp_path / "dashboard.png")
-            await page.screenshot(shot)
-            assert 10_000 < shot.stat().st_size <= MAX_SCREENSHOT
+            # Nothing is wider than the screen, and there is room to type.
+            wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            assert not await page.evaluate(wide)
+            input_width = "document.querySelector('#message').getBoundingClientRect().width"
+            assert await page.evaluate(input_width) >= 300
+            shot = Path(PICTURES or tmp_path) / f"dashboard{'_phone' if phone else ''}.png"
+            await page.screenshot(shot, whole=phone)
+            assert 10_000 < shot.stat().st_size <= MAX_PICTURE
             await traffic
 
-            # A long answer can be stopped, and the page goes on from there.
-            await page.evaluate("document.querySelector('#limit').value = 4000")
-            await page.type("#message", "Tell me everything.")
-            await page.until(f"{ANSWERS}.length == 3 && {ANSWERS}.at(-1)[0].length > 50")
-            await page.evaluate("document.querySelector('#send').click()")
-            await page.until(f"{ANSWERS}.at(-1)[1] == 'stopped'")
-            await page.evaluate("document.querySelector('#clear').click()")
-            assert await page.evaluate(ANSWERS) == []
+            # Loaded again, the page has what it had.
+            points = await page.evaluate(POINTS)
+            said = await page.evaluate(ANSWERS)
+            assert points > 3 and len(said) == 2
+            await page.open(small_server.url + "/dashboard#again")
+            await page.command("Page.reload")
+            await page.until(f"{POINTS} >= {points}")
+            assert await page.evaluate(ANSWERS) == said
+            assert not page.complaints
+
+    asyncio.run(check())
+
+
+def test_a_dead_worker_is_red_and_says_why() -> None:
+    async def check() -> None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", _anything)
+        worker = test_utils.TestServer(app)
+        await worker.start_server()
+        url = str(worker.make_url("")).rstrip("/")
+        config = RouterConfig(port=0, worker_urls=[url], health_check_interval_secs=0.1)
+        with Router(config) as router:
+            async with browser.page() as page:
+                await page.open(router.url + "/dashboard")
+                await page.until(f"{ROWS}[0]?.[0] == 'good'")
+                # An engine that says nothing of its cache or its tokens: a dash and no wrong zero.
+                assert (await page.evaluate(ROWS))[0][-1] == "–"
+                await worker.close()
+                await page.until(f"{ROWS}[0][0] == 'bad'")
+                [[_, name, reason]] = await page.evaluate(ROWS)
+                assert name.endswith("down")
+                assert re.fullmatch(
+                    r"cannot connect: .+, since \d\d:\d\d:\d\d \(\d+ s\)", reason
+                ), reason
+                assert "not serving" in await page.evaluate("document.title")
+                state = await page.evaluate("document.querySelector('#state').textContent")
+                assert state == "1 of 1 worker not serving"
 
     asyncio.run(check())
 
@@ -129,11 +200,8 @@ def test_names_of_models_are_text() -> None:
         async def models(_: web.Request) -> web.Response:
             return web.json_response({"object": "list", "data": [{"id": name}, {"id": "other"}]})
 
-        async def anything(_: web.Request) -> web.Response:
-            return web.json_response({})
-
         app.router.add_get("/v1/models", models)
-        app.router.add_get("/{path:.*}", anything)
+        app.router.add_get("/{path:.*}", _anything)
         async with test_utils.TestServer(app) as worker:
             url = str(worker.make_url("")).rstrip("/")
             with Router(RouterConfig(port=0, worker_urls=[url])) as router:
@@ -144,8 +212,41 @@ def test_names_of_models_are_text() -> None:
                         "[...document.querySelectorAll('#model option')].map((o) => o.textContent)"
                     )
                     assert name in await page.evaluate(shown)
+                    assert name in await page.evaluate("document.querySelector('#about').innerText")
                     assert await page.evaluate("document.title") == "mla-router"
                     assert await page.evaluate("document.querySelectorAll('img').length") == 0
                     assert not page.complaints
+
+    asyncio.run(check())
+
+
+def test_everything_has_a_name_for_those_who_do_not_see_it() -> None:
+    async def check() -> None:
+        with Router(RouterConfig(port=0)) as router:
+            async with browser.page() as page:
+                await page.open(router.url + "/dashboard")
+                await page.until("!document.querySelector('main').hidden")
+                await page.command("Accessibility.enable")
+                tree = await page.command("Accessibility.getFullAXTree")
+                controls = {"button", "textbox", "spinbutton", "radio", "combobox", "log", "table"}
+                found = {}
+                for node in tree["nodes"]:
+                    if not node["ignored"] and node["role"]["value"] in controls:
+                        found[node.get("name", {}).get("value")] = node["role"]["value"]
+                assert found == {
+                    "5 min": "radio",
+                    "1 hour": "radio",
+                    "Hide chat": "button",
+                    "Workers": "table",
+                    "New chat": "button",
+                    "Conversation": "log",
+                    "Message": "textbox",
+                    "at most tokens": "spinbutton",
+                    "Send": "button",
+                }
+                # For a screen on a wall, by an address that can be kept.
+                await page.click("#wall")
+                await page.until("location.hash == '#wall'")
+                await page.until("!document.querySelector('#chat').checkVisibility()")
 
     asyncio.run(check())

@@ -64,22 +64,37 @@ class Page:
         await self.command("Page.navigate", url=url)
         await self.until(f"location.href == {url!r} && document.readyState == 'complete'")
 
-    async def type(self, selector: str, text: str) -> None:
+    async def type(self, selector: str, text: str, enter: bool = True) -> None:
         """As a person does: a click there, the text, Enter."""
         await self.evaluate(f"document.querySelector({selector!r}).focus()")
         await self.command("Input.insertText", text=text)
+        if enter:
+            await self.press_enter()
+
+    async def press_enter(self, shift: bool = False) -> None:
         for kind in ("keyDown", "keyUp"):
             key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
-            await self.command("Input.dispatchKeyEvent", type=kind, **key)
+            modifiers = 8 if shift else 0
+            await self.command("Input.dispatchKeyEvent", type=kind, modifiers=modifiers, **key)
 
-    async def screenshot(self, path: Path) -> None:
-        shot = await self.command("Page.captureScreenshot", format="png")
+    async def click(self, selector: str) -> None:
+        await self.evaluate(f"document.querySelector({selector!r}).click()")
+
+    async def screenshot(self, path: Path, whole: bool = False) -> None:
+        """Of what is in sight, or of the whole page."""
+        options: dict[str, Any] = {}
+        if whole:
+            root = "document.documentElement"
+            width, height = await self.evaluate(f"[{root}.scrollWidth, {root}.scrollHeight]")
+            clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+            options = {"captureBeyondViewport": True, "clip": clip}
+        shot = await self.command("Page.captureScreenshot", format="png", **options)
         path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.asynccontextmanager
-async def page(width: int = 1160, height: int = 900) -> AsyncIterator[Page]:
-    """An empty page of a browser of its own."""
+async def page(width: int = 1440, height: int = 900, phone: bool = False) -> AsyncIterator[Page]:
+    """An empty page of a browser of its own. A phone has touch, and pixels half as large."""
     assert BINARY is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
@@ -106,10 +121,10 @@ async def page(width: int = 1160, height: int = 900) -> AsyncIterator[Page]:
                     opened = Page(socket)
                     for domain in ("Page", "Runtime", "Log"):
                         await opened.command(f"{domain}.enable")
-                    screen = {"width": width, "height": height, "deviceScaleFactor": 1}
-                    await opened.command(
-                        "Emulation.setDeviceMetricsOverride", mobile=False, **screen
-                    )
+                    screen = {"width": width, "height": height, "mobile": phone}
+                    screen["deviceScaleFactor"] = 2 if phone else 1
+                    await opened.command("Emulation.setDeviceMetricsOverride", **screen)
+                    await opened.command("Emulation.setTouchEmulationEnabled", enabled=phone)
                     yield opened
         finally:
             browser.kill()

@@ -2,7 +2,7 @@
 //! that concern every worker.
 
 mod broadcast;
-mod dashboard;
+pub mod dashboard;
 mod engine;
 mod health;
 pub mod metrics;
@@ -28,9 +28,7 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/liveness", get(health::alive))
         .route("/readiness", get(health::readiness))
         .route("/metrics", get(metrics_page))
-        .route("/dashboard", get(dashboard::page))
-        .route("/dashboard/page.css", get(dashboard::style))
-        .route("/dashboard/page.js", get(dashboard::script))
+        .merge(dashboard::files())
         .route("/dashboard/events", get(dashboard::events))
         .route(
             "/workers",

@@ -60,7 +60,11 @@ impl ResponseBody {
     /// The response to `job`, whose beginning is `reply`.
     pub fn of_worker(job: Job, reply: Reply) -> Response<Self> {
         // Here and not where workers are asked: a continued stream has had its first byte.
-        job.router.metrics.first_byte.observe(job.received.elapsed());
+        let (metrics, waited) = (&job.router.metrics, job.received.elapsed());
+        metrics.first_byte.observe(waited);
+        if stream::is_event_stream(&reply.head) {
+            metrics.first_token.observe(waited);
+        }
         let Reply { mut head, first, rest, booking } = reply;
         let frames = WorkerFrames::new(first, rest, booking);
         let body = if stream::is_event_stream(&head) {

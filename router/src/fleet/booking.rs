@@ -134,7 +134,9 @@ impl Booking {
     /// a streamed answer does it tell how long that took; others come when all is done.
     pub fn prefill_done(&mut self, streamed: bool) {
         if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
-            self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+            let waited = since.elapsed();
+            self.worker.pace.observe(self.tokens_ahead, waited);
+            self.worker.counters.first_token.observe(waited);
         }
         self.release_tokens();
     }

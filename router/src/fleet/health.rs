@@ -22,7 +22,7 @@ use crate::{
 enum Trouble {
     #[error("no answer within {0:?}")]
     Silent(Duration),
-    #[error("it answered {0}")]
+    #[error("its health check answered {0}")]
     Status(http::StatusCode),
     #[error(transparent)]
     Broken(#[from] UpstreamError),
@@ -119,6 +119,7 @@ impl HealthCheck {
         self.severed |= matches!(trouble, Trouble::Broken(_));
         let failing_since = *self.failing_since.get_or_insert(sent);
         let was = worker.phase();
+        worker.note_trouble(trouble);
         let is_down = self.failures >= config.health_failure_threshold;
         if was == Phase::Healthy {
             worker.counters.ejections.increment(Ejection::HealthCheck);

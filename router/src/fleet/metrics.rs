@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     fleet::worker::{BreakerState, Phase, Worker},
-    metrics::{Counter, Counters, Ejection, Family, Label, Page},
+    metrics::{Counter, Counters, Ejection, Family, Histogram, Label, Page},
     policy::Reason,
     tree::PrefixTree,
 };
@@ -104,6 +104,9 @@ pub struct WorkerCounters {
     /// and how often they took all.
     pub emptied: Counter,
     pub ejections: Counters<Ejection>,
+    /// From the choice of the worker to the first byte of a streamed answer. The dashboard shows it; on the
+    /// page of metrics it would be fifty series a worker, and the workers tell the same.
+    pub first_token: Histogram,
     /// Changes of its circuit breaker, by the state that it came to.
     pub breaker: Counters<BreakerState>,
 }

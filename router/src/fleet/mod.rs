@@ -3,6 +3,7 @@
 mod booking;
 mod breaker;
 mod computing;
+pub mod engine_load;
 pub mod health;
 mod info;
 pub mod metrics;
@@ -10,4 +11,5 @@ mod pace;
 mod phase;
 mod pulse;
 pub mod registry;
+mod trouble;
 pub mod worker;

@@ -1,6 +1,7 @@
 //! One worker as the router sees it: its address, its health, the load booked on it, its connections.
 
 use std::{
+    fmt::Display,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -17,6 +18,7 @@ pub use crate::fleet::{
     breaker::{BreakerState, Outcome},
     info::WorkerInfo,
     phase::Phase,
+    trouble::Trouble,
 };
 use crate::{
     config::Config,
@@ -25,10 +27,12 @@ use crate::{
         booking::Load,
         breaker::Breaker,
         computing::Computing,
+        engine_load::EngineLoad,
         metrics::WorkerCounters,
         pace::Pace,
         phase::Rotation,
         pulse::{GRAIN, Pulse},
+        trouble::Troubles,
     },
     metrics::Ejection,
     names::{ModelName, WorkerId, WorkerUrl},
@@ -44,6 +48,8 @@ pub struct Worker {
     pub pool: Arc<Pool>,
     pub info: ArcSwap<WorkerInfo>,
     pub counters: WorkerCounters,
+    /// What its engine last said of its work; empty if it does not say.
+    pub engine_load: ArcSwap<EngineLoad>,
     /// What its answers have taught about its cache.
     pub learned: Learned,
     hash_seed: u64,
@@ -53,6 +59,7 @@ pub struct Worker {
     pub(super) computing: Computing,
     pub(super) breaker: Breaker,
     pub(super) rotation: Rotation,
+    troubles: Troubles,
     first_token_timeout: Duration,
     /// Set once, before its tree share is dropped for good: an insert that comes later sees it.
     removed: AtomicBool,
@@ -68,6 +75,7 @@ impl Worker {
             pool: Arc::new(pool),
             info: ArcSwap::default(),
             counters: WorkerCounters::default(),
+            engine_load: ArcSwap::default(),
             learned: Learned::new(config.default_cache_blocks()),
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
@@ -78,6 +86,7 @@ impl Worker {
                 config.cb_timeout_duration_secs.get(),
             ),
             rotation: Rotation::new(),
+            troubles: Troubles::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             removed: AtomicBool::new(false),
             health_check: OnceLock::new(),
@@ -111,7 +120,21 @@ impl Worker {
         was_in
     }
 
+    /// Why it gets no requests; `None` while it does.
+    pub fn trouble(&self) -> Option<Trouble> {
+        let well = self.phase() == Phase::Healthy && self.breaker() == BreakerState::Closed;
+        if well { None } else { self.troubles.latest(Instant::now()) }
+    }
+
+    /// A request or a health check has failed on it.
+    pub fn note_trouble(&self, reason: &dyn Display) {
+        self.troubles.note(reason, Instant::now());
+    }
+
     pub(super) fn set_phase(&self, phase: Phase) {
+        if phase == Phase::Healthy {
+            self.troubles.clear();
+        }
         self.rotation.set_phase(phase);
     }
 
@@ -163,6 +186,9 @@ impl Worker {
                 };
                 if closes {
                     self.counters.breaker.increment(BreakerState::Closed);
+                    if self.phase() == Phase::Healthy {
+                        self.troubles.clear();
+                    }
                     tracing::info!("worker {} answers again: breaker closed", self.url);
                 }
                 return;
@@ -180,6 +206,7 @@ impl Worker {
             self.counters.breaker.increment(BreakerState::Open);
             self.counters.ejections.increment(Ejection::Breaker);
             let why = if stuck { "is stuck" } else { "keeps failing" };
+            self.note_trouble(&format_args!("it {why}; the circuit breaker is open for {time:?}"));
             tracing::warn!("worker {} {why}: breaker open for {time:?}", self.url);
         }
     }
@@ -235,6 +262,7 @@ impl Worker {
             phase: self.phase(),
             healthy: self.phase() == Phase::Healthy,
             breaker: self.breaker(),
+            trouble: self.trouble(),
             requests: self.requests(),
             pending_tokens: self.pending_tokens(),
             models: info.models.clone(),
@@ -252,6 +280,8 @@ pub struct WorkerView {
     pub phase: Phase,
     pub healthy: bool,
     pub breaker: BreakerState,
+    /// Absent while it gets requests.
+    pub trouble: Option<Trouble>,
     pub requests: u32,
     pub pending_tokens: u64,
     pub models: Vec<String>,

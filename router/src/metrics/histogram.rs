@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Counter, Family, page::Page};
+use super::{Buckets, Counter, Family, page::Page};
 
 /// Latencies in buckets of a factor of 1.4 to 1.7, from 1 us to 1,000 s, for all alike: what is shown
 /// of them starts with the first bucket and ends with the last that holds something.
@@ -19,10 +19,10 @@ pub struct Histogram {
 /// Steps within a decade.
 const STEPS: [u64; 6] = [10, 15, 20, 30, 50, 70];
 const DECADES: usize = 9;
-const BOUNDS: usize = STEPS.len() * DECADES + 1;
+pub(super) const BOUNDS: usize = STEPS.len() * DECADES + 1;
 
 /// Upper bounds of the buckets in nanoseconds: 1 us to 1,000 s.
-const BOUNDS_NS: [u64; BOUNDS] = {
+pub(super) const BOUNDS_NS: [u64; BOUNDS] = {
     let mut bounds = [0; BOUNDS];
     let mut unit = 100;
     let mut index = 0;
@@ -59,6 +59,11 @@ impl Histogram {
 
     pub fn sum(&self) -> Duration {
         Duration::from_nanos(self.sum_ns.load(Relaxed))
+    }
+
+    /// The observations so far.
+    pub fn buckets(&self) -> Buckets {
+        Buckets::new(|at| self.buckets[at].get())
     }
 
     /// Observations up to each bound, which comes in seconds.

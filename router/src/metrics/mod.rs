@@ -7,6 +7,7 @@
 //! To add a metric: a field here or there, a [`Family`] with its name and meaning, a line that writes
 //! it, and its line in `docs/metrics.md` (a test prints it).
 
+mod buckets;
 mod counter;
 mod family;
 mod histogram;
@@ -18,6 +19,7 @@ mod requests;
 
 use http::StatusCode;
 
+pub use buckets::Buckets;
 pub(crate) use counter::labels;
 pub use counter::{Counter, Counters, Gauge, Label};
 pub use family::{Family, Kind};
@@ -72,7 +74,10 @@ const FIRST_BYTE: Family = Family::histogram(
     "mla_router_first_byte_seconds",
     "From the last byte of the request to the first byte of the response's body.",
 );
-
+const FIRST_TOKEN: Family = Family::histogram(
+    "mla_router_first_token_seconds",
+    "From the last byte of the request to the first byte of the response's body, of streamed answers.",
+);
 const DURATION: Family = Family::histogram(
     "mla_router_request_seconds",
     "From the last byte of the request to the end of its response, however it ended.",
@@ -97,6 +102,8 @@ pub struct Metrics {
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
     pub first_byte: Histogram,
+    /// The same of streamed answers: others come when their last token is there.
+    pub first_token: Histogram,
     /// From the last byte of the request to the end of its response, however it ended.
     pub duration: Histogram,
     pub queue: Queue,
@@ -140,6 +147,7 @@ impl Metrics {
         page.counters(&UPSTREAM_CONNECTIONS, &self.upstream_connections);
         self.overhead.write(page, &OVERHEAD);
         self.first_byte.write(page, &FIRST_BYTE);
+        self.first_token.write(page, &FIRST_TOKEN);
         self.duration.write(page, &DURATION);
         self.queue.write(page);
         page.counters(&TRACES, &self.traces);

@@ -1,6 +1,8 @@
 //! Everything that lives as long as the router: what each request and each health check shares.
 
+mod engine_watch;
 mod learn;
+mod sampling;
 pub mod select;
 mod watch;
 
@@ -18,6 +20,7 @@ use crate::{
         registry::{self, Registry},
         worker::Worker,
     },
+    history::History,
     metrics::{Metrics, UpstreamFailure},
     names::WorkerUrl,
     policy::{self, Policy},
@@ -39,6 +42,7 @@ pub struct Router {
     /// What other routers have cached for this one.
     home: HomeShare,
     pub metrics: Arc<Metrics>,
+    pub history: History,
     pub gate: Arc<Gate>,
     pub started: Instant,
     /// If traces are wanted.
@@ -69,6 +73,7 @@ impl Router {
             started: Instant::now(),
             queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
             metrics,
+            history: History::default(),
             tracer,
             dialer: Arc::new(Dialer::new(&config)?),
             bodies: Arc::new(BodyMemory::new(config.max_payload_size)),
@@ -82,6 +87,7 @@ impl Router {
                 tracing::warn!("--worker-urls: {error}");
             }
         }
+        router.runtime.spawn(sampling::run(Arc::downgrade(&router)));
         Ok(router)
     }
 
@@ -97,6 +103,7 @@ impl Router {
         let worker = self.registry.add(url, pool, &self.config)?;
         let check = watch::run(Arc::downgrade(self), Arc::clone(&worker));
         worker.attach_health_check(self.runtime.spawn(check).abort_handle());
+        self.runtime.spawn(engine_watch::run(Arc::downgrade(self), Arc::clone(&worker)));
         Ok(worker)
     }
 
@@ -120,6 +127,7 @@ impl Router {
     pub fn suspect(&self, worker: &Worker, failure: UpstreamFailure, error: &dyn Display) {
         self.metrics.upstream_error(failure);
         if worker.suspect() {
+            worker.note_trouble(error);
             self.registry.announce();
             let url = &worker.url;
             tracing::warn!("worker {url} out of rotation until a good health check: {error}");

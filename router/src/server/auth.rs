@@ -5,21 +5,14 @@ use http::{HeaderMap, header};
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
+    admin::dashboard,
     config::{ApiKey, Config},
     endpoint::Endpoint,
     error::Error,
 };
 
-/// Routes that answer without a key: a prober has none, and the page of the dashboard says nothing
-/// (its data needs a key).
-const OPEN_ROUTES: [&str; 6] = [
-    "/health",
-    "/liveness",
-    "/readiness",
-    "/dashboard",
-    "/dashboard/page.css",
-    "/dashboard/page.js",
-];
+/// Routes that answer without a key, as a prober has none.
+const PROBES: [&str; 3] = ["/health", "/liveness", "/readiness"];
 
 /// Whether a request to `endpoint` may pass. `route` is its path, for the routes of the router
 /// itself; there, whole and unchanged, it is the route.
@@ -32,7 +25,7 @@ pub(super) fn check(
     let own = endpoint == Endpoint::Admin;
     let admin = config.admin_api_key.as_slice();
     let keys: [&[ApiKey]; 2] = match (own, admin.is_empty(), config.api_key.is_empty()) {
-        (true, ..) if OPEN_ROUTES.contains(&route) => return Ok(()),
+        (true, ..) if is_open(route) => return Ok(()),
         (true, false, _) => [admin, &[]],
         // An admin key alone leaves the models open: it protects the router.
         (false, _, true) | (true, true, true) => return Ok(()),
@@ -42,6 +35,11 @@ pub(super) fn check(
     let sent = sent.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     let known = sent.is_some_and(|sent| is_one_of(sent, keys.into_iter().flatten()));
     if known { Ok(()) } else { Err(Error::Unauthorized) }
+}
+
+/// Probes, and the page of the dashboard, which says nothing: its data needs a key.
+fn is_open(route: &str) -> bool {
+    PROBES.contains(&route) || dashboard::FILES.iter().any(|file| file.path == route)
 }
 
 /// Takes as long for every key of one length: all are looked at, and each to its end. Else the time

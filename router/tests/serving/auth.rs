@@ -4,18 +4,11 @@ use std::net::SocketAddr;
 
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt;
-use mla_router::Config;
+use mla_router::{Config, admin::dashboard::FILES};
 
 use crate::support::{Client, FakeWorker, Raw, config, request, router};
 
-const OPEN: [&str; 6] = [
-    "/health",
-    "/liveness",
-    "/readiness",
-    "/dashboard",
-    "/dashboard/page.css",
-    "/dashboard/page.js",
-];
+const PROBES: [&str; 3] = ["/health", "/liveness", "/readiness"];
 const DATA: [(&str, &str); 9] = [
     ("POST", "/generate"),
     ("POST", "/v1/chat/completions"),
@@ -41,10 +34,15 @@ fn own_routes() -> Vec<(&'static str, &'static str)> {
             (method, if path == "/workers/{id}" { "/workers/1" } else { path })
         })
     });
-    let routes: Vec<_> = routes.collect();
+    let pages = FILES.iter().map(|file| ("GET", file.path));
+    let routes: Vec<_> = routes.chain(pages).collect();
     assert!(routes.len() > 10 && routes.contains(&("DELETE", "/workers")), "{routes:?}");
     assert!(routes.iter().all(|(_, path)| path.starts_with('/') && !path.contains('{')));
     routes
+}
+
+fn is_open(route: &str) -> bool {
+    PROBES.contains(&route) || FILES.iter().any(|file| file.path == route)
 }
 
 fn with_keys() -> Config {
@@ -81,7 +79,7 @@ async fn every_route_is_closed_to_strangers_and_the_routers_own_to_clients() {
     for route in own_routes() {
         for key in [None, Some("sesame"), Some("open-up"), Some("caliphs"), Some("calip")] {
             let status = status(address, route, key).await;
-            assert_eq!(status != 401, OPEN.contains(&route.1), "{route:?} with {key:?}: {status}");
+            assert_eq!(status != 401, is_open(route.1), "{route:?} with {key:?}: {status}");
         }
         assert_ne!(status(address, route, Some("caliph")).await, 401, "{route:?}");
     }
@@ -144,7 +142,7 @@ async fn a_client_key_opens_all_where_no_admin_key_is_set() {
     let router = router(Config { admin_api_key: None, ..with_keys() }, &[&worker]).await;
     let address = router.local_addr();
     for route in own_routes().into_iter().chain(DATA) {
-        let open = OPEN.contains(&route.1);
+        let open = is_open(route.1);
         assert_eq!(status(address, route, None).await == 401, !open, "{route:?}");
         assert_ne!(status(address, route, Some("open-up")).await, 401, "{route:?}");
     }

@@ -4,23 +4,20 @@ use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
-use crate::support::{Client, FakeWorker, config, request, router, soon};
+use hyper::body::Incoming;
+use mla_router::{RouterHandle, admin::dashboard::FILES, fleet::worker::Phase};
 
-const FILES: [(&str, &str); 3] = [
-    ("/dashboard", "text/html; charset=utf-8"),
-    ("/dashboard/page.css", "text/css; charset=utf-8"),
-    ("/dashboard/page.js", "text/javascript; charset=utf-8"),
-];
+use crate::support::{Client, FakeWorker, all_in, config, request, router, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_is_open_and_its_data_is_not() {
     let key = "sesame".parse().expect("a key");
     let router = router(mla_router::Config { api_key: vec![key], ..config() }, &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    for (path, kind) in FILES {
-        let answer = client.get(path).await;
-        assert_eq!(answer.status, StatusCode::OK, "{path}");
-        assert_eq!(answer.headers["content-type"], kind);
+    for file in FILES {
+        let answer = client.get(file.path).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", file.path);
+        assert_eq!(answer.headers["content-type"], file.content_type);
         assert_eq!(answer.headers["x-content-type-options"], "nosniff");
         let policy = answer.headers["content-security-policy"].to_str().expect("text");
         assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{policy}");
@@ -34,13 +31,47 @@ async fn the_page_is_open_and_its_data_is_not() {
 async fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
     let router = router(config(), &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    for (path, _) in FILES {
+    for file in FILES {
+        let path = file.path;
         let body = client.get(path).await.body;
         let text = String::from_utf8(body.to_vec()).expect("text");
         let bad =
             ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style="];
         for word in bad.into_iter().chain(["onclick", "onload", "<style", "url(", "https://"]) {
             assert!(!text.contains(word), "{word} in {path}");
+        }
+    }
+}
+
+/// The events of the page, one by one.
+struct Events {
+    body: Incoming,
+    /// The connection lives as long as its client.
+    _client: Client,
+}
+
+impl Events {
+    async fn open(router: &RouterHandle) -> Self {
+        let mut client = Client::connect(router.local_addr()).await;
+        let answer = client.send(request(Method::GET, "/dashboard/events", "")).await;
+        let answer = answer.expect("events");
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        Self { body: answer.into_body(), _client: client }
+    }
+
+    async fn next(&mut self) -> Option<Value> {
+        let frame = soon(self.body.frame()).await?.expect("whole");
+        let bytes = frame.into_data().expect("data");
+        let event = bytes.strip_prefix(b"data: ").expect("an event");
+        Some(serde_json::from_slice(event).expect("JSON"))
+    }
+
+    async fn until(&mut self, holds: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let event = self.next().await.expect("more events");
+            if holds(&event) {
+                return event;
+            }
         }
     }
 }
@@ -53,21 +84,101 @@ async fn events_say_what_the_router_knows() {
     for _ in 0..3 {
         client.post("/v1/chat/completions", r#"{"messages":[]}"#).await;
     }
-    let answer = client.send(request(Method::GET, "/dashboard/events", "")).await.expect("events");
-    assert_eq!(answer.headers()["content-type"], "text/event-stream");
-    let mut body = answer.into_body();
+    let mut events = Events::open(&router).await;
     for _ in 0..2 {
-        let frame = soon(body.frame()).await.expect("an event").expect("whole");
-        let bytes = frame.into_data().expect("data");
-        let event = bytes.strip_prefix(b"data: ").expect("an event");
-        let stats: Value = serde_json::from_slice(event).expect("JSON");
+        let stats = events.next().await.expect("an event")["stats"].take();
         assert_eq!(stats["requests"]["answered"]["2xx"], 3);
         assert_eq!(stats["first_byte"]["count"], 3);
         assert_eq!(stats["workers"].as_array().expect("a list").len(), 2);
         assert_eq!(stats["workers"][1]["url"], workers[1].url());
         assert_eq!(stats["workers"][1]["phase"], "healthy");
+        assert_eq!(stats["workers"][1]["trouble"], Value::Null);
     }
     // A reader does not hold the router up.
     assert!(soon(router.drain(std::time::Duration::from_secs(60))).await);
-    while soon(body.frame()).await.is_some() {}
+    while events.next().await.is_some() {}
+}
+
+/// The number of samples that an event brings, and that of the last one.
+fn samples(event: &Value) -> (usize, u64) {
+    let fine = event["history"]["total"]["fine"].as_array().expect("a list");
+    (fine.len(), event["history"]["tick"].as_u64().expect("a number"))
+}
+
+/// A page that is opened, or loaded again, shows what was before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_event_brings_the_history_and_each_later_one_what_is_new() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    Events::open(&router).await.until(|event| samples(event).1 >= 2).await;
+    for _ in 0..2 {
+        let mut events = Events::open(&router).await;
+        let (length, mut last) = samples(&events.next().await.expect("an event"));
+        assert_eq!(length as u64, last, "all there is");
+        while last < 4 {
+            let (length, tick) = samples(&events.next().await.expect("an event"));
+            assert_eq!(length as u64, tick - last);
+            last = tick;
+        }
+    }
+}
+
+/// A value of the latest sample of the only worker.
+fn latest(event: &Value, figure: &str) -> Value {
+    let figures = event["history"]["figures"].as_array().expect("names");
+    let at = figures.iter().position(|name| name == figure).expect("a figure");
+    let fine = event["history"]["workers"]["0"]["fine"].as_array().expect("samples");
+    fine.last().map_or(Value::Null, |sample| sample[at].clone())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_say_what_they_are_doing() {
+    let worker = FakeWorker::plain().await;
+    worker.set_metrics(
+        "sglang:num_running_reqs{model_name=\"m\"} 3\nsglang:num_queue_reqs 2\n\
+         sglang:token_usage 0.25\nsglang:generation_tokens_total 1000\n",
+    );
+    let router = router(config(), &[&worker]).await;
+    let mut events = Events::open(&router).await;
+    let told = |event: &Value| event["stats"]["workers"][0]["engine"]["running"] == 3.0;
+    let event = events.until(told).await;
+    assert_eq!(event["stats"]["workers"][0]["engine"]["kv_usage"], 0.25);
+    let event = events.until(|event| latest(event, "output_tokens") == 0.0).await;
+    assert_eq!(latest(&event, "running"), 3.0);
+    assert_eq!(latest(&event, "waiting"), 2.0);
+    assert_eq!(latest(&event, "kv_usage"), 0.25);
+    assert_eq!(latest(&event, "pause"), Value::Null, "it does not say");
+    worker.set_metrics("sglang:generation_tokens_total 1100\n");
+    events.until(|event| latest(event, "output_tokens").as_f64().is_some_and(|n| n > 0.0)).await;
+}
+
+/// Until its next restart it is not asked every second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_without_figures_is_shown_all_the_same() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut events = Events::open(&router).await;
+    let event = events.until(|event| latest(event, "requests") == 0.0).await;
+    assert_eq!(event["stats"]["workers"][0]["engine"]["running"], Value::Null);
+    assert_eq!(latest(&event, "kv_usage"), Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_requests_says_why_and_since_when() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    worker.kill().await;
+    all_in(Phase::Down, &router).await;
+    let trouble = router.workers()[0].trouble.clone().expect("a reason");
+    assert!(trouble.reason.contains("Connection refused"), "{trouble:?}");
+    let mut client = Client::connect(router.local_addr()).await;
+    let workers = client.get("/workers").await.json();
+    assert!(workers["workers"][0]["trouble"]["for_s"].as_f64().expect("a time") >= trouble.for_s);
+    worker.restart().await;
+    all_in(Phase::Healthy, &router).await;
+    assert_eq!(router.workers()[0].trouble, None);
+    worker.set_healthy(false);
+    all_in(Phase::Down, &router).await;
+    let trouble = router.workers()[0].trouble.clone().expect("a reason");
+    assert!(trouble.reason.contains("503"), "{trouble:?}");
 }

@@ -1,4 +1,4 @@
-//! What the router knows, every second.
+//! What the router knows, every second; with the first event, the last hour.
 
 use std::{
     convert::Infallible,
@@ -10,9 +10,10 @@ use std::{
 
 use axum::body::Bytes;
 use http_body::{Body, Frame};
+use serde::Serialize;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::router::Router;
+use crate::{history::Excerpt, router::Router, stats::Stats};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -20,6 +21,14 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(super) struct Events {
     router: Arc<Router>,
     ticks: Interval,
+    /// The last sample that the reader has had.
+    seen: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Event {
+    stats: Stats,
+    history: Excerpt,
 }
 
 impl Events {
@@ -27,7 +36,7 @@ impl Events {
         let mut ticks = interval(PERIOD);
         // A page in the background reads late; it wants the present and not what it has missed.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { router, ticks }
+        Self { router, ticks, seen: None }
     }
 }
 
@@ -44,8 +53,11 @@ impl Body for Events {
         if self.router.gate.is_draining() && self.router.gate.in_flight() == 0 {
             return Poll::Ready(None);
         }
-        let stats = serde_json::to_string(&self.router.stats());
-        let stats = stats.expect("contract: statistics are numbers and names");
-        Poll::Ready(Some(Ok(Frame::data(Bytes::from(format!("data: {stats}\n\n"))))))
+        let event =
+            Event { stats: self.router.stats(), history: self.router.history.since(self.seen) };
+        self.seen = Some(event.history.tick);
+        let event = serde_json::to_string(&event);
+        let event = event.expect("contract: statistics are numbers and names");
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(format!("data: {event}\n\n"))))))
     }
 }

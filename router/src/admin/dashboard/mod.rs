@@ -1,45 +1,88 @@
-//! `/dashboard`: one page that shows what the router knows, and a chat box to try the model.
+//! `/dashboard`: a page that shows what the router knows, and a chat to try the model.
 //!
 //! The page is static and open to all; what it shows comes from `/dashboard/events`, for which the
 //! page asks for the admin key.
 
 mod events;
 
+use std::sync::Arc;
+
 use axum::{
+    Router as Routes,
     extract::State,
     http::{HeaderMap, HeaderName, HeaderValue, header},
     response::{IntoResponse, Response},
+    routing::get,
 };
 
 use super::Shared;
+use crate::router::Router;
 use events::Events;
 
-/// Nothing but the page's own three files and the router's own answers: no inline script, no other
-/// host, no frame around it.
+/// Nothing but the page's own files and the router's own answers: no inline script, no other host, no
+/// frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-pub(super) async fn page() -> Response {
-    file("text/html; charset=utf-8", include_str!("page.html"))
+/// A file of the page.
+pub struct File {
+    pub path: &'static str,
+    pub content_type: &'static str,
+    text: &'static str,
 }
 
-pub(super) async fn style() -> Response {
-    file("text/css; charset=utf-8", include_str!("page.css"))
+/// A script of the page.
+macro_rules! script {
+    ($name:literal) => {
+        File {
+            path: concat!("/dashboard/", $name),
+            content_type: "text/javascript; charset=utf-8",
+            text: include_str!($name),
+        }
+    };
 }
 
-pub(super) async fn script() -> Response {
-    file("text/javascript; charset=utf-8", include_str!("page.js"))
+/// All that the page consists of. They say nothing, so they are served without a key.
+pub const FILES: [File; 13] = [
+    File {
+        path: "/dashboard",
+        content_type: "text/html; charset=utf-8",
+        text: include_str!("page.html"),
+    },
+    File {
+        path: "/dashboard/page.css",
+        content_type: "text/css; charset=utf-8",
+        text: include_str!("page.css"),
+    },
+    File {
+        path: "/dashboard/chat.css",
+        content_type: "text/css; charset=utf-8",
+        text: include_str!("chat.css"),
+    },
+    script!("page.js"),
+    script!("chart.js"),
+    script!("chat.js"),
+    script!("dom.js"),
+    script!("history.js"),
+    script!("markdown.js"),
+    script!("numbers.js"),
+    script!("server.js"),
+    script!("tiles.js"),
+    script!("workers.js"),
+];
+
+/// The routes of the files.
+pub(super) fn files() -> Routes<Arc<Router>> {
+    FILES.iter().fold(Routes::new(), |routes, file| {
+        routes.route(file.path, get(async || (headers(file.content_type), file.text)))
+    })
 }
 
-/// The router's statistics, at once and then every second, as server-sent events.
+/// The router's statistics and history, at once and then every second, as server-sent events.
 pub(super) async fn events(State(router): Shared) -> Response {
     let body = axum::body::Body::new(Events::new(router));
     (headers("text/event-stream"), body).into_response()
-}
-
-fn file(kind: &'static str, text: &'static str) -> Response {
-    (headers(kind), text).into_response()
 }
 
 fn headers(kind: &'static str) -> HeaderMap {

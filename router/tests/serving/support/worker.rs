@@ -114,6 +114,7 @@ struct State {
     /// What it is is neither told nor refused.
     withholds_info: AtomicBool,
     models: Mutex<Option<String>>,
+    metrics: Mutex<Option<String>>,
 }
 
 impl State {
@@ -168,6 +169,7 @@ impl FakeWorker {
             info: Mutex::new(None),
             withholds_info: AtomicBool::new(false),
             models: Mutex::new(None),
+            metrics: Mutex::new(None),
         });
         let port = Port::free().expect("a free port");
         let mut worker = Self { speaks, port, state, events, server: None };
@@ -229,6 +231,10 @@ impl FakeWorker {
     pub(crate) fn set_models(&self, names: &[&str]) {
         let models: Vec<_> = names.iter().map(|name| serde_json::json!({"id": name})).collect();
         *self.state.models.lock() = Some(serde_json::json!({"data": models}).to_string());
+    }
+
+    pub(crate) fn set_metrics(&self, page: &str) {
+        *self.state.metrics.lock() = Some(page.to_owned());
     }
 
     pub(crate) fn url(&self) -> String {
@@ -344,9 +350,9 @@ async fn answer(
             let reply = info.map_or_else(|| Reply::status(404), Reply::ok);
             return respond(Unfinished(None), reply).await;
         }
-        "/v1/models" if is_own(&head) => {
-            let models = state.models.lock().clone();
-            let reply = models.map_or_else(|| Reply::status(404), Reply::ok);
+        path @ ("/v1/models" | "/metrics") if is_own(&head) => {
+            let page = if path == "/metrics" { &state.metrics } else { &state.models };
+            let reply = page.lock().clone().map_or_else(|| Reply::status(404), Reply::ok);
             return respond(Unfinished(None), reply).await;
         }
         _ => {}

@@ -1,0 +1,62 @@
+// The samples of the last five minutes and of the last hour. The router keeps them; the page adds those
+// that come while it is open.
+
+/** The two spans that can be shown: seconds from sample to sample, and how many there are. */
+export const RANGES = {
+  fine: { period: 1, length: 300, text: "last 5 minutes" },
+  coarse: { period: 10, length: 360, text: "last hour" },
+};
+
+/** A latency or a share of a quiet moment is shown for so many seconds more. */
+const MEMORY = 60;
+
+export class History {
+  #figures = [];
+  #total = { fine: [], coarse: [] };
+  #workers = {};
+
+  /** Takes what the router sends: everything with the first event of a connection, then what is new. */
+  take({ tick, coarse_every: every, figures, total, workers }, isFirst) {
+    this.#figures = figures;
+    if (isFirst) {
+      this.#total = total;
+      this.#workers = workers;
+      for (const samples of [total, ...Object.values(workers)]) samples.coarse ??= [];
+      return;
+    }
+    extend(this.#total, total, tick, every);
+    const before = this.#workers;
+    this.#workers = {};
+    for (const [id, news] of Object.entries(workers)) {
+      this.#workers[id] = before[id] ?? { fine: [], coarse: [] };
+      extend(this.#workers[id], news, tick, every);
+    }
+  }
+
+  /** The values of a figure, latest last, `null` where it is not known; of a worker, or of all. */
+  series(range, figure, worker = null) {
+    const samples = (worker === null ? this.#total : this.#workers[worker])?.[range] ?? [];
+    const at = this.#figures.indexOf(figure);
+    return samples.map((sample) => sample[at]);
+  }
+
+  /** The latest value. */
+  now(figure, worker = null) {
+    return this.series("fine", figure, worker).at(-1) ?? null;
+  }
+
+  /** The latest value that is known, of the last minute. */
+  lately(figure, worker = null) {
+    return this.series("fine", figure, worker).slice(-MEMORY).findLast((n) => n !== null) ?? null;
+  }
+}
+
+function extend(samples, news, tick, every) {
+  news.fine.forEach((sample, i) => {
+    samples.fine.push(sample);
+    if ((tick - news.fine.length + 1 + i) % every === 0) samples.coarse.push(sample);
+  });
+  for (const range of ["fine", "coarse"]) {
+    samples[range].splice(0, samples[range].length - RANGES[range].length);
+  }
+}

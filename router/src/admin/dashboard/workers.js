@@ -1,0 +1,108 @@
+// The table of workers; on a narrow screen each row is a card.
+
+import { Chart } from "./chart.js";
+import { $, element, say } from "./dom.js";
+import { RANGES } from "./history.js";
+import { age, count, duration, percent, rate, timeOfDay } from "./numbers.js";
+
+/** A worker that has not come up by then will probably not. */
+const STARTS_WITHIN_S = 600;
+
+/** What the router does with a worker, in words, and how bad that is. */
+export function condition({ phase, breaker, trouble }) {
+  if (phase === "down") return ["down", "bad"];
+  if (phase === "suspect") return ["out of rotation", "warn"];
+  if (phase === "starting") {
+    return trouble?.for_s > STARTS_WITHIN_S ? ["not up yet", "bad"] : ["starting", "warn"];
+  }
+  if (breaker === "open") return ["circuit breaker open", "bad"];
+  if (breaker === "half_open") return ["circuit breaker half-open: one request on trial", "warn"];
+  return ["serving", "good"];
+}
+
+function why({ trouble, requests }) {
+  const reason = trouble.reason.replace(/ \(os error \d+\)/, "");
+  const since = `since ${timeOfDay(trouble.for_s)} (${age(trouble.for_s)})`;
+  const left = requests ? `, with ${count(requests)} requests still on it` : "";
+  return `${reason}, ${since}${left}`;
+}
+
+class Row {
+  constructor(worker) {
+    this.name = element("strong", { text: worker.url.replace(/^http:\/\//, ""), title: worker.url });
+    this.state = element("span", { className: "dot" });
+    this.reason = cell("Reason", "reason");
+    this.output = element("span");
+    this.chart = new Chart(1);
+    this.meter = element("meter", { min: 0, max: 1, "aria-label": "KV cache in use" });
+    this.usage = element("span");
+    this.numbers = {};
+    const number = (key, label) => (this.numbers[key] = cell(label, "number"));
+    this.figures = [
+      number("running", "Running"),
+      number("waiting", "Waiting"),
+      cell("Output tokens/s", "number spark", this.chart.node, this.output),
+      number("prompt", "Prompt tokens/s"),
+      number("first", "TTFT"),
+      number("pause", "TPOT"),
+      number("hits", "Cache hits"),
+      cell("KV cache", "usage", this.meter, this.usage),
+    ];
+    this.reason.colSpan = this.figures.length;
+    const name = cell("Worker", "name", this.name, this.state);
+    this.node = element("tr", { role: "row" }, name, ...this.figures, this.reason);
+  }
+
+  show(worker, models, history, range) {
+    const { id, engine } = worker;
+    const [words, tone] = condition(worker);
+    this.node.className = tone;
+    this.state.className = `dot ${tone}`;
+    say(this.state, models ? `${words} · ${models}` : words);
+    // A worker that gets no requests has a reason in the place of figures.
+    this.reason.hidden = !worker.trouble;
+    for (const cell of this.figures) cell.hidden = !this.reason.hidden;
+    say(this.reason, worker.trouble ? why(worker) : "");
+    // An engine that does not tell its queue has all that the router has sent it.
+    say(this.numbers.running, count(engine.running ?? worker.requests));
+    say(this.numbers.waiting, count(engine.waiting));
+    say(this.output, rate(history.now("output_tokens", id)));
+    say(this.numbers.prompt, rate(history.now("prompt_tokens", id)));
+    say(this.numbers.first, duration(history.lately("first_token", id)));
+    say(this.numbers.pause, duration(history.lately("pause", id)));
+    say(this.numbers.hits, percent(history.lately("cached", id)));
+    this.chart.draw([history.series(range, "output_tokens", id)], RANGES[range].length);
+    this.meter.hidden = engine.kv_usage === null;
+    this.meter.value = engine.kv_usage ?? 0;
+    say(this.usage, usage(worker));
+  }
+}
+
+function usage({ engine, max_total_num_tokens: capacity }) {
+  if (engine.kv_usage === null) return "–";
+  return percent(engine.kv_usage) + (capacity ? ` of ${count(capacity)}` : "");
+}
+
+/** The label is for cards, which have no heading. */
+function cell(label, className, ...children) {
+  return element("td", { role: "cell", className, "data-label": label }, ...children);
+}
+
+export class Workers {
+  #rows = new Map();
+
+  show(workers, history, range) {
+    const before = this.#rows;
+    this.#rows = new Map(workers.map((worker) => [worker.id, before.get(worker.id) ?? new Row(worker)]));
+    const nodes = [...this.#rows.values()].map((row) => row.node);
+    if (nodes.some((node, i) => $("workers").children[i] !== node) || before.size !== nodes.length) {
+      $("workers").replaceChildren(...nodes);
+    }
+    const models = workers.map((worker) => worker.models.join(", "));
+    const isMixed = new Set(models.filter(Boolean)).size > 1;
+    workers.forEach((worker, i) => {
+      this.#rows.get(worker.id).show(worker, isMixed ? models[i] : "", history, range);
+    });
+    $("nobody").hidden = workers.length > 0;
+  }
+}

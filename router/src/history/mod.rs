@@ -1,0 +1,180 @@
+//! What went on in the last hour, so that a page that is opened now shows it.
+//!
+//! A sample a second, from what is counted anyway. Memory is bounded: 660 samples of 48 bytes, 32 KB, for
+//! each worker and for all together. A worker's samples go with it.
+
+mod figure;
+mod rings;
+mod window;
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::Instant;
+
+pub use figure::{Figure, Sample};
+pub use window::Counts;
+
+use crate::{metrics::Label, names::WorkerId};
+use rings::{COARSE_EVERY, Rings};
+use window::Window;
+
+/// One worker at one moment.
+#[derive(Debug, Default)]
+pub struct WorkerMoment {
+    pub counts: Counts,
+    pub running: Option<f64>,
+    pub waiting: Option<f64>,
+    pub kv_usage: Option<f64>,
+}
+
+/// The router itself at one moment: what it counts, without what is counted of each worker.
+#[derive(Debug, Default)]
+pub struct RouterMoment {
+    pub counts: Counts,
+    pub in_flight: f64,
+    pub waiting: f64,
+}
+
+#[derive(Debug, Default)]
+pub struct History(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Samples so far.
+    tick: u64,
+    /// What all workers have counted together, those that have gone included.
+    counted: Counts,
+    total: Series,
+    workers: BTreeMap<u32, Series>,
+}
+
+#[derive(Debug, Default)]
+struct Series {
+    window: Window,
+    rings: Rings,
+}
+
+/// The samples that one reader has not had.
+#[derive(Debug, Serialize)]
+pub struct Excerpt {
+    /// The number of the last sample.
+    pub tick: u64,
+    pub coarse_every: u64,
+    /// What the numbers of a sample mean.
+    figures: Vec<&'static str>,
+    pub total: Samples,
+    /// By the worker's id. Lists end with the same sample; a younger worker's are shorter.
+    pub workers: BTreeMap<u32, Samples>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Samples {
+    pub fine: Vec<Sample>,
+    /// Only for a reader who has had nothing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub coarse: Vec<Sample>,
+}
+
+impl History {
+    /// Takes the sample of one second.
+    pub fn record(
+        &self,
+        at: Instant,
+        router: RouterMoment,
+        workers: impl IntoIterator<Item = (WorkerId, WorkerMoment)>,
+    ) {
+        let State { tick, counted, total, workers: known } = &mut *self.0.lock();
+        *tick += 1;
+        let (mut waiting, mut kv_usages) = (router.waiting, Vec::new());
+        let mut gone = std::mem::take(known);
+        for (id, moment) in workers {
+            let mut series = gone.remove(&id.0).unwrap_or_default();
+            if let Some(before) = series.window.latest() {
+                counted.add(before.clone(), moment.counts.clone());
+            }
+            series.window.push(at, moment.counts);
+            let mut sample = series.window.sample();
+            sample.set(Figure::Running, moment.running);
+            sample.set(Figure::Waiting, moment.waiting);
+            sample.set(Figure::KvUsage, moment.kv_usage);
+            series.rings.push(*tick, sample);
+            waiting += moment.waiting.unwrap_or(0.0);
+            kv_usages.extend(moment.kv_usage);
+            known.insert(id.0, series);
+        }
+        let Counts { requests, errors, first_token, .. } = router.counts;
+        total.window.push(at, Counts { requests, errors, first_token, ..counted.clone() });
+        let mut sample = total.window.sample();
+        sample.set(Figure::Running, Some(router.in_flight));
+        sample.set(Figure::Waiting, Some(waiting));
+        let mean = kv_usages.iter().sum::<f64>() / kv_usages.len() as f64;
+        sample.set(Figure::KvUsage, (!kv_usages.is_empty()).then_some(mean));
+        total.rings.push(*tick, sample);
+    }
+
+    /// What has come since the sample `seen`, or all there is.
+    pub fn since(&self, seen: Option<u64>) -> Excerpt {
+        let state = self.0.lock();
+        let missed = seen.map_or(usize::MAX, |seen| state.tick.saturating_sub(seen) as usize);
+        let samples = |series: &Series| Samples {
+            fine: series.rings.fine(missed),
+            coarse: if seen.is_none() { series.rings.coarse() } else { Vec::new() },
+        };
+        Excerpt {
+            tick: state.tick,
+            coarse_every: COARSE_EVERY,
+            figures: Figure::ALL.iter().map(|figure| figure.as_str()).collect(),
+            total: samples(&state.total),
+            workers: state.workers.iter().map(|(id, series)| (*id, samples(series))).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn moment(output_tokens: f64, kv_usage: f64) -> WorkerMoment {
+        let counts = Counts { output_tokens: Some(output_tokens), ..Counts::default() };
+        WorkerMoment { counts, waiting: Some(1.0), kv_usage: Some(kv_usage), running: None }
+    }
+
+    fn last(samples: &Samples, figure: Figure) -> Option<f32> {
+        samples.fine.last().and_then(|sample| sample.get(figure))
+    }
+
+    #[test]
+    fn all_workers_together_are_the_sum_of_each() {
+        let (history, start) = (History::default(), Instant::now());
+        for second in 0..20u8 {
+            let at = start + Duration::from_secs(second.into());
+            let time = f64::from(second);
+            let mut workers = vec![(WorkerId(0), moment(time * 10.0, 0.2))];
+            if second >= 5 {
+                workers.push((WorkerId(7), moment(1000.0 + time * 30.0, 0.4)));
+            }
+            let router = RouterMoment { in_flight: 3.0, waiting: 1.0, ..RouterMoment::default() };
+            history.record(at, router, workers);
+        }
+        let all = history.since(None);
+        assert_eq!((all.tick, all.total.fine.len(), all.total.coarse.len()), (20, 20, 2));
+        assert_eq!(all.workers[&7].fine.len(), 15);
+        assert_eq!(last(&all.workers[&0], Figure::OutputTokens), Some(10.0));
+        assert_eq!(last(&all.workers[&7], Figure::OutputTokens), Some(30.0));
+        assert_eq!(last(&all.total, Figure::OutputTokens), Some(40.0));
+        assert_eq!(last(&all.total, Figure::Waiting), Some(3.0));
+        assert_eq!(last(&all.total, Figure::Running), Some(3.0));
+        assert_eq!(last(&all.total, Figure::KvUsage), Some(0.3));
+        assert_eq!(last(&all.total, Figure::Pause), None);
+        let news = history.since(Some(18));
+        assert_eq!((news.total.fine.len(), news.total.coarse.len()), (2, 0));
+        assert_eq!(history.since(Some(20)).total.fine.len(), 0);
+        // A worker that is gone takes its samples along.
+        history.record(start + Duration::from_secs(20), RouterMoment::default(), []);
+        assert!(history.since(None).workers.is_empty());
+    }
+}

@@ -1,0 +1,70 @@
+//! Samples of the last five minutes, each second, and of the last hour, each ten seconds.
+
+use std::collections::VecDeque;
+
+use super::figure::Sample;
+
+/// Five minutes.
+const FINE: usize = 300;
+
+/// One sample in so many is kept for an hour.
+pub(super) const COARSE_EVERY: u64 = 10;
+
+/// An hour.
+const COARSE: usize = 360;
+
+/// The samples of one series, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Rings {
+    fine: VecDeque<Sample>,
+    coarse: VecDeque<Sample>,
+}
+
+impl Rings {
+    /// `tick` is the number of the sample, from the start of the router.
+    pub(super) fn push(&mut self, tick: u64, sample: Sample) {
+        push(&mut self.fine, FINE, sample);
+        if tick.is_multiple_of(COARSE_EVERY) {
+            push(&mut self.coarse, COARSE, sample);
+        }
+    }
+
+    /// The last samples, at most so many.
+    pub(super) fn fine(&self, count: usize) -> Vec<Sample> {
+        self.fine.iter().skip(self.fine.len().saturating_sub(count)).copied().collect()
+    }
+
+    pub(super) fn coarse(&self) -> Vec<Sample> {
+        self.coarse.iter().copied().collect()
+    }
+}
+
+fn push(ring: &mut VecDeque<Sample>, length: usize, sample: Sample) {
+    if ring.len() == length {
+        ring.pop_front();
+    }
+    ring.push_back(sample);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Figure;
+
+    #[test]
+    fn an_hour_is_kept_and_no_more() {
+        let mut rings = Rings::default();
+        for tick in 1..=10_000u16 {
+            let mut sample = Sample::default();
+            sample.set(Figure::Running, Some(f64::from(tick)));
+            rings.push(tick.into(), sample);
+        }
+        let ticks = |samples: Vec<Sample>| -> Vec<_> {
+            samples.iter().filter_map(|sample| sample.get(Figure::Running)).collect()
+        };
+        let (fine, coarse) = (ticks(rings.fine(usize::MAX)), ticks(rings.coarse()));
+        assert_eq!((fine.len(), fine[0], fine[299]), (300, 9_701.0, 10_000.0));
+        assert_eq!((coarse.len(), coarse[0], coarse[359]), (360, 6_410.0, 10_000.0));
+        assert_eq!(ticks(rings.fine(2)), [9_999.0, 10_000.0]);
+    }
+}

@@ -1,0 +1,69 @@
+//! The history's sample of each second, from what is counted anyway.
+
+use std::{sync::Weak, time::Duration};
+
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::Router;
+use crate::{
+    fleet::worker::Worker,
+    history::{Counts, RouterMoment, WorkerMoment},
+    metrics::{Label, StatusClass, UpstreamFailure},
+};
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Samples until the router is gone.
+pub(super) async fn run(router: Weak<Router>) {
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        let Some(router) = router.upgrade() else {
+            return;
+        };
+        let workers = router.registry.workers();
+        let moments = workers.iter().map(|worker| (worker.id, of_worker(worker)));
+        router.history.record(Instant::now(), of_router(&router), moments);
+    }
+}
+
+fn of_router(router: &Router) -> RouterMoment {
+    let metrics = &router.metrics;
+    let answered: u64 = StatusClass::ALL.iter().map(|class| metrics.requests.served(*class)).sum();
+    // A busy worker's 429 or 503 is no error; a client that gets one sees it as an answer.
+    let tries =
+        metrics.upstream_errors.total() - metrics.upstream_errors.get(UpstreamFailure::Busy);
+    let errors = metrics.requests.served(StatusClass::ServerError) + tries;
+    RouterMoment {
+        counts: Counts {
+            requests: Some(answered as f64),
+            errors: Some(errors as f64),
+            first_token: metrics.first_token.buckets(),
+            ..Counts::default()
+        },
+        in_flight: router.gate.in_flight() as f64,
+        waiting: router.queue.waiting() as f64,
+    }
+}
+
+fn of_worker(worker: &Worker) -> WorkerMoment {
+    let (counters, load) = (&worker.counters, worker.engine_load.load());
+    WorkerMoment {
+        counts: Counts {
+            requests: Some(counters.selections.total() as f64),
+            errors: None,
+            prompt_tokens: load.prompt_tokens,
+            output_tokens: load.output_tokens,
+            reported: Some(counters.prompt_tokens.total() as f64),
+            cached: Some(counters.cached_tokens.total() as f64),
+            predicted: Some(counters.predicted_tokens.total() as f64),
+            pauses_s: load.pauses_s,
+            pauses: load.pauses,
+            first_token: counters.first_token.buckets(),
+        },
+        running: load.running,
+        waiting: load.waiting,
+        kv_usage: load.kv_usage,
+    }
+}
