@@ -125,6 +125,10 @@ def _request_id(request: web.Request) -> str:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "mla-router"  # the library would name every version
-    response.headers["x-mla-worker"] = request.app[STATE].config.name
+    state = request.app[STATE]
+    response.headers["x-mla-worker"] = state.config.name
+    if (reading := state.reading()) is not None:
+        # So that each of several routers knows the load of the others.
+        response.headers["x-mla-requests"] = str(reading.stats.running + reading.stats.waiting)
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]

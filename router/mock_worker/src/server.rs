@@ -179,6 +179,7 @@ impl Generating {
         if is_ours {
             let cached = first.map_or(0, |event| event.cached).min(answers.prompt_tokens());
             count(response.headers_mut(), &answers, cached);
+            report_load(response.headers_mut(), state);
         }
         if answers.replay {
             for choice in answers.choices.iter_mut().take(1).filter(|choice| choice.sent == 0) {
@@ -215,6 +216,7 @@ impl Generating {
         put(response.headers_mut(), "content-type", "application/json");
         if self.state.settings.flavour == Flavour::Mla {
             count(response.headers_mut(), answers, answers.cached_tokens());
+            report_load(response.headers_mut(), &self.state);
         }
         Ok(response)
     }
@@ -257,6 +259,11 @@ fn count(headers: &mut HeaderMap, answers: &Answers, cached: usize) {
     if answers.choices.len() == 1 {
         put(headers, "x-mla-cached-tokens", &cached.to_string());
     }
+}
+
+fn report_load(headers: &mut HeaderMap, state: &State) {
+    let now = state.stats();
+    put(headers, "x-mla-requests", &(now.running + now.waiting).to_string());
 }
 
 fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {

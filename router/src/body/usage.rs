@@ -16,6 +16,9 @@ use crate::{
 const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
 const CACHED_TOKENS: &str = "x-mla-cached-tokens";
 
+/// The requests of all routers that the worker has.
+const REQUESTS: &str = "x-mla-requests";
+
 /// Where an answer says it.
 type Find = fn(&[u8]) -> Option<Usage>;
 
@@ -28,13 +31,16 @@ pub struct Reader {
 impl Reader {
     /// Begins with the head of the response.
     pub fn new(job: &Job, headers: &HeaderMap, booking: &mut Booking) -> Self {
+        let number = |name| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
+        if let Some(requests) = number(REQUESTS) {
+            booking.worker().has_requests(u32::try_from(requests).unwrap_or(u32::MAX));
+        }
         let find: Find = match job.endpoint {
             _ if job.key.is_none() => return Self::default(),
             Endpoint::Generate => of_generate,
             _ => of_openai,
         };
         let mut reader = Self { find: Some(find) };
-        let number = |name| headers.get(name)?.to_str().ok()?.parse().ok();
         let told =
             Usage { prompt_tokens: number(PROMPT_TOKENS), cached_tokens: number(CACHED_TOKENS) };
         if told.cached_tokens.is_some() {

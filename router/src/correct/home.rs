@@ -1,90 +1,145 @@
-//! What other routers do for this one.
+//! How much of the prompts that are unknown to this router other routers have had cached.
+
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::key::BLOCK_TOKENS;
 
-/// What each further prompt leaves of the weight of those before.
+/// The weight of an observation halves in this time, so that a finding fades although no prompt comes
+/// that could refute it.
+const HALF_LIFE: Duration = Duration::from_secs(60);
+
+/// The factor by which each further observation reduces the weight of the earlier ones.
 const DECAY: f64 = 0.98;
 
-/// If this much of the prompts that were unknown here was cached all the same, there are other routers.
+/// The least weight of observations that count. A few of them are chance: after a restart, the first
+/// prompts find caches that this router itself has filled.
+const LEAST: f64 = 8.0;
+
+/// The share of unknown prompts found cached from which on there must be other routers.
 const OTHERS: f64 = 0.02;
 
-/// Then their prompts are expected at their homes, for only a router that sends its own there finds
-/// those of the others.
+/// The least share that is expected at a home if there are other routers: a router that does not send
+/// its prompts home cannot find those of the others there.
 const TRUST: f64 = 0.7;
 
-/// Tokens that a worker may have of a prompt that was unknown here without another router: a template's beginning, which
-/// all prompts share, is shorter than a block or differs from ours.
+/// Tokens that may be cached without another router: the beginning of a template that all prompts
+/// share is shorter than a block, or differs from the router's text.
 const SLACK: u64 = 6 * BLOCK_TOKENS as u64;
 
-/// How much of the prompts that were unknown here was cached at their home, the worker to which all
-/// routers send such prompts: nothing if there is one router, most if there are many.
+/// The share of unknown prompt tokens that was cached at the prompt's home, the worker to which all
+/// routers send such a prompt. Zero if there is one router, most of it if there are many.
 #[derive(Debug, Default)]
 pub struct HomeShare(Mutex<Sums>);
 
-/// Tokens of prompts that were unknown here, decayed.
+/// Tokens of unknown prompts, decayed.
 #[derive(Debug, Default)]
 struct Sums {
+    count: f64,
     prompt: f64,
     cached: f64,
     prompt_at_home: f64,
     cached_at_home: f64,
+    last: Option<Instant>,
 }
 
 impl HomeShare {
-    /// A worker says what it had of a prompt of which it was not known to have anything.
-    pub fn observe(&self, at_home: bool, prompt_tokens: u64, cached_tokens: u64) {
-        let beyond = |tokens: u64| tokens.saturating_sub(SLACK);
-        let (prompt_tokens, cached_tokens) = (beyond(prompt_tokens), beyond(cached_tokens));
+    /// A worker reports how many of `unknown_tokens`, which it was not known to hold, were cached.
+    pub fn observe(&self, at_home: bool, unknown_tokens: u64, cached_tokens: u64, now: Instant) {
+        let beyond = |tokens: u64| tokens.saturating_sub(SLACK) as f64;
+        let (prompt, cached) = (beyond(unknown_tokens), beyond(cached_tokens));
         let sums = &mut *self.0.lock();
-        sums.prompt = sums.prompt * DECAY + prompt_tokens as f64;
-        sums.cached = sums.cached * DECAY + cached_tokens as f64;
+        sums.scale(DECAY * sums.fading(now));
+        sums.last = Some(now);
+        sums.count += 1.0;
+        sums.prompt += prompt;
+        sums.cached += cached;
         if at_home {
-            sums.prompt_at_home = sums.prompt_at_home * DECAY + prompt_tokens as f64;
-            sums.cached_at_home = sums.cached_at_home * DECAY + cached_tokens as f64;
+            sums.prompt_at_home += prompt;
+            sums.cached_at_home += cached;
         }
     }
 
-    pub fn share(&self) -> f64 {
+    pub fn share(&self, now: Instant) -> f64 {
         let sums = self.0.lock();
+        if sums.count * sums.fading(now) < LEAST {
+            return 0.0;
+        }
         let share = |cached: f64, prompt: f64| if prompt > 0.0 { cached / prompt } else { 0.0 };
         let at_home = share(sums.cached_at_home, sums.prompt_at_home).min(1.0);
         if share(sums.cached, sums.prompt) > OTHERS { at_home.max(TRUST) } else { at_home }
     }
 }
 
+impl Sums {
+    /// The part of the weights that is left at `now`.
+    fn fading(&self, now: Instant) -> f64 {
+        let age = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        (-age.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2()
+    }
+
+    fn scale(&mut self, factor: f64) {
+        for sum in [
+            &mut self.count,
+            &mut self.prompt,
+            &mut self.cached,
+            &mut self.prompt_at_home,
+            &mut self.cached_at_home,
+        ] {
+            *sum *= factor;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{HomeShare, TRUST};
+    use super::*;
+
+    fn is_zero(home: &HomeShare, now: Instant) -> bool {
+        home.share(now).abs() < 1e-9
+    }
 
     #[test]
     fn a_template_that_all_prompts_begin_with_is_no_other_router() {
-        let home = HomeShare::default();
+        let (home, now) = (HomeShare::default(), Instant::now());
         for _ in 0..1000 {
-            home.observe(true, 200, 32);
-            home.observe(false, 200, 64);
+            home.observe(true, 200, 32, now);
+            home.observe(false, 200, 64, now);
         }
-        assert!(home.share().abs() < 1e-9);
+        assert!(is_zero(&home, now));
     }
 
     #[test]
     fn the_share_is_that_of_the_last_prompts_and_of_some_trust() {
-        let home = HomeShare::default();
-        assert!(home.share().abs() < 1e-9);
+        let (home, now) = (HomeShare::default(), Instant::now());
+        assert!(is_zero(&home, now));
         for _ in 0..1000 {
-            home.observe(true, 1000, 0);
+            home.observe(true, 1000, 0, now);
         }
-        assert!(home.share().abs() < 1e-9);
-        home.observe(false, 3000, 3000);
-        assert!((home.share() - TRUST).abs() < 1e-9);
+        assert!(is_zero(&home, now));
+        home.observe(false, 3000, 3000, now);
+        assert!((home.share(now) - TRUST).abs() < 1e-9);
         for _ in 0..200 {
-            home.observe(true, 1000, 900);
+            home.observe(true, 1000, 900, now);
         }
-        assert!((0.85..0.9).contains(&home.share()), "{}", home.share());
+        assert!((0.85..0.9).contains(&home.share(now)), "{}", home.share(now));
         for _ in 0..1000 {
-            home.observe(true, 1000, 0);
+            home.observe(true, 1000, 0, now);
         }
-        assert!(home.share() < 0.01);
+        assert!(home.share(now) < 0.01);
+    }
+
+    #[test]
+    fn a_few_observations_say_nothing_and_old_ones_fade() {
+        let (home, now) = (HomeShare::default(), Instant::now());
+        for _ in 0..8 {
+            assert!(is_zero(&home, now), "a restart before warm workers finds such prompts, too");
+            home.observe(true, 2000, 1600, now);
+        }
+        home.observe(true, 2000, 1600, now);
+        assert!(home.share(now) >= TRUST);
+        assert!(is_zero(&home, now + 10 * HALF_LIFE), "and nothing has refuted it");
     }
 }

@@ -47,10 +47,16 @@ pub struct Booking {
     worker: Arc<Worker>,
     /// Why the policy chose this worker.
     pub reason: Reason,
+    /// See [`Choice::at_home`](crate::policy::Choice::at_home).
+    pub at_home: Option<bool>,
     pending_tokens: u64,
     requests: u32,
     /// What the worker had to compute before this request's first byte, its own prompt included.
     tokens_ahead: u64,
+    /// The part of that which was there before.
+    tokens_before: u64,
+    /// How long the first byte of a stream took, until the worker reports its prompt.
+    waited: Option<Duration>,
     /// Until the first byte: since when it is waited for.
     waiting_since: Option<Instant>,
     /// Until the prompt is computed.
@@ -84,9 +90,12 @@ impl Worker {
         }
         let before = self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
         Booking {
+            at_home: None,
             pending_tokens,
             requests: 1,
             tokens_ahead: before + pending_tokens,
+            tokens_before: before,
+            waited: None,
             waiting_since: Some(now),
             epoch: Some(self.learned.begin()),
             promise: None,
@@ -137,8 +146,17 @@ impl Booking {
             let waited = since.elapsed();
             self.worker.pace.observe(self.tokens_ahead, waited);
             self.worker.counters.first_token.observe(waited);
+            self.waited = Some(waited);
         }
         self.release_tokens();
+    }
+
+    /// The worker reports how many tokens of the prompt it has computed: with the time of the first byte
+    /// that tells its speed.
+    pub fn computed(&mut self, tokens: u64) {
+        if let Some(waited) = self.waited.take() {
+            self.worker.speed.observe(self.tokens_before, tokens, waited);
+        }
     }
 
     /// What the first byte may take, from the worker's pace so far.

@@ -29,9 +29,11 @@ use crate::{
         computing::Computing,
         engine_load::EngineLoad,
         metrics::WorkerCounters,
+        others::Others,
         pace::Pace,
         phase::Rotation,
         pulse::{GRAIN, Pulse},
+        speed::Speed,
         trouble::Troubles,
     },
     metrics::Ejection,
@@ -56,6 +58,8 @@ pub struct Worker {
     pub(super) load: Load,
     pub(super) pulse: Pulse,
     pub(super) pace: Pace,
+    pub(super) speed: Speed,
+    pub(super) others: Others,
     pub(super) computing: Computing,
     pub(super) breaker: Breaker,
     pub(super) rotation: Rotation,
@@ -80,6 +84,8 @@ impl Worker {
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
             pace: Pace::default(),
+            speed: Speed::default(),
+            others: Others::default(),
             computing: Computing::default(),
             breaker: Breaker::new(
                 config.cb_failure_threshold,
@@ -244,13 +250,20 @@ impl Worker {
         self.load.pending_tokens()
     }
 
-    pub fn candidate(&self, matched_blocks: u32) -> Candidate {
+    /// It reports how many requests it has, of all routers.
+    pub fn has_requests(&self, requests: u32) {
+        self.others.observe(requests, self.requests(), Instant::now());
+    }
+
+    pub fn candidate(&self, matched_blocks: u32, now: Instant) -> Candidate {
         Candidate {
             id: self.id,
             requests: self.requests(),
+            others: self.others.requests(now),
             pending_tokens: self.pending_tokens(),
             matched_blocks,
             hash_seed: self.hash_seed,
+            token_seconds: self.speed.token_seconds(),
         }
     }
 

@@ -1,24 +1,29 @@
-//! The default: the worker whose load grows least, of those that don't have too many requests already.
+//! The default: the worker whose load grows least.
 //!
-//! **Cost.** The work of a request is what has to be computed of its prompt, which depends on the worker,
-//! and its answer; the load of a worker is the work of all requests there. They are under way together,
-//! so each is there for about as long as the whole load takes, and the sum of the loads' squares stands
-//! for what all wait. The cost is what a request adds to it: `work * (2 * load + work)`. Always taking
-//! the least is within 1 + sqrt(2) of the best that could be done knowing all that is to come, for jobs
-//! that take longer on some machines than on others (Awerbuch et al., Load Balancing in the Lp Norm,
-//! 1995). A cached prefix makes a worker cheaper; a worker that everybody wants becomes dearer with each
-//! request, until computing the prefix once more elsewhere is the cheaper way.
+//! **Cost.** The work of a request is the part of its prompt that has to be computed, which depends on
+//! the worker, and its answer; the load of a worker is the work of all requests there, times its
+//! slowness. They run together, so each takes about as long as the whole load, and the sum of the
+//! squared loads stands for the time that all requests wait. The cost of a request is its increase of
+//! that sum: `slowness^2 * work * (2 * load + work)`, where slowness is the time of a prompt token on
+//! this worker, by that of the fastest. Always taking the least is within 1 + sqrt(2) of
+//! the best that could be done with all future requests known, for jobs that take longer on some
+//! machines than on others (Awerbuch et al., Load Balancing in the Lp Norm, 1995). A cached prefix makes
+//! a worker cheaper; a worker that many requests want becomes dearer with each, until computing the
+//! prefix once more elsewhere is cheaper.
 //!
-//! **Bound.** That comes late where nearly all of a prompt is cached: the cost knows of this request, not
-//! of those with the same prefix that follow it. So a worker with an eighth more requests than the mean,
-//! and a few, takes no more: consistent hashing with bounded loads (Mirrokni et al., arXiv:1608.01350).
-//! One computed prefix takes the rest of its group along, to where there is less to do.
+//! **Bound.** That comes late where nearly all of a prompt is cached: the cost knows this request, not
+//! the following ones with the same prefix. So each request above an eighth more than the worker's
+//! share, and a few, counts as [`EXCESS_TOKENS`] more to compute: consistent hashing with bounded loads
+//! (Mirrokni et al., arXiv:1608.01350), with a price in place of a gate. One computed prefix takes the
+//! rest of its group along, to a worker with less to do; a prefix of 100,000 tokens is not computed
+//! again for the sake of one request.
 //!
 //! **Home.** What this router has not sent may be cached all the same: other routers may have sent it. So
-//! each prompt has a home, the worker that its first 256 bytes point to in every router alike, and of what
-//! is not known to be cached there a share counts as cached: as much as has been found there of prompts
-//! that were unknown here. For a router that is alone that is nothing, and the home only decides
-//! between equal workers.
+//! each prompt has a home, the worker to which a hash points in every router alike: the hash of the 256
+//! bytes behind the part that more than half of the workers hold, such as a system prompt. Of what is not
+//! known to be cached there, a share counts as cached: as much as was found of prompts of which no worker
+//! was known to hold more than that part. For a router that is alone that is nothing, and the home only
+//! decides between equal workers.
 //!
 //! LMetric (arXiv:2603.15202) has `(pending + uncached) * (requests + 1)`. It counts the queue as if
 //! this request had put it there, and so leaves a worker that is just computing the very prefix it
@@ -29,15 +34,17 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use smallvec::SmallVec;
+
 use super::{
     Candidate, Choice, Policy, PolicyRequest, Reason,
     rendezvous::{bid, highest},
 };
 use crate::key::BLOCK_TOKENS;
 
-/// Equal costs are decided by the prompt's first 256 bytes: requests of one group meet at one
-/// worker from the first on, in every router that has the same workers, without a word between
-/// the routers. Shorter beginnings than that are not worth a cache.
+/// Equal costs are decided by 256 bytes of the prompt: requests of one group meet at one worker from the
+/// first on, in every router that has the same workers, without a word between the routers. Shorter
+/// beginnings than that are not worth a cache.
 const ANCHOR_BLOCKS: usize = 4;
 
 /// The work of an answer, in prompt tokens; how long it gets nobody knows. A token of an answer takes as
@@ -46,9 +53,19 @@ const ANCHOR_BLOCKS: usize = 4;
 /// as much prefixes are computed anew for the sake of small differences.
 const ANSWER_TOKENS: u64 = 384;
 
-/// By how many requests a worker may exceed an eighth above the mean: so few cost an engine next to
+/// By how many requests a worker may exceed an eighth above its share: so few cost an engine next to
 /// nothing, and where there are few, chance alone makes such differences.
 const FEW_REQUESTS: u64 = 8;
+
+/// The price of each request beyond, in prompt tokens. A prefix of this length is computed again for the
+/// sake of one, a longer one for as many as it is longer.
+const EXCESS_TOKENS: u64 = 2048;
+
+/// Slowness in units of 1/16, so that equal costs are equal to the last bit. Workers whose measured times
+/// differ by less than [`ALIKE`] are taken for equal: then the prompt's hash decides, not noise.
+const USUAL: u32 = 16;
+const ALIKE: f32 = 1.5;
+const SLOWEST: f32 = 16.0;
 
 #[derive(Debug, Default)]
 pub struct CacheAware {
@@ -56,37 +73,90 @@ pub struct CacheAware {
     turn: AtomicU64,
 }
 
-impl CacheAware {
-    /// What the prompt begins with, as one hash.
-    fn anchor(request: &PolicyRequest<'_>) -> Option<u64> {
-        let blocks = &request.key?.blocks;
-        blocks.get(ANCHOR_BLOCKS - 1).or(blocks.last()).copied()
-    }
+/// A hash of what comes in the prompt after its first `common` blocks.
+fn anchor(request: &PolicyRequest<'_>, common: u32) -> Option<u64> {
+    let blocks = &request.key?.blocks;
+    blocks.get(common as usize + ANCHOR_BLOCKS - 1).or(blocks.last()).copied()
 }
 
-/// Prompt tokens that the prompt's home will probably have to compute.
-fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate) -> u32 {
-    let uncached = f64::from(request.uncached_tokens(home));
+/// The leading blocks that more than half of the workers hold.
+fn widely_held(workers: &[Candidate]) -> u32 {
+    let mut held: SmallVec<[u32; 128]> = workers.iter().map(|it| it.matched_blocks).collect();
+    let place = (held.len() - 1) / 2;
+    *held.select_nth_unstable(place).1
+}
+
+/// Prompt tokens that the prompt's home will probably have to compute. Other routers are only expected to
+/// have brought the part behind the first `common` blocks there.
+fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate, common: u32) -> u32 {
+    let uncached = request.uncached_tokens(home);
+    let missing = common.saturating_sub(home.matched_blocks).saturating_mul(BLOCK_TOKENS);
+    let unknown = f64::from(uncached.saturating_sub(missing));
     #[expect(clippy::cast_sign_loss, reason = "a share of a count")]
-    let expected = (uncached * (1.0 - request.home_share.clamp(0.0, 1.0))) as u32;
-    expected.max(BLOCK_TOKENS)
+    let found = (unknown * request.home_share.clamp(0.0, 1.0)) as u32;
+    (uncached - found).max(BLOCK_TOKENS)
 }
 
 /// By how much the square of the worker's load would grow with so many answers. In u128 nothing
 /// overflows.
-fn cost(uncached: u32, answers: u64, worker: &Candidate) -> u128 {
+fn cost(uncached: u32, answers: u64, excess: u64, slowness: u32, worker: &Candidate) -> u128 {
     let of_answers = |count| u128::from(ANSWER_TOKENS) * u128::from(count);
     let load = u128::from(worker.pending_tokens) + of_answers(u64::from(worker.requests));
-    let work = u128::from(uncached) + of_answers(answers);
-    work * (2 * load + work)
+    let price = u128::from(EXCESS_TOKENS) * u128::from(excess);
+    let work = u128::from(uncached) + of_answers(answers) + price;
+    u128::from(slowness).pow(2) * work * (2 * load + work)
 }
 
-/// The most requests that one of `workers` should have, with the one that is to be placed now, which
-/// counts as one even if it asks for many answers: it cannot be divided. The least loaded of them never
-/// has more.
-fn most_requests(workers: &[Candidate]) -> u64 {
-    let all = 1 + workers.iter().map(|worker| u64::from(worker.requests)).sum::<u64>();
-    FEW_REQUESTS + (9 * all).div_ceil(8 * workers.len() as u64)
+/// What the workers are to each other: how fast, and how many requests each should have at most.
+struct Fleet {
+    /// Seconds for a prompt token of the fastest worker, as far as known.
+    fastest: f32,
+    requests: u64,
+    speeds: u64,
+}
+
+impl Fleet {
+    /// With the request that is to be placed now, which counts as one even if it asks for many answers:
+    /// it cannot be divided.
+    fn of(workers: &[Candidate]) -> Self {
+        let known = workers.iter().filter_map(|worker| worker.token_seconds);
+        let mut fleet = Self {
+            fastest: known.fold(f32::INFINITY, f32::min),
+            requests: 1 + workers.iter().map(Self::requests).sum::<u64>(),
+            speeds: 0,
+        };
+        fleet.speeds = workers.iter().map(|worker| fleet.speed(worker)).sum();
+        fleet
+    }
+
+    /// Of all routers.
+    fn requests(worker: &Candidate) -> u64 {
+        u64::from(worker.requests) + u64::from(worker.others)
+    }
+
+    fn slowness(&self, worker: &Candidate) -> u32 {
+        match worker.token_seconds.map(|seconds| seconds / self.fastest) {
+            #[expect(clippy::cast_sign_loss, reason = "a ratio of times")]
+            Some(ratio) if ratio >= ALIKE => (ratio.min(SLOWEST) * USUAL as f32) as u32,
+            _ => USUAL,
+        }
+    }
+
+    fn speed(&self, worker: &Candidate) -> u64 {
+        u64::from((USUAL << 16) / self.slowness(worker))
+    }
+
+    /// The most requests for its speed, and a few.
+    fn most_requests(&self, worker: &Candidate) -> u64 {
+        let share = u128::from(9 * self.requests) * u128::from(self.speed(worker));
+        let share = share.div_ceil(8 * u128::from(self.speeds));
+        FEW_REQUESTS.saturating_add(u64::try_from(share).unwrap_or(u64::MAX))
+    }
+
+    /// The requests beyond that, with one more.
+    fn excess(&self, worker: &Candidate) -> u64 {
+        (Self::requests(worker) + 1).saturating_sub(self.most_requests(worker))
+    }
 }
 
 impl Policy for CacheAware {
@@ -95,20 +165,29 @@ impl Policy for CacheAware {
     }
 
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
-        let anchor = Self::anchor(request);
         let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
+        let common = if longest > 0 { widely_held(workers) } else { 0 };
+        let anchor = anchor(request, common);
         let home = anchor.and_then(|anchor| highest(anchor, workers));
+        let is_unknown = longest == common;
+        // What more than half of the workers hold is in use: computing it once more serves later requests,
+        // too, and half of that counts for this one. Else a new worker would stand idle beside busy ones.
+        let invested = |worker: &Candidate| {
+            common.saturating_sub(worker.matched_blocks).saturating_mul(BLOCK_TOKENS) / 2
+        };
         let uncached = |index: usize| match home {
-            Some(home) if home == index => uncached_at_home(request, &workers[index]),
+            Some(home) if home == index => uncached_at_home(request, &workers[index], common),
             _ => request.uncached_tokens(&workers[index]),
         };
         let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
-        let most = most_requests(workers);
+        let fleet = Fleet::of(workers);
         // Of equal costs the longer match, lest a whole prompt in two caches where one would do.
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
-            let has_too_many = u64::from(worker.requests) + 1 > most;
             let preference = (worker.matched_blocks, bid(salt, worker));
-            (has_too_many, cost(uncached(*index), request.answers(), worker), Reverse(preference))
+            let (excess, slowness) = (fleet.excess(worker), fleet.slowness(worker));
+            let tokens = uncached(*index).saturating_sub(invested(worker));
+            let cost = cost(tokens, request.answers(), excess, slowness, worker);
+            (cost, Reverse(preference))
         })?;
         let reason = match chosen.matched_blocks {
             _ if anchor.is_none() => Reason::NoPrefix,
@@ -117,7 +196,9 @@ impl Policy for CacheAware {
             matched if matched == longest => Reason::CacheHit,
             _ => Reason::Balance,
         };
-        Some(Choice { index, uncached_tokens: uncached(index), reason })
+        let is_sample = is_unknown && anchor.is_some() && chosen.matched_blocks == longest;
+        let at_home = is_sample.then_some(home == Some(index));
+        Some(Choice { index, uncached_tokens: uncached(index), reason, at_home })
     }
 
     fn uses_tree(&self) -> bool {
@@ -166,7 +247,9 @@ mod tests {
             ("nor at home", &[(0, 0, 0), (1, 0, 0)], 0, 1600, Reason::Cold),
         ];
         for (case, states, index, uncached_tokens, reason) in table {
-            assert_eq!(choose(&key, states), Choice { index, uncached_tokens, reason }, "{case}");
+            let choice = choose(&key, states);
+            let chosen = (choice.index, choice.uncached_tokens, choice.reason);
+            assert_eq!(chosen, (index, uncached_tokens, reason), "{case}");
         }
     }
 
@@ -275,8 +358,72 @@ mod tests {
     #[test]
     fn the_least_loaded_never_has_too_many() {
         for states in [&[(0, 0, 0); 1][..], &[(9, 0, 0); 7], &[(u32::MAX, 0, 0); 300]] {
-            assert!(most_requests(&workers(states)) > u64::from(states[0].0), "{}", states.len());
+            let workers = workers(states);
+            assert!(
+                Fleet::of(&workers).most_requests(&workers[0]) > u64::from(states[0].0),
+                "{}",
+                states.len()
+            );
         }
+    }
+
+    #[test]
+    fn a_request_over_the_bound_does_not_cost_a_long_prefix() {
+        // One more than the bound, and 32 more: prefixes of 1,600 and of 100,000 tokens.
+        for (blocks, over, stays) in [(100, 1, false), (6250, 1, true), (6250, 32, true)] {
+            let states = [(12, 0, 0), (34 + over, 0, blocks)];
+            let choice = choose(&prompt(1, u64::from(blocks)), &states);
+            assert_eq!(choice.index == 1, stays, "{blocks} {over}");
+        }
+        let choice = choose(&prompt(1, 6250), &[(12, 0, 0), (300, 0, 6250)]);
+        assert_eq!(choice.index, 0, "the price has an end");
+    }
+
+    #[test]
+    fn a_slower_worker_gets_less_to_do_and_noise_decides_nothing() {
+        let mut workers = workers(&[(0, 0, 0); 2]);
+        let key = prompt(1, 100);
+        let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+        let policy = CacheAware::default();
+        let home = policy.choose(&request, &workers).expect("two").index;
+        let chosen = |workers: &[Candidate]| policy.choose(&request, workers).expect("two").index;
+        (workers[home].token_seconds, workers[1 - home].token_seconds) = (Some(1.4e-4), Some(1e-4));
+        assert_eq!(chosen(&workers), home, "nearly as fast");
+        workers[home].token_seconds = Some(3e-4);
+        assert_eq!(chosen(&workers), 1 - home, "three times slower");
+        workers[1 - home].token_seconds = None;
+        assert_eq!(chosen(&workers), home, "nothing to compare it to");
+        workers[1 - home].token_seconds = Some(1e-4);
+        workers[1 - home].requests = 30;
+        assert_eq!(chosen(&workers), home, "it is not left idle");
+    }
+
+    #[test]
+    fn the_home_is_found_behind_a_system_prompt_and_only_the_unknown_is_expected_there() {
+        let chained = |group: u64| {
+            let blocks = (0..100).map(|block| if block < 50 { block } else { group << 32 | block });
+            RouteKey { blocks: blocks.collect(), prompt_tokens: 1600, ..RouteKey::default() }
+        };
+        let mut chosen = [0; 8];
+        for group in 1..=400 {
+            let choice = choose_with(&chained(group), &[(0, 0, 50); 8], 0.75);
+            assert_eq!((choice.reason, choice.at_home), (Reason::CacheHit, Some(true)));
+            assert_eq!(choice.uncached_tokens, 200, "a quarter of the other fifty blocks");
+            chosen[choice.index] += 1;
+        }
+        assert!(chosen.iter().all(|groups| (25..=80).contains(groups)), "{chosen:?}");
+        // A home that lacks the system prompt has to compute that all the same.
+        let home = choose(&chained(1), &[(0, 0, 50); 8]).index;
+        let mut states = [(0, 0, 50); 8];
+        states[home].2 = 0;
+        let choice = choose_with(&chained(1), &states, 0.75);
+        assert_eq!((choice.index, choice.uncached_tokens), (home, 800 + 200));
+        assert_ne!(choose(&chained(1), &states).index, home);
+        // A worker is known to hold more, which says nothing about other routers.
+        states[home].2 = 50;
+        states[(home + 1) % 8].2 = 60;
+        let choice = choose_with(&chained(1), &states, 0.75);
+        assert_eq!((choice.index, choice.at_home), (home, None));
     }
 
     #[test]

@@ -38,8 +38,8 @@ use crate::{
 pub struct PolicyRequest<'a> {
     /// `None` if the body has none that the router can read.
     pub key: Option<&'a RouteKey>,
-    /// How much of the prompts that no worker was known to hold was cached at the worker that their
-    /// beginning points to: other routers had sent it there.
+    /// The share of prompt tokens, not known to be held by any worker, that was cached at the worker to
+    /// which the prompt's hash points: other routers had sent it there.
     pub home_share: f64,
 }
 
@@ -47,14 +47,18 @@ pub struct PolicyRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     pub id: WorkerId,
-    /// Outstanding requests.
+    /// Outstanding requests of this router,
     pub requests: u32,
+    /// and of others, as far as the worker has reported them lately.
+    pub others: u32,
     /// Prompt tokens booked, not cached there, and not yet prefilled.
     pub pending_tokens: u64,
     /// Leading blocks of the request that the worker is believed to hold.
     pub matched_blocks: u32,
     /// Stable hash of the worker's URL, the same in every router.
     pub hash_seed: u64,
+    /// Seconds that the worker takes for a prompt token, if that is known.
+    pub token_seconds: Option<f32>,
 }
 
 labels! {
@@ -89,6 +93,9 @@ pub struct Choice {
     /// Prompt tokens that the chosen worker will have to compute: what to book.
     pub uncached_tokens: u32,
     pub reason: Reason,
+    /// Where no worker is known to hold more of the prompt than the chosen one and most others do:
+    /// whether this is the worker to which the prompt's hash points.
+    pub at_home: Option<bool>,
 }
 
 /// How a router chooses workers.
@@ -131,7 +138,8 @@ impl PolicyRequest<'_> {
 
     /// The choice of `workers[index]`.
     fn choice(&self, workers: &[Candidate], index: usize, reason: Reason) -> Choice {
-        Choice { index, uncached_tokens: self.uncached_tokens(&workers[index]), reason }
+        let uncached_tokens = self.uncached_tokens(&workers[index]);
+        Choice { index, uncached_tokens, reason, at_home: None }
     }
 
     /// Prompt tokens that `worker` does not hold. At least one block: the last token is always

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::Router;
 use crate::{
     correct::{Finding, Report, Usage},
     fleet::worker::Booking,
     key::{Measure, RouteKey},
-    policy::Reason,
 };
 
 impl Router {
@@ -19,10 +20,12 @@ impl Router {
         let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
             worker.counters.cache(booking.reason, prompt, predicted, cached);
+            booking.computed(prompt - cached);
             // A prompt whose beginning the router does not see may be known to a worker all the same.
-            let is_seen = key.measure != Measure::Unknown;
-            if is_seen && let Reason::Home | Reason::Cold = booking.reason {
-                self.home.observe(booking.reason == Reason::Home, prompt, cached);
+            let at_home = booking.at_home.filter(|_| key.measure != Measure::Unknown);
+            if let Some(at_home) = at_home {
+                let (unknown, found) = (prompt - predicted, cached.saturating_sub(predicted));
+                self.home.observe(at_home, unknown, found, Instant::now());
             }
         }
         let url = &worker.url;

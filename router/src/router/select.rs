@@ -1,6 +1,8 @@
 //! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
 //! choice, and the booking that makes the choice visible to the next request.
 
+use tokio::time::Instant;
+
 use super::Router;
 use crate::{
     fleet::{
@@ -9,7 +11,7 @@ use crate::{
     },
     key::RouteKey,
     names::{ModelName, WorkerId},
-    policy::{Candidate, PolicyRequest, Reason, least_loaded},
+    policy::{Candidate, Choice, PolicyRequest, Reason, least_loaded},
 };
 
 /// What a request brings to the choice.
@@ -56,6 +58,7 @@ impl Router {
             _ => None,
         };
         let workers = self.registry.workers();
+        let now = Instant::now();
         let mut healthy = 0;
         // One choice at a time, from the look at the tree to the note in it: two requests of a new
         // group that arrive together must not both find it cold. It takes about a microsecond.
@@ -87,7 +90,7 @@ impl Router {
             healthy += 1;
             if !tried.contains(&worker.id) {
                 let blocks = held.get(worker.id.0 as usize).copied().unwrap_or(0);
-                candidates.push(worker.candidate(blocks));
+                candidates.push(worker.candidate(blocks, now));
                 places.push(place);
             }
         }
@@ -95,15 +98,18 @@ impl Router {
             held[id.0 as usize] = 0;
         }
         let choice = match wish {
-            Wish::Policy(key) => self
-                .policy
-                .choose(&PolicyRequest { key, home_share: self.home.share() }, candidates),
+            Wish::Policy(key) => {
+                let home_share = self.home.share(now);
+                self.policy.choose(&PolicyRequest { key, home_share }, candidates)
+            }
             Wish::LeastLoaded | Wish::Light => None,
         };
-        let (index, uncached_tokens, reason) = match choice {
-            Some(choice) => (choice.index, choice.uncached_tokens, choice.reason),
+        let Choice { index, uncached_tokens, reason, at_home } = match choice {
+            Some(choice) => choice,
             None => match least_loaded(candidates) {
-                Some(index) => (index, 0, Reason::NoPrefix),
+                Some(index) => {
+                    Choice { index, uncached_tokens: 0, reason: Reason::NoPrefix, at_home: None }
+                }
                 None if healthy > 0 => return Selection::AllTried,
                 None => return Selection::NoneHealthy,
             },
@@ -119,6 +125,7 @@ impl Router {
         }
         if let Some(key) = key {
             let note = self.tree.insert(key, worker.id);
+            booking.at_home = at_home;
             booking.share_prefix(key, note.held);
             booking.prediction = worker.learned.predict(note);
             // Removed meanwhile: its share was dropped before this insert, so drop it again.

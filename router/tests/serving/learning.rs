@@ -1,6 +1,7 @@
 //! What workers say about their caches is read in passing, however they say it.
 
 use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
 
 use crate::support::{Client, FakeWorker, Reply, Then, config, router};
 
@@ -57,4 +58,19 @@ async fn counts_are_found_in_every_kind_of_answer() {
             assert_eq!(told, (31 * count, 16 * count), "{path} {body}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_requests_of_other_routers_are_known_from_what_the_worker_reports() {
+    let worker = FakeWorker::start(|_| {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-mla-requests", HeaderValue::from_static("12"));
+        Reply::Stream(headers, vec!["data: [DONE]\n\n".into()], Then::End)
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    assert_eq!(client.post("/v1/chat/completions", CHAT).await.status, 200);
+    let candidate = router.router().registry.workers()[0].candidate(0, Instant::now());
+    assert_eq!((candidate.requests, candidate.others), (0, 11), "one of the twelve was ours");
 }

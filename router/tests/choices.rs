@@ -1,0 +1,63 @@
+//! Which workers get how much to do, in fleets where that has gone wrong: simulations in virtual time.
+
+#![forbid(unsafe_code)]
+
+#[allow(dead_code, unreachable_pub, reason = "the bench uses the rest")]
+mod simulation;
+
+use mla_router::config::PolicyName;
+use simulation::{Outcome, Script, World, exponential, percentile, run};
+
+/// Requests that begin with a system prompt of `shared` blocks and go on with `own` blocks of their own;
+/// `rate` of them come in a second.
+fn requests(count: u64, shared: u64, own: u64, rate: f64) -> Vec<Script> {
+    let mut dice = fastrand::Rng::with_seed(5);
+    let mut time = 0.0;
+    let script = |number| {
+        time += exponential(&mut dice, 1.0 / rate);
+        Script::new(0, shared, number, shared + own, time, false)
+    };
+    (0..count).map(script).collect()
+}
+
+fn most(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+#[test]
+fn a_restart_before_warm_workers_makes_no_hot_spot() {
+    let scripts = requests(1600, 128, 64, 15.0);
+    let mut world = World::new(PolicyName::CacheAware, 1);
+    world.restart = Some(600);
+    let Outcome { in_flight, first_bytes, .. } = run(&world, &scripts);
+    let p99 = percentile(&first_bytes, 99);
+    // With one home for all that share the system prompt: 13.9 in flight there, and 131 ms.
+    assert!(most(&in_flight) < 1.3 * mean(&in_flight) && p99 < 0.12, "{in_flight:?} {p99}");
+}
+
+#[test]
+fn slower_workers_get_less_to_do() {
+    let scripts = requests(1600, 0, 128, 8.0);
+    let mut world = World::new(PolicyName::CacheAware, 1);
+    world.slowness = vec![1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0];
+    let Outcome { requests, .. } = run(&world, &scripts);
+    // Of equal workers they got 436.
+    assert!(requests[4..].iter().sum::<usize>() < 160, "{requests:?}");
+}
+
+#[test]
+fn a_hot_prefix_makes_no_hot_spot_where_each_of_several_routers_sees_a_part_of_the_load() {
+    let scripts = requests(1000, 128, 8, 10.0);
+    let mut world = World::new(PolicyName::CacheAware, 8);
+    world.reports_load = false;
+    let blind = run(&world, &scripts);
+    world.reports_load = true;
+    let seeing = run(&world, &scripts);
+    let (before, now) = (most(&blind.in_flight), most(&seeing.in_flight));
+    assert!(now < 0.5 * before, "{now:.1} of {before:.1} requests in flight");
+    assert!(seeing.mean_first_byte() < 1.1 * blind.mean_first_byte());
+}
