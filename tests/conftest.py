@@ -39,6 +39,8 @@ def pytest_configure() -> None:
     # it to their children would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # To end as after Ctrl-C: tests that are under way end the processes that they have started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # By default an example has 200 ms, and the first ten may be drawn in 30 s.
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("search", unhurried, derandomize=False)
