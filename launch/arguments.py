@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from mla_router import __version__
 from mla_router.worker import flags as worker_flags
@@ -77,15 +77,23 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
 
     `router_flags` is what `mla_router._router.router_flags()` says.
     """
-    parser = _Parser(
-        prog="python -m mla_router.launch_server",
-        usage="%(prog)s [--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
-        description="Start data-parallel workers and the router in front of them. Without --model-path: the "
-        "small model that the package ships, which runs on a CPU.",
-        epilog="Flags have SGLang's names; its others are accepted where they change no answer. Those of the "
-        "router alone have the prefix --router-. Keys are better given by MLA_ROUTER_API_KEY and "
-        "MLA_ROUTER_ADMIN_API_KEY in the environment, which no other user of the machine can read.",
-        allow_abbrev=False,
+    parser = worker_flags.Parser(
+        "python -m mla_router.launch_server",
+        "[--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
+        "Start data-parallel workers and the router in front of them. Flags have SGLang's names; flags of "
+        "SGLang that are not listed here are accepted if they change no answer. Those of the router alone "
+        "have the prefix --router-.",
+        examples=(
+            ("the small model that the package ships, on the CPU", "--dp-size 2"),
+            (
+                "a model of the Hugging Face Hub, one worker on each of 2 GPUs",
+                "--model-path deepseek-ai/DeepSeek-V2-Lite --dp-size 2",
+            ),
+            (
+                "for other machines, with keys, which no other user sees",
+                "--host 0.0.0.0   # after: export MLA_ROUTER_API_KEY=... MLA_ROUTER_ADMIN_API_KEY=...",
+            ),
+        ),
     )
     parser.add_argument("--version", action="version", version=__version__)
     _add_launch_flags(parser.add_argument_group("launch (what is started, and where it listens)"))
@@ -123,11 +131,6 @@ def in_our_words(message: str) -> str:
         lambda flag: _flag(flag[1]),
         message,
     )
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (--help shows every flag)\n")
 
 
 def _add_launch_flags(group: argparse._ArgumentGroup) -> None:

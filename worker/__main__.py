@@ -26,13 +26,23 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
     """Run a worker until it is told to end; `scheduler` is the command that starts a scheduler."""
-    parser = argparse.ArgumentParser(
-        prog="python -m mla_router.launch_worker",
-        usage="%(prog)s [--model-path DIR_OR_NAME] [--port N] [flag ...]",
-        description="Serve one copy of a model over HTTP.",
-        epilog="mla_router.launch_server starts several workers and the router in front of them. Flags have "
-        "SGLang's names; its others are accepted where they change no answer.",
-        allow_abbrev=False,
+    parser = flags.Parser(
+        "python -m mla_router.launch_worker",
+        "[--model-path DIR_OR_NAME] [--port N] [flag ...]",
+        "Serve one copy of a model over HTTP, with OpenAI's API. mla_router.launch_server starts several such "
+        "workers and a router in front of them. Flags have SGLang's names; flags of SGLang that are not "
+        "listed here are accepted if they change no answer.",
+        examples=(
+            ("the small model that the package ships, on the CPU", ""),
+            (
+                "a model of the Hugging Face Hub",
+                "--model-path deepseek-ai/DeepSeek-V2-Lite --port 31000",
+            ),
+            (
+                "with a key, which no other user sees",
+                "--host 0.0.0.0   # after: export MLA_ROUTER_API_KEY=...",
+            ),
+        ),
     )
     parser.add_argument("--version", action="version", version=__version__)
     # The launcher's process, which must be the parent: the worker ends when it ends.

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, get_type_hints
+import re
+import textwrap
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, get_type_hints
 
 from mla_router.worker import sglang_flags
 from mla_router.worker.config import WorkerConfig, secrets_of_environment
 
 _FIELDS = dataclasses.fields(WorkerConfig)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with the flag that was probably meant; shows `examples` in --help."""
+
+    def __init__(
+        self, prog: str, usage: str, description: str, examples: Sequence[tuple[str, str]]
+    ):
+        lines = [f"  # {what}\n  {prog} {flags}".rstrip() for what, flags in examples]
+        super().__init__(
+            prog=prog,
+            usage=f"%(prog)s {usage}",
+            description=textwrap.fill(description, 100),
+            epilog="\n".join(["examples:", *lines]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}{self._hint(message)}\n")
+
+    def _hint(self, message: str) -> str:
+        if not (unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message)):
+            return " (--help shows every flag)"
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        names = [name for action in shown for name in action.option_strings]
+        close = get_close_matches(unknown[1], names, n=1)
+        return f"; did you mean {close[0]}?" if close else " (--help shows every flag)"
 
 
 def add_flags(

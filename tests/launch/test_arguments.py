@@ -122,7 +122,8 @@ def test_sglang_short_names(model: Path) -> None:
         (["--page-size", "7"], "--page-size"),
         (["--tp", "2"], "--tp-size 2"),
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
-        (["--no-such-flag"], "--no-such-flag"),
+        (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
+        (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),
         (["--max-running", "5"], "--max-running"),  # no guessing of abbreviations
         (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype fp8_e4m3: the KV cache has"),
     ],
