@@ -200,7 +200,10 @@ class WorkerConfig:
     )
     max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
     max_prefill_tokens: int = _flag(
-        8192, "prompt tokens computed in one step, of all requests together", low=1
+        8192,
+        "most prompt tokens computed in one step, of all requests together; fewer on devices where so many would "
+        "take longer than 0.4 s",
+        low=1,
     )
     chunked_prefill_size: int = _flag(
         8192,
@@ -213,7 +216,8 @@ class WorkerConfig:
     )
     schedule_policy: str = _flag(
         "lpm",
-        "who comes next: lpm, the request with the longest cached prefix; fcfs, the oldest",
+        "which request comes next: lpm, short prompts and long cached prefixes first, and half of each step for the "
+        "oldest, so that long prompts advance as well; fcfs, the oldest",
         choices=("lpm", "fcfs"),
     )
     schedule_conservativeness: float = _flag(

@@ -149,6 +149,19 @@ class StepResult:
     tokens: list[int]
     scores: list[Scores | None] | None = None  # of each row's token; None if nobody asked
     prompt_scores: list[Scores | None] | None = None  # aligned with `StepPlan.chunks`
+    seconds: float | None = None  # that the device was busy with it; None: not measured
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds that steps of an engine took at start-up."""
+
+    single: float  # of one token
+    tokens: int  # of a chunk
+    chunk: float
+    prefix: int
+    single_behind_prefix: float  # of one token behind `prefix` others
+    chunk_behind_prefix: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,21 +31,21 @@ def order(queue: WaitingQueue) -> list[int]:
 
 
 def test_the_longest_cached_prefix_comes_first_within_a_priority() -> None:
-    queue = WaitingQueue(longest_prefix_first=True)
+    queue = WaitingQueue(least_work_first=True)
     for made in (request(0), request(1, cached=9), request(2, 1), request(3, 1, 5), request(4)):
         queue.add(made)
     assert order(queue) == [3, 2, 1, 0, 4]
 
 
 def test_first_come_first_served_if_so_configured() -> None:
-    queue = WaitingQueue(longest_prefix_first=False)
+    queue = WaitingQueue(least_work_first=False)
     for made in (request(0), request(1, cached=9), request(2, 1)):
         queue.add(made)
     assert order(queue) == [2, 0, 1]
 
 
 def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
-    queue = WaitingQueue(longest_prefix_first=True)
+    queue = WaitingQueue(least_work_first=True)
     queue.add(request(1, cached=9))
     for arrival in (7, 3, 5):
         queue.put_back(retracted(arrival))
@@ -54,7 +54,7 @@ def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
 
 
 def test_lookups_do_not_grow_with_the_queue() -> None:
-    queue, looked = WaitingQueue(longest_prefix_first=True), []
+    queue, looked = WaitingQueue(least_work_first=True), []
     for i in range(4096):
         queue.add(request(i))
 
@@ -72,7 +72,7 @@ def test_lookups_do_not_grow_with_the_queue() -> None:
 )
 def test_overtaking_has_a_bound(ahead: int, steps: list[int]) -> None:
     """Requests with a longer prefix keep coming, as many as are admitted in each step."""
-    queue = WaitingQueue(longest_prefix_first=True)
+    queue = WaitingQueue(least_work_first=True)
     for i in range(ahead):
         queue.add(request(i))
     patient = request(ahead)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.core import Capacity, SamplingParams, StepEngine
+from mla_router.worker.core import Capacity, SamplingParams, StepEngine, StepSeconds
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import (
     Delta,
@@ -100,10 +100,11 @@ def run(
     engine: StepEngine[Any] | None = None,
     vocab_size: int = VOCAB,
     grammars: Grammars | None = None,
+    measured: StepSeconds | None = None,
     **settings: Any,
 ) -> Run:
-    """Run a scheduler over a script until it is idle, checking its books at every step. `settings`
-    are fields of WorkerConfig."""
+    """Run a scheduler over a script until it is idle, checking its books at every step. `measured` are the
+    times of the engine's first steps, `settings` fields of WorkerConfig."""
     capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     engine = engine or FakeEngine(capacity)
     channel = ScriptedChannel(dict(script))
@@ -119,6 +120,8 @@ def run(
         vocab_size=vocab_size,
         grammars=grammars,
     )
+    if measured is not None:
+        scheduler.planner.pace.calibrate(measured)
     channel.is_idle = lambda: not scheduler.requests
     postprocess = scheduler.postprocess
 

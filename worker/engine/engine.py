@@ -6,6 +6,7 @@ Nothing in `forward` and `sample` waits for the device; `Readback.wait` is the o
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ class Launched:
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64, of the tokens about to be sampled
     prompt_scores: RowScores | None
+    began: float  # when its launch began, by `time.perf_counter`
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Engine:
         self._fresh_prompts = FreshPrompts()
         self._packer = InputPacker(device, capacity.pages_per_request)
         self._readback = ReadbackRing(device)
+        self._began = 0.0  # when the launch of the last step began
 
     @torch.inference_mode()
     def record_graphs(self, sizes: GraphSizes) -> None:
@@ -184,6 +187,7 @@ class Engine:
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Launched:
+        self._began = time.perf_counter()
         # First of all recordings, that of a prompt alone included: few rows need no attention of prompts.
         recording = self._graphs.fitting(plan)
         if recording is not None:
@@ -212,7 +216,9 @@ class Engine:
             logits = logits[: len(rows.sampled)]
         else:
             logits = logits.index_select(0, inputs.sampled)
-        return Launched(plan, logits, inputs.sampled_slots, inputs.sampled_lengths, None)
+        return Launched(
+            plan, logits, inputs.sampled_slots, inputs.sampled_lengths, None, self._began
+        )
 
     def _finish(self, plan: StepPlan, update: Tensor, stream: Tensor) -> Launched:
         """Of a step with prompts, once its layers are launched: nothing before needs what is packed here, and the
@@ -238,6 +244,7 @@ class Engine:
             outputs.slots,
             outputs.lengths,
             prompt_scores,
+            self._began,
         )
 
     def _run_layers(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -320,7 +327,9 @@ class Engine:
             last_token=self.slots.last_token,
             out=tokens,
         )
-        return self._readback.start(launched.plan, tokens, scores, launched.prompt_scores)
+        return self._readback.start(
+            launched.plan, tokens, scores, launched.prompt_scores, began=launched.began
+        )
 
     def is_usable_after(self, error: Exception) -> bool:
         # A failed kernel leaves the CUDA context unusable, and whoever asks next is told: torch, Triton's launcher or

@@ -13,17 +13,22 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from setproctitle import setproctitle
 
 from mla_router.worker import flags, logs
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.core import StepSeconds
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
+
+if TYPE_CHECKING:
+    from mla_router.worker.engine.engine import Engine
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,9 +66,11 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
         engine = load_engine(config)
     except ModelError as error:
         raise ConfigError(f"--model-path {config.folder}: {error}") from error
+    measured = _first_steps(engine, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size, grammars=grammars)
+    scheduler.planner.pace.calibrate(measured)
     channel.send(
         Ready(
             max_total_num_tokens=engine.capacity.max_total_tokens,
@@ -87,6 +94,25 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
         channel.close()
         if grammars is not None:
             grammars.shut_down()
+
+
+def _first_steps(engine: Engine, config: WorkerConfig) -> StepSeconds:
+    """Raises ConfigError if a step fails, which will again, and EngineFailed if the device has been lost."""
+    from mla_router.worker.engine.first_steps import first_steps
+
+    try:
+        return first_steps(
+            engine,
+            vocab_size=engine.model.config.vocab_size,
+            largest=min(config.chunk_size, config.max_prefill_tokens),
+        )
+    except Exception as error:
+        logging.getLogger(__name__).error("the first step has failed", exc_info=error)
+        if not engine.is_usable_after(error):
+            raise EngineFailed("the device is lost") from error
+        raise ConfigError(
+            f"--model-path {config.folder}: this model fails its first step: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _start_grammars(config: WorkerConfig) -> Grammars | None:

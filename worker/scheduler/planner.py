@@ -6,10 +6,12 @@ import time
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
-from mla_router.worker.scheduler.admission import Admission, Share
+from mla_router.worker.scheduler.admission import Admission
+from mla_router.worker.scheduler.division import Share
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
 from mla_router.worker.scheduler.neighbours import neighbours
+from mla_router.worker.scheduler.pace import Pace
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from mla_router.worker.scheduler.step import Step
@@ -21,14 +23,18 @@ class Planner:
 
     def __init__(self, memory: Memory, config: WorkerConfig) -> None:
         self.memory = memory
-        self.waiting = WaitingQueue(longest_prefix_first=config.schedule_policy == "lpm")
+        by_size = config.schedule_policy == "lpm"
+        self.pace = Pace()
+        self.waiting = WaitingQueue(least_work_first=by_size)
         self.estimate = OutputEstimate(config.schedule_conservativeness)
         self.admission = Admission(
             memory,
             self.waiting,
             self.estimate,
+            self.pace,
             step_tokens=config.max_prefill_tokens,
             chunk_size=config.chunk_size,
+            by_size=by_size,
         )
         self.mix = not config.disable_mixed_chunk
         self.preempt = config.enable_priority_scheduling
@@ -45,13 +51,16 @@ class Planner:
         made_way = self.preempt and self._make_way()
         decodes = [request for request in self.running.values() if request.wants_decode]
         decodes_first = not self.mix and self._last_was_prefill and bool(decodes)
-        shares = [] if decodes_first else self.admission.continued()
+        beside_decodes = self.mix and bool(decodes)
+        shares: list[Share] = []
+        if not decodes_first:
+            shares = self.admission.continued(beside_decodes=beside_decodes)
         admitted: list[Request] = []
         if self._make_room(decodes, shares):
             decodes = [request for request in decodes if request.slot >= 0]
             shares = [share for share in shares if share.request.slot >= 0]
         elif not decodes_first and not made_way:
-            admitted = self._admit(shares)
+            admitted, shares = self._admit(beside_decodes) or ([], shares)
         if shares and not self.mix:
             decodes = []
         self._last_was_prefill = bool(shares)
@@ -77,15 +86,15 @@ class Planner:
         else:
             self._let_go(request)
 
-    def _admit(self, shares: list[Share]) -> list[Request]:
-        admitted = self.admission.admit(self.running.values(), shares)
-        for request in admitted:
+    def _admit(self, beside_decodes: bool) -> tuple[list[Request], list[Share]] | None:
+        coming = self.admission.admit(self.running.values(), beside_decodes=beside_decodes)
+        for request in coming[0] if coming else ():
             self.running[request.rid] = request
             if not request.was_retracted:
                 request.queue_seconds = time.monotonic() - request.arrived_at
                 self.num_prompt_tokens += len(request.context)
                 self.num_cached_tokens += request.num_cached
-        return admitted
+        return coming
 
     def _make_way(self) -> bool:
         """Retract requests of lower priority until the next one fits, if it can be made to; returns whether

@@ -56,6 +56,7 @@ class Request:
         "context",
         "finish_reason",
         "grammar",
+        "has_passed",
         "held_tokens",
         "is_jumping",
         "is_known",
@@ -131,6 +132,7 @@ class Request:
 
         self.arrived_at = time.monotonic()
         self.queue_seconds = 0.0  # it waited until it was first admitted
+        self.has_passed = False  # it was admitted while another one waited for memory
         self.overtaken = 0  # by requests that came later and were admitted before it
         self.cached_at = -1  # version of the prefix cache in which `cached_tokens` was looked up
         self.cached_tokens = 0

@@ -236,6 +236,8 @@ class Scheduler:
             self._fail(step, error)
             return
         self._failures = 0
+        if result.seconds is not None:
+            self.planner.pace.learn(step.plan, result.seconds)
         self._settle(step, result)
         for i, request in enumerate(step.sampled):
             if request.finish_reason is not None:

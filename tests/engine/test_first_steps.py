@@ -1,0 +1,45 @@
+"""What an engine does before it is said to be ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.first_steps import first_steps
+from mla_router.worker.model.loader import load_model
+from support.scripted_scheduler import generate, run
+from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        Capacity(num_pages=400, page_size=4, num_slots=4, context_length=160),
+        Capacity(num_pages=3, page_size=16, num_slots=1, context_length=2048),  # most has no pages
+        Capacity(num_pages=4, page_size=1, num_slots=1, context_length=2),
+    ],
+)
+def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+
+    def engine() -> Engine:
+        return Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+
+    script = {0: [generate("a", [5], 1), generate("b", [7], 1)]}
+    fresh = run(dict(script), engine=engine(), capacity=capacity, vocab_size=VOCAB_SIZE)
+    used = engine()
+    measured = first_steps(used, vocab_size=VOCAB_SIZE, largest=64)
+    again = run(script, engine=used, capacity=capacity, vocab_size=VOCAB_SIZE)
+    for rid in ("a", "b"):
+        assert again.channel.tokens(rid) == fresh.channel.tokens(rid)
+    assert 0 < measured.single
+    assert 0 < measured.chunk
+    assert 1 <= measured.tokens <= 64

@@ -1,0 +1,89 @@
+"""How many prompt tokens a step has: what is learned of the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.core import Capacity, PrefillChunk, StepPlan
+from mla_router.worker.engine.first_steps import first_steps
+from mla_router.worker.scheduler.pace import TARGET_S, Allowance, Pace
+from support.fake_engine import VOCAB
+from support.timed_engine import TimedEngine
+
+CAPACITY = Capacity(num_pages=4096, page_size=16, num_slots=8, context_length=65536)
+
+
+def measured(engine: TimedEngine) -> Pace:
+    pace = Pace()
+    pace.calibrate(first_steps(engine, vocab_size=VOCAB, largest=8192))
+    return pace
+
+
+def next_chunk(pace: Pace, start: int) -> StepPlan:
+    """Of one prompt that has the whole step."""
+    allowance = Allowance(pace, 8192, pace.allowed(beside_decodes=False))
+    tokens = allowance.take(start, 60_000, begins=True, at_least=1)
+    return StepPlan((), (), (PrefillChunk(0, start, (0,) * tokens, is_last=False),), (), ())
+
+
+def step(pace: Pace, engine: TimedEngine, start: int) -> float:
+    """Plan a step, and learn from it; returns its seconds."""
+    plan = next_chunk(pace, start)
+    seconds = engine.seconds(plan)
+    pace.learn(plan, seconds)
+    return seconds
+
+
+@pytest.mark.parametrize("start", [0, 1000, 4000])
+@pytest.mark.parametrize("speed", [0.3, 1, 10])
+def test_a_step_takes_about_the_target(start: int, speed: float) -> None:
+    engine = TimedEngine(CAPACITY)
+    engine.slowdown = 1 / speed
+    seconds = step(measured(engine), engine, start)
+    assert TARGET_S / 3 < seconds < 0.5
+
+
+def test_on_a_fast_device_nothing_is_cut() -> None:
+    engine = TimedEngine(CAPACITY, token_s=1e-5, context_s=1e-11, prefix_s=1e-9)
+    assert len(next_chunk(measured(engine), 0).chunks[0].tokens) == 8192
+    assert len(next_chunk(measured(engine), 40_000).chunks[0].tokens) == 8192
+
+
+def test_without_a_measurement_nothing_is_cut() -> None:
+    assert len(next_chunk(Pace(), 40_000).chunks[0].tokens) == 8192
+
+
+def test_a_device_that_becomes_slower_has_shorter_chunks() -> None:
+    engine = TimedEngine(CAPACITY)
+    pace = measured(engine)
+    engine.slowdown = 20.0
+    seconds = [step(pace, engine, 0) for _ in range(12)]
+    assert seconds[0] > 5.0
+    assert seconds[-1] < 0.5
+    engine.slowdown = 1.0
+    seconds = [step(pace, engine, 0) for _ in range(40)]
+    assert seconds[-1] > TARGET_S / 2
+
+
+def test_one_slow_step_is_no_rule() -> None:
+    engine = TimedEngine(CAPACITY)
+    pace = measured(engine)
+    before = len(next_chunk(pace, 0).chunks[0].tokens)
+    engine.slowdown = 100.0
+    step(pace, engine, 0)
+    assert len(next_chunk(pace, 0).chunks[0].tokens) > before / 3
+
+
+def test_where_one_token_takes_longer_than_the_target_prompts_take_as_long_as_it() -> None:
+    engine = TimedEngine(CAPACITY, step_s=2.0, token_s=0.02)
+    tokens = len(next_chunk(measured(engine), 0).chunks[0].tokens)
+    assert 50 < tokens < 150
+
+
+def test_decode_rows_leave_prompts_half_of_the_target() -> None:
+    engine = TimedEngine(CAPACITY)
+    pace = measured(engine)
+    for _ in range(50):
+        pace.learn(StepPlan((0,), (10,), (), (), ()), 0.6)
+    assert pace.allowed(beside_decodes=True) == pytest.approx(TARGET_S / 2)
+    assert pace.allowed(beside_decodes=False) > 0.9 * TARGET_S

@@ -1,0 +1,81 @@
+"""The first steps of an engine, before it is said to be ready: whether they work, and how long they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mla_router.worker.core import (
+    Admitted,
+    PrefillChunk,
+    SamplingParams,
+    StepEngine,
+    StepPlan,
+    StepResult,
+    StepSeconds,
+)
+
+# A chunk that takes so long says enough about longer ones.
+_LONG_S = 0.05
+_SHORTEST = 16
+_PREFIX = 2048
+# One request that takes the most likely token, and one that draws.
+_SAMPLING = (SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, temperature=1.0, seed=1))
+
+
+def first_steps(engine: StepEngine[Any], *, vocab_size: int, largest: int) -> StepSeconds:
+    """Run steps of prompts of up to `largest` tokens, and of a decode row. What they write to the cache belongs
+    to nobody. Raises whatever a step raises."""
+    steps = _Steps(engine, vocab_size)
+    for sampling in _SAMPLING:
+        steps.chunk(0, 1, sampling)
+        steps.decode(1)
+    single = min(steps.chunk(0, 1), steps.chunk(0, 1))
+    largest = min(largest, steps.longest)
+    tokens = min(_SHORTEST, largest)
+    chunk = min(steps.chunk(0, tokens), steps.chunk(0, tokens))
+    while tokens < largest and chunk < _LONG_S:
+        tokens = min(2 * tokens, largest)
+        chunk = steps.chunk(0, tokens)
+    prefix = min(steps.longest - tokens, _PREFIX)
+    return StepSeconds(
+        single,
+        tokens,
+        chunk,
+        prefix,
+        single_behind_prefix=steps.chunk(prefix, 1),
+        chunk_behind_prefix=steps.chunk(prefix, tokens),
+    )
+
+
+class _Steps:
+    """Steps of one request in the first slot."""
+
+    def __init__(self, engine: StepEngine[Any], vocab_size: int) -> None:
+        self._engine = engine
+        self._vocab_size = vocab_size
+        capacity = engine.capacity
+        self.longest = min(capacity.context_length, capacity.max_total_tokens) - 1
+        pages = min(capacity.pages_per_request, capacity.num_pages)
+        self._page_writes = tuple((0, index, 1 + index) for index in range(pages))
+
+    def chunk(self, start: int, length: int, sampling: SamplingParams = _SAMPLING[0]) -> float:
+        """Seconds of a step with this chunk."""
+        # Different tokens, so that experts are as many as in a real prompt
+        tokens = tuple(7919 * i % self._vocab_size for i in range(start, start + length))
+        result = self._run(
+            StepPlan(
+                decode_slots=(),
+                decode_lengths=(),
+                chunks=(PrefillChunk(0, start, tokens, is_last=True),),
+                page_writes=self._page_writes,
+                admitted=(Admitted(0, sampling, tokens),),
+            )
+        )
+        return result.seconds or 0.0
+
+    def decode(self, before: int) -> None:
+        """A step with a decode row after `before` tokens."""
+        self._run(StepPlan((0,), (before + 1,), (), (), ()))
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        return self._engine.sample(self._engine.forward(plan)).wait()
