@@ -40,6 +40,6 @@ def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_p
     again = run(script, engine=used, capacity=capacity, vocab_size=VOCAB_SIZE)
     for rid in ("a", "b"):
         assert again.channel.tokens(rid) == fresh.channel.tokens(rid)
-    assert 0 < measured.single
-    assert 0 < measured.chunk
+    assert measured.single > 0
+    assert measured.chunk > 0
     assert 1 <= measured.tokens <= 64
