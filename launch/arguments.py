@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ PER_WORKER = frozenset({"host", "port", "worker_id"})
 WORKER_HOST = "127.0.0.1"
 # What the launcher decides for the router. The key is one for all, a flag of the workers: the router
 # asks its clients for it and sends it on.
-LAUNCHERS = frozenset({"host", "port", "worker-urls", "api-key", "worker-api-key"})
+LAUNCHERS = frozenset({"host", "port", "worker-urls", "api-key", "worker-api-key", "replay-key"})
 # SGLang's other names of a flag that is defined here.
 DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
 # The way in: flags of the router without the prefix.
@@ -62,6 +63,7 @@ class Options:
 
     def router_argv(self, worker_urls: Sequence[str]) -> list[str]:
         argv = [f"--host={self.host}", f"--port={self.port}"]
+        argv.append(f"--replay-key={self.every_worker.replay_key}")
         if self.every_worker.api_key:
             argv.append(f"--api-key={self.every_worker.api_key}")
         for name, value in self.router_flags.items():
@@ -112,6 +114,8 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
         )
     except ConfigError as error:
         parser.error(str(error))
+    if not every_worker.replay_key:
+        every_worker = dataclasses.replace(every_worker, replay_key=secrets.token_hex(32))
     given = {flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in forwarded}
     return Options(
         host=namespace.host,

@@ -120,6 +120,13 @@ class WorkerConfig:
         "environment, which no other user can read; empty: the variable's, or none",
         variable="MLA_ROUTER_API_KEY",
     )
+    replay_key: str = _flag(
+        "",
+        "secret that the router has as well, so that it can have this worker continue another's broken stream; "
+        "better set MLA_ROUTER_REPLAY_KEY in the environment; empty: the variable's, or none, and streams "
+        "are not continued",
+        variable="MLA_ROUTER_REPLAY_KEY",
+    )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
     tokenizer_worker_num: int = _flag(
         0,

@@ -34,6 +34,7 @@ class _Settings(TypedDict):
     service_discovery_namespace: str | None
     worker_networks: list[str]
     worker_api_key: str | None
+    replay_key: str | None
     worker_ca_cert_path: str | None
     upstream_http2: bool
     connect_timeout_secs: float

@@ -211,5 +211,10 @@ fn announce(router: &Router, address: SocketAddr) {
         count => format!("{count} workers: {}", workers.join(" ")),
     };
     let scheme = if router.config.tls_cert_path.is_some() { "https" } else { "http" };
-    tracing::info!("listening on {scheme}://{address}, policy {policy}, {workers}");
+    let replay = if router.config.disable_replay || router.config.replay_key.is_some() {
+        ""
+    } else {
+        "; broken streams are not continued: set MLA_ROUTER_REPLAY_KEY for router and workers"
+    };
+    tracing::info!("listening on {scheme}://{address}, policy {policy}, {workers}{replay}");
 }

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.replay import Marks, Origin
-from support import client
-from support.fake_worker import FakeWorker, script
+from mla_router.worker.server.signature import sign
+from support import client, processes
+from support.fake_worker import FakeWorker, fake_worker, script
+from support.processes import REPLAY_KEY
 from support.replay import DONE, Stream, stream
 
 PROMPT = [100, 101, 102]
@@ -279,6 +281,54 @@ def test_only_for_a_router_that_streams(worker: FakeWorker, path: str) -> None:
     for answer in refused:
         assert answer.status == 400
         assert json.loads(answer.error)["error"]["param"] == "continuation"
+
+
+@pytest.mark.parametrize("path", LISTED)
+def test_only_with_the_signature_of_a_router(worker: FakeWorker, path: str) -> None:
+    """Else clients could take others' ids, and put words into the assistant's mouth."""
+    body = body_of(path, 5) | {"stream": True}
+    given = {"response": ORIGIN.encode(), "choices": []}
+    sent = json.dumps(body | {"continuation": given}).encode()
+    good = sign(REPLAY_KEY, path, sent)
+    forged = {
+        "": sent,
+        sign("another key", path, sent): sent,
+        sign(REPLAY_KEY, "/elsewhere", sent): sent,
+        good: sent.replace(b"true", b"true "),  # another body
+        good[:-1]: sent,
+        "é": sent,
+    }
+    asked = len(worker.heard("Generate"))
+    for signature, sending in forged.items():
+        headers = {"x-mla-replay": "1", "Content-Type": "application/json"}
+        if signature:
+            headers["x-mla-signature"] = signature
+        status, answer = asyncio.run(post_as(worker.url + path, sending, headers))
+        assert status == 400, signature
+        assert answer["error"]["param"] == "continuation"
+    assert len(worker.heard("Generate")) == asked
+    headers["x-mla-signature"] = good
+    status, _ = asyncio.run(post_as(worker.url + path, sent, headers))
+    assert status == 200
+
+
+async def post_as(url: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
+    async with client.session() as http, http.post(url, data=body, headers=headers) as response:
+        streamed = response.content_type == "text/event-stream"
+        return response.status, None if streamed else await response.json()
+
+
+def test_a_worker_without_a_key_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "REPLAY_KEY", "")
+    with fake_worker() as keyless:
+        body = body_of("/generate", 5)
+        answer = ask(keyless, "/generate", body)
+        assert answer.status == 200
+        assert "x-mla-replay" not in answer.headers
+        assert not any(event.marks for event in answer.events)
+        given = {"response": ORIGIN.encode(), "choices": []}
+        assert ask(keyless, "/generate", body, continuation=given).status == 400
+        assert ask(keyless, "/generate", body, continuation=given, key="").status == 400
 
 
 def test_marks() -> None:

@@ -39,6 +39,7 @@ PATIENT_ROUTER: dict[str, Flag] = {
     "first_token_timeout_secs": 300,
     "inter_token_timeout_secs": 300,
 }
+REPLAY_KEY = "shared-by-routers-and-workers-of-tests"
 PORTS = range(20_000, 30_000)  # below those that the system gives to outgoing connections
 PORTS_OF_A_RUN = 500
 PORT_STEP = 5  # a launcher's workers get the ports from its base port on
@@ -175,6 +176,7 @@ def running(argv: list[str], url: str, ready_path: str | None) -> Iterator[Runni
     """Start `python <argv>` and wait for a 200 from `ready_path`."""
     # One thread each: several torch processes share the few cores of a CI machine.
     environment = os.environ | {
+        "MLA_ROUTER_REPLAY_KEY": REPLAY_KEY,
         "PYTHONPATH": str(ROOT / "python"),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import urllib.parse
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+
+from mla_router.worker.server.signature import sign
+from support.processes import REPLAY_KEY
 
 DONE = "[DONE]"
 
@@ -55,11 +59,16 @@ async def stream(
     body: dict[str, Any],
     *,
     replay: bool = True,
+    key: str = REPLAY_KEY,
     **extra: Any,
 ) -> Stream:
     """Send `body` with what `extra` adds to it, and read the whole answer."""
-    headers = {"x-mla-replay": "1"} if replay else {}
-    async with http.post(url, json=body | {"stream": True} | extra, headers=headers) as response:
+    sent = json.dumps(body | {"stream": True} | extra).encode()
+    headers = {"Content-Type": "application/json"}
+    if replay:
+        path = urllib.parse.urlsplit(url).path
+        headers |= {"x-mla-replay": "1", "x-mla-signature": sign(key, path, sent)}
+    async with http.post(url, data=sent, headers=headers) as response:
         raw = await response.read()
         answer = Stream(response.status, {k.lower(): v for k, v in response.headers.items()})
     if answer.status != 200:

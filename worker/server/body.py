@@ -1,4 +1,5 @@
-"""The reading of request bodies: bounded in size, and in how long their sender may do nothing."""
+"""The reading of request bodies: bounded in size and in the pauses of their sender, and whether a router has
+signed them."""
 
 from __future__ import annotations
 
@@ -6,14 +7,26 @@ import asyncio
 
 from aiohttp import web
 
+from mla_router.worker.server import signature
 from mla_router.worker.server.errors import ContentTooLarge, RequestTimeout
 from mla_router.worker.server.state import STATE
 
 STALLED_S = 30.0  # without a byte; a slow client may take as long as it likes
 
 
+SIGNED = web.RequestKey("signed", bool)  # by a router that has our key
+
+
 async def read_body(request: web.Request) -> bytes:
     """All of it. Raises ContentTooLarge (413), and RequestTimeout (408) if it stalls on its way."""
+    body = await _receive(request)
+    key, given = request.app[STATE].config.replay_key, request.headers.get(signature.HEADER)
+    if key and given:
+        request[SIGNED] = signature.is_signed(key, request.raw_path, body, given)
+    return body
+
+
+async def _receive(request: web.Request) -> bytes:
     if request.content.is_eof():
         return await request.read()  # all here already, as small ones are: nothing to wait for
     limit = request.app[STATE].config.max_payload_size

@@ -64,7 +64,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         response_format=body.response_format,
     )
     sampling = dataclasses.replace(sampling, n=computed)
-    replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
+    replay = read_replay(request, body.continuation, possible=bool(body.stream))
     prompts = await read_prompts(service, body.prompt, "prompt")
     if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
         raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")

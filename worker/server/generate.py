@@ -40,7 +40,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     sampling = _sampling(body, service)
     # An event repeats the logprobs of all tokens: those that another worker has sampled are not here.
     replay = read_replay(
-        request.headers,
+        request,
         body.continuation,
         possible=bool(body.stream) and not body.return_logprob,
     )

@@ -15,6 +15,9 @@ router sends the same body to another worker, with what it was given added to it
                      "finish_reason": null or the one that was listed}, ...],
                      "events": <how many events the client has had>}
 
+Only a router may say so: it signs the request (signature.py) with a key that it shares with its workers. A
+worker without a key offers no replay.
+
 Choices that were never listed may be missing at the end. The stream that answers has only what is
 new. Ids are computed again as a part of the prompt, so a second worker that has the prompt in its
 prefix cache starts from there.
@@ -29,15 +32,18 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
+from aiohttp import web
 from msgspec import Meta
 
+from mla_router.worker.server.body import SIGNED
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS, Continuation, ContinuedChoice
+from mla_router.worker.server.state import STATE
 
 HEADER = "x-mla-replay"
 VERSION = "1."
@@ -124,13 +130,16 @@ class Marks:
 
 
 def read_replay(
-    headers: Mapping[str, str], continuation: Continuation | None, *, possible: bool
+    request: web.Request, continuation: Continuation | None, *, possible: bool
 ) -> Replay | None:
-    """What the router asks for by header and body; None if there is no router that asks, or if the
-    answer is none that can be continued."""
-    asked = possible and headers.get(HEADER) == "1"
+    """What the router asks for by header and body, once `read_body` has read it; None if there is no router
+    that asks, or if the answer is none that can be continued."""
+    has_key = bool(request.app[STATE].config.replay_key)
+    asked = possible and has_key and request.headers.get(HEADER) == "1"
     if continuation is None:
         return Replay() if asked else None
+    if not request.get(SIGNED):
+        raise InvalidField("continuation", "only for routers, which sign it with --replay-key")
     if not asked:
         raise InvalidField("continuation", f"only for a stream that was begun with `{HEADER}: 1`")
     origin = Origin.decode(continuation.response)

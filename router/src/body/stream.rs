@@ -113,7 +113,7 @@ impl EventStream {
         let replay = Replay::take(&mut head.headers).filter(|_| job.request.is_replayable());
         if replay.is_none() {
             // Nobody will need it again, and it may be large.
-            job.request.body = Bytes::new();
+            job.request.drop_body();
         }
         let config = &job.router.config;
         let limits = Limits {
@@ -353,6 +353,9 @@ fn parts(event: &[u8]) -> (&[u8], &[u8]) {
 impl Resuming {
     fn new(mut job: Job, body: Bytes) -> Self {
         let router = Arc::clone(&job.router);
+        if let Some(key) = &router.config.replay_key {
+            job.request.sign(key, &body);
+        }
         let ping = Box::pin(sleep(router.config.sse_keepalive_secs.get()));
         let outcome = Box::pin(async move {
             let outcome = proxy::obtain(&mut job, Some(body)).await;

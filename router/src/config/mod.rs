@@ -62,6 +62,12 @@ pub struct Config {
     #[arg(long, value_name = "KEY", help_heading = WORKERS)]
     pub worker_api_key: Option<ApiKey>,
 
+    /// Secret that the workers have as well (the same flag or variable of theirs): the router signs with it
+    /// the requests by which one worker continues another's broken stream. Without it such streams end
+    /// with an error
+    #[arg(long, value_name = "KEY", env = "MLA_ROUTER_REPLAY_KEY", hide_env_values = true, help_heading = WORKERS)]
+    pub replay_key: Option<ApiKey>,
+
     /// Certificates (PEM) that workers with https:// URLs are checked against; the system's if not given
     #[arg(long, value_name = "FILE", help_heading = WORKERS)]
     pub worker_ca_cert_path: Option<PathBuf>,

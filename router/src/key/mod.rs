@@ -45,6 +45,8 @@ pub struct RouteKey {
     pub stream: bool,
     /// It is neither true nor false, as `1` is: some engines take that for true, some refuse it.
     pub stream_unclear: bool,
+    /// It has the field `continuation`, which only a router may add.
+    pub continues: bool,
     /// Answers that are asked for beyond the first: of each prompt of a batch, and of each as many as
     /// the body's `n` says.
     pub more_answers: u32,
@@ -106,6 +108,7 @@ struct Fields<'a> {
     previous: Option<&'a [u8]>,
     conversation: Option<&'a [u8]>,
     user: Option<&'a [u8]>,
+    continuation: Option<&'a [u8]>,
 }
 
 impl<'a> Fields<'a> {
@@ -129,6 +132,7 @@ impl<'a> Fields<'a> {
                 b"previous_response_id" => &mut fields.previous,
                 b"conversation" => &mut fields.conversation,
                 b"user" => &mut fields.user,
+                b"continuation" => &mut fields.continuation,
                 _ => return Ok(()),
             };
             // The last of several fields of one name wins, as in Python's parser.
@@ -255,6 +259,7 @@ impl RouteKey {
             stream_unclear: fields
                 .stream
                 .is_some_and(|value| value != b"true" && value != b"false"),
+            continues: fields.continuation.is_some(),
             more_answers: fields.more_answers(1),
             session: fields.user.and_then(session_of_user),
             prompt_len: bytes / unit,

@@ -3,15 +3,15 @@
 use std::{error::Error as _, io};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header, uri::PathAndQuery};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use super::replay;
 use crate::{
-    admission::Held, error::Error, fleet::worker::Worker, key::session_of, router::Router,
-    telemetry, wire::headers,
+    admission::Held, config::ApiKey, error::Error, fleet::worker::Worker, key::session_of,
+    router::Router, telemetry, wire::headers,
 };
 
 /// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
@@ -23,7 +23,8 @@ pub struct WorkerRequest {
     uri: Uri,
     headers: HeaderMap,
     pub body: Bytes,
-    _memory: Held,
+    /// Of `body`, while that is held.
+    memory: Option<Held>,
 }
 
 impl WorkerRequest {
@@ -40,7 +41,7 @@ impl WorkerRequest {
         let uri = path.map_or_else(Uri::default, Uri::from);
         let mut memory = Held::new(&router.bodies);
         let body = read_body(body, router.config.max_payload_size, &mut memory).await?;
-        Ok(Self { method: head.method, uri, headers: head.headers, body, _memory: memory })
+        Ok(Self { method: head.method, uri, headers: head.headers, body, memory: Some(memory) })
     }
 
     pub fn headers(&self) -> &HeaderMap {
@@ -60,6 +61,19 @@ impl WorkerRequest {
     /// The worker is to be ready to have its answer continued by another one.
     pub fn ask_for_replay(&mut self) {
         self.headers.insert(replay::HEADER, replay::ASK);
+    }
+
+    /// Lets the worker know that `body`, which continues a stream, is the router's word.
+    pub fn sign(&mut self, key: &ApiKey, body: &[u8]) {
+        let target = self.uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let signature = replay::sign(key, target, body);
+        self.headers.insert(replay::SIGNATURE, signature);
+    }
+
+    /// For a request that will not be sent again.
+    pub fn drop_body(&mut self) {
+        self.body = Bytes::new();
+        self.memory = None;
     }
 
     pub fn is_replayable(&self) -> bool {

@@ -35,6 +35,10 @@ pub(super) async fn forward(
     // Not before: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
     let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned()).await;
+    if job.key.as_ref().is_some_and(|key| key.continues) {
+        let message = "`continuation` is a word between router and workers, not a field of the API";
+        return Err(Error::BadRequest { param: "continuation", message: message.to_owned() });
+    }
     // Declared after the job, so that an abort is counted before the request has left.
     let waiting = AbortCount(Some(&router.metrics));
     let reply = obtain(&mut job, None).await;

@@ -53,7 +53,7 @@ pub(super) struct Guard {
     held: Vec<u8>,
     /// As much of `held` as hyper may read now.
     released: usize,
-    /// The last write had to wait.
+    /// Bytes wait for the client to take them, by the last write or flush.
     is_congested: bool,
     waiting: Option<(Wait, Instant)>,
     alarm: Option<Alarm>,
@@ -97,6 +97,13 @@ impl Guard {
 
     pub(super) fn socket(&self) -> &TcpStream {
         self.stream.socket()
+    }
+
+    /// A write that need not wait does not mean that its bytes are out: TLS keeps some until a flush.
+    fn note_write<T>(&mut self, polled: &Poll<T>) {
+        if polled.is_pending() {
+            self.note_congestion(true);
+        }
     }
 
     fn note_congestion(&mut self, congested: bool) {
@@ -277,7 +284,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
-        this.note_congestion(polled.is_pending());
+        this.note_write(&polled);
         polled
     }
 
@@ -288,7 +295,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
-        this.note_congestion(polled.is_pending());
+        this.note_write(&polled);
         polled
     }
 
@@ -297,7 +304,10 @@ impl AsyncWrite for Guard {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_flush(cx);
+        this.note_congestion(polled.is_pending());
+        polled
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,10 +1,14 @@
 //! What the router itself refuses, in OpenAI's shape; what it leaves to the worker.
 
+use std::time::Duration;
+
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, channel::Channel};
 use mla_router::Config;
 
-use crate::support::{Client, FakeWorker, config, post, request, router};
+use crate::support::{
+    Client, FakeWorker, assert_nothing_booked, config, post, request, router, soon,
+};
 
 fn with_limit(max_payload_size: usize) -> Config {
     Config { max_payload_size, ..config() }
@@ -77,4 +81,41 @@ async fn what_is_not_json_is_for_the_worker_to_judge() {
         assert_eq!(client.post("/v1/chat/completions", body).await.status, StatusCode::OK);
         assert_eq!(worker.request().await.body, body);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_are_too_large_together_are_refused_and_leave_no_trace() {
+    let worker = FakeWorker::plain().await;
+    let router = router(with_limit(1 << 20), &[&worker]).await;
+    let bodies = &router.router().bodies;
+    let mut uploads = Vec::new();
+    // Each is within --max-payload-size, all of them beyond four times as much.
+    let refused = loop {
+        let (mut upload, source) = Channel::new(1);
+        let request = post("/generate", "").map(|_| source.boxed());
+        let mut client = Client::connect(router.local_addr()).await;
+        let before = bodies.held();
+        let answering = tokio::spawn(async move { client.call(request).await });
+        for _ in 0..2 {
+            // The router may refuse before it has read all.
+            let _sent = upload.send_data(vec![b'x'; 500_000].into()).await;
+        }
+        while bodies.held() < before + 1_000_000 && !answering.is_finished() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if answering.is_finished() {
+            break answering.await.expect("no panic").expect("an answer");
+        }
+        uploads.push((upload, answering));
+    };
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.error_code(), "bodies_too_large");
+    assert!((2..=4).contains(&uploads.len()), "{}", uploads.len());
+    for (upload, answering) in uploads {
+        drop(upload);
+        let answer = soon(answering).await.expect("no panic").expect("an answer");
+        assert_eq!(answer.status, StatusCode::OK);
+    }
+    assert_nothing_booked(&router).await;
+    assert_eq!(bodies.held(), 0);
 }

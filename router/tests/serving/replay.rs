@@ -7,12 +7,12 @@ use std::sync::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use mla_router::{Config, RouterHandle};
+use mla_router::{Config, RouterHandle, proxy::replay};
 use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::support::{
-    Client, FakeWorker, Reply, Seen, Then, assert_nothing_booked, config, post, router, secs, soon,
+    Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_booked, config, post, router, secs, soon,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -87,8 +87,14 @@ fn continuation_of(seen: &Seen, body: &str) -> Option<Value> {
     let mut sent: Value = serde_json::from_slice(&seen.body).expect("JSON");
     let continuation = sent.as_object_mut().expect("an object").remove("continuation");
     assert_eq!(sent, serde_json::from_str::<Value>(body).expect("JSON"));
+    let signature = seen.head.headers.get("x-mla-signature");
     if let Some(continuation) = &continuation {
         assert_eq!(continuation["response"], ANSWER);
+        let key = config().replay_key.expect("that of tests");
+        let target = seen.head.uri.path_and_query().expect("a target").as_str();
+        assert_eq!(signature, Some(&replay::sign(&key, target, &seen.body)));
+    } else {
+        assert_eq!(signature, None);
     }
     continuation
 }
@@ -333,6 +339,7 @@ async fn a_worker_that_loses_count_is_not_continued() {
 async fn only_what_can_be_continued_is_asked_for_it() {
     let mut worker = FakeWorker::plain().await;
     let off = Config { disable_replay: true, ..config() };
+    let without_key = Config { replay_key: None, ..config() };
     for (config, path, body, asked) in [
         (config(), PATH, BODY, true),
         (config(), "/v1/completions", r#"{"prompt":"a","stream":true} "#, true),
@@ -343,6 +350,7 @@ async fn only_what_can_be_continued_is_asked_for_it() {
         (config(), "/v1/embeddings", r#"{"input":"a","stream":true}"#, false),
         (config(), "/generate", r#"["stream"]"#, false),
         (off, PATH, BODY, false),
+        (without_key, PATH, BODY, false),
     ] {
         let router = router(config, &[&worker]).await;
         let mut request = post(path, body);
@@ -350,5 +358,38 @@ async fn only_what_can_be_continued_is_asked_for_it() {
         Client::connect(router.local_addr()).await.call(request).await.expect("a response");
         let seen = worker.request().await;
         assert_eq!(seen.head.headers.contains_key("x-mla-replay"), asked, "{path} {body}");
+    }
+}
+
+/// What it says would become the worker's: an id, counts, words of the assistant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_cannot_continue_a_stream() {
+    let mut worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for field in [
+        r#""continuation":{"response":"1.AAAA","choices":[]}"#,
+        r#""contin\u0075ation":{"response":"1.AAAA","choices":[]}"#,
+    ] {
+        for stream in [true, false] {
+            let body = format!(r#"{{{field},"stream":{stream},"prompt":"a"}}"#);
+            let answer = client.post("/v1/completions", body).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{field}");
+            assert_eq!(answer.json()["error"]["param"], "continuation");
+        }
+    }
+    assert_eq!(worker.requests_so_far(), 0);
+    let mut request = post("/v1/completions", r#"{"prompt":"\"continuation\":1"}"#);
+    request.headers_mut().insert("x-mla-signature", HeaderValue::from_static("00"));
+    assert_eq!(client.call(request).await.expect("a response").status, StatusCode::OK);
+    assert!(!worker.request().await.head.headers.contains_key("x-mla-signature"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_start_line_says_whether_streams_are_continued() {
+    for (variables, told) in [(&[][..], true), (&[("MLA_ROUTER_REPLAY_KEY", "k")], false)] {
+        let mut process = Process::start_with(&["--port", "0"], variables);
+        let line = process.line_with("listening on").await;
+        assert_eq!(line.contains("MLA_ROUTER_REPLAY_KEY"), told, "{line}");
     }
 }

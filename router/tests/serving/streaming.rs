@@ -183,3 +183,21 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
     drop((response, slow));
     while !matches!(worker.event().await, Event::Aborted) {}
 }
+
+/// Nobody sends it again once a stream has begun that cannot be continued.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_is_not_needed_any_more_gives_its_memory_back() {
+    let (frames, live) = unbounded_channel();
+    let live = Mutex::new(Some(live));
+    let worker =
+        FakeWorker::start(move |_| Reply::Events(live.lock().take().expect("one request"))).await;
+    let router = router(config(), &[&worker]).await;
+    let bodies = &router.router().bodies;
+    let body = format!(r#"{{"stream":true,"prompt":"{}"}}"#, "x".repeat(1 << 20));
+    let mut client = Client::connect(router.local_addr()).await;
+    frames.send("data: {\"choices\":[]}\n\n".into()).expect("a worker that listens");
+    let response = client.send(post("/v1/completions", body)).await.expect("a head");
+    assert_eq!(bodies.held(), 0, "the stream is still open");
+    drop(frames);
+    response.into_body().collect().await.expect("an end");
+}

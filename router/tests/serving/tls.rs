@@ -1,6 +1,6 @@
 //! HTTPS towards clients, with certificates made for the test.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use mla_router::{Config, RouterHandle, StartError};
@@ -10,10 +10,13 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::support::{Client, FakeWorker, Folder, Process, Raw, config, post, router};
+use crate::support::{Client, FakeWorker, Folder, Process, Raw, Reply, config, post, router};
 
 /// A certificate authority, and a certificate of it for `localhost` in files.
 pub(crate) struct Made {
@@ -168,4 +171,29 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     made.issue();
     router.line_with("a new certificate is in use").await;
     assert_eq!(shown(address, &made).await, on_disk());
+}
+
+/// rustls takes the last bytes of an answer while those before wait for the client. They have to follow
+/// when it reads on, however long it has paused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_gets_the_tail_of_its_answer() {
+    const LENGTH: usize = 4 << 20;
+    let made = Made::new();
+    let worker = FakeWorker::start(|_| Reply::ok("x".repeat(LENGTH))).await;
+    let router = router(made.config(), &[&worker]).await;
+    let mut stream = connect(router.local_addr(), made.roots.clone()).await.expect("trusted");
+    let request = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
+    stream.write_all(request).await.expect("the router reads");
+    let mut taken = 0;
+    let mut bytes = vec![0; 64 << 10];
+    let reading = async {
+        // What the kernel holds takes longer to read than the router lets a connection rest.
+        while taken < LENGTH {
+            taken += stream.read(&mut bytes).await.expect("open");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    // Far less than idle connections have, far more than it takes.
+    let all = tokio::time::timeout(Duration::from_secs(40), reading).await;
+    assert!(all.is_ok(), "{taken} of {LENGTH} bytes have come");
 }

@@ -23,7 +23,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
-    replay = read_replay(request.headers, body.continuation, possible=bool(body.stream))
+    replay = read_replay(request, body.continuation, possible=bool(body.stream))
     run = await prepare(service, body, replay)
     generation = run.generation
     async with generation.running():

@@ -44,7 +44,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     streams = bool(body.stream)
-    replay = read_replay(request.headers, body.continuation, possible=streams)
+    replay = read_replay(request, body.continuation, possible=streams)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
     chat = await beside_the_loop(lambda: as_chat(body), things=items)

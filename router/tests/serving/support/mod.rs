@@ -41,6 +41,7 @@ pub(crate) fn config() -> Config {
         first_token_timeout_secs: far,
         inter_token_timeout_secs: far,
         sse_keepalive_secs: far,
+        replay_key: Some("a-key-of-tests".parse().expect("a key")),
         ..Config::default()
     }
 }
