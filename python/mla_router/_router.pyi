@@ -47,6 +47,8 @@ class _Settings(TypedDict):
     api_key: list[str]
     admin_api_key: str | None
     insecure: bool
+    allowed_hosts: list[str]
+    cors_allowed_origins: list[str]
     max_payload_size: int
     max_connections: int
     header_read_timeout_secs: float

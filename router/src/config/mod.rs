@@ -3,6 +3,7 @@
 
 mod collector;
 mod ignored;
+mod sites;
 mod values;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use collector::CollectorUrl;
 pub use ignored::Ignored;
+pub use sites::{AllowedHost, AllowedOrigin};
 pub use values::{ApiKey, AtMost, HeaderField, Network, Ratio, Seconds, Share, UrlPath};
 
 use crate::{key::BLOCK_BYTES, names::WorkerUrl};
@@ -119,6 +121,15 @@ pub struct Config {
     /// Listen on an address that others can reach although no key is set
     #[arg(long, help_heading = SERVING)]
     pub insecure: bool,
+
+    /// Names, beside localhost and addresses, by which clients may address the router (* for any); without
+    /// a key, a router on loopback refuses others, since a web page could use them to reach it
+    #[arg(long, value_name = "NAME", num_args = 0.., help_heading = SERVING)]
+    pub allowed_hosts: Vec<AllowedHost>,
+
+    /// Origins, such as https://chat.example.com, whose web pages may use the models (* for all)
+    #[arg(long, value_name = "ORIGIN", num_args = 0.., help_heading = SERVING)]
+    pub cors_allowed_origins: Vec<AllowedOrigin>,
 
     /// Largest request body in bytes; a larger one is answered with 413
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = SERVING)]

@@ -41,6 +41,12 @@ pub enum Error {
     BadRequest { param: &'static str, message: String },
     #[error("missing or wrong API key; send it as `Authorization: Bearer KEY`")]
     Unauthorized,
+    #[error("this router is not addressed as {0}; if it should be, name it by --allowed-hosts")]
+    ForeignHost(String),
+    #[error(
+        "web pages of {0} may not send this request; --cors-allowed-origins names origins that may"
+    )]
+    ForeignOrigin(String),
     #[error("unknown path: {0}")]
     NotFound(String),
     #[error("this path does not take that method")]
@@ -110,6 +116,8 @@ impl Error {
             Self::AmbiguousLength => (StatusCode::BAD_REQUEST, INVALID, "ambiguous_length"),
             Self::BadRequest { .. } => (StatusCode::BAD_REQUEST, INVALID, "invalid_value"),
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),
+            Self::ForeignHost(_) => (StatusCode::FORBIDDEN, INVALID, "host_not_allowed"),
+            Self::ForeignOrigin(_) => (StatusCode::FORBIDDEN, INVALID, "origin_not_allowed"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, INVALID, "unknown_path"),
             Self::MethodNotAllowed { .. } => {
                 (StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed")

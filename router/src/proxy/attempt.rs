@@ -172,7 +172,7 @@ impl<'a> Round<'a> {
         });
         let mut outcome = None;
         let limit = || pending.booking().first_token_limit();
-        let limit = (expect == Expect::Events).then(limit);
+        let limit = expect.is_stream().then(limit);
         if let Some(limit) = limit.filter(|limit| Instant::now() + *limit < deadline) {
             outcome = alarm.limit(Instant::now() + limit, asking.as_mut()).await;
             let retries_left = failures < router.config.max_retries;

@@ -48,15 +48,16 @@ impl Begun {
         incoming: &mut Incoming,
     ) -> Result<Self, Trouble> {
         match expect {
-            Expect::Events => self.event(connection, incoming).await,
-            Expect::Json { .. } if !self.ended => Ok(self.value(connection, incoming).await?),
-            Expect::Json { .. } | Expect::Anything => Ok(self),
+            Expect::Events(_) => self.event(expect, connection, incoming).await,
+            Expect::Json(_) if !self.ended => Ok(self.value(connection, incoming).await?),
+            Expect::Json(_) | Expect::Anything => Ok(self),
         }
     }
 
     /// To the end of the first event, or as much of a long one as [`Events`] holds back.
     async fn event(
         mut self,
+        expect: Expect,
         connection: &mut Connection,
         incoming: &mut Incoming,
     ) -> Result<Self, Trouble> {
@@ -64,7 +65,10 @@ impl Begun {
         let mut unread = self.bytes.clone();
         let endless = |_| Trouble::Garbage("an event without end");
         // Most often the first frame is the first event, and there is nothing to copy.
-        while events.next(&mut unread).map_err(endless)?.is_none() {
+        let first = loop {
+            if let Some(piece) = events.next(&mut unread).map_err(endless)? {
+                break piece;
+            }
             if self.ended {
                 return Err(Trouble::Garbage("an event stream that ends in its first event"));
             }
@@ -74,6 +78,9 @@ impl Begun {
             let next = Self::read(connection, incoming).await?;
             held.extend_from_slice(&next.bytes);
             (unread, self.ended) = (next.bytes, next.ended);
+        };
+        if first.ends {
+            expect.is_event(&first.bytes).map_err(Trouble::Garbage)?;
         }
         if !held.is_empty() {
             self.bytes = held.freeze();

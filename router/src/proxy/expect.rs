@@ -2,7 +2,8 @@
 //! it, may answer anything with 200; no client should have to find that out.
 
 use http::HeaderMap;
-use serde::de::IgnoredAny;
+use memchr::memchr;
+use serde::{Deserialize, de::IgnoredAny};
 
 use crate::{endpoint::Endpoint, key::RouteKey, wire::headers::say_event_stream};
 
@@ -11,10 +12,35 @@ use crate::{endpoint::Endpoint, key::RouteKey, wire::headers::say_event_stream};
 pub(super) enum Expect {
     /// Not the router's to say.
     Anything,
-    /// Server-sent events, as they are made.
-    Events,
-    /// One JSON value; a list only where a batch may be asked for.
-    Json { list: bool },
+    /// Server-sent events of that API, as they are made.
+    Events(Api),
+    /// One JSON value of that API.
+    Json(Api),
+}
+
+/// By its answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Api {
+    /// OpenAI's chats and completions.
+    Choices,
+    /// OpenAI's responses.
+    Responses,
+    /// SGLang's own; for a batch a list.
+    Generate,
+}
+
+/// Of each answer one or the other, by its API; the rest is the client's to judge.
+#[derive(Deserialize)]
+struct Fields {
+    choices: Option<Vec<IgnoredAny>>,
+    output: Option<Vec<IgnoredAny>>,
+    text: Option<IgnoredAny>,
+    output_ids: Option<IgnoredAny>,
+    /// In each event of a response.
+    #[serde(rename = "type")]
+    kind: Option<IgnoredAny>,
+    /// In the event that ends a stream which has failed.
+    error: Option<IgnoredAny>,
 }
 
 /// What each line of an event stream begins with.
@@ -23,11 +49,20 @@ const FIELDS: [&[u8]; 5] = [b"data:", b":", b"event:", b"id:", b"retry:"];
 impl Expect {
     pub(super) fn of(endpoint: Endpoint, key: Option<&RouteKey>) -> Self {
         match key {
-            Some(key) if key.stream => Self::Events,
-            Some(key) if key.stream_unclear => Self::Anything,
-            Some(_) => Self::Json { list: endpoint == Endpoint::Generate },
-            None => Self::Anything,
+            Some(key) if !key.stream_unclear => {
+                let api = match endpoint {
+                    Endpoint::Generate => Api::Generate,
+                    Endpoint::Responses => Api::Responses,
+                    _ => Api::Choices,
+                };
+                if key.stream { Self::Events(api) } else { Self::Json(api) }
+            }
+            _ => Self::Anything,
         }
+    }
+
+    pub(super) fn is_stream(self) -> bool {
+        matches!(self, Self::Events(_))
     }
 
     /// Judges the head and the first bytes of a body; what is wrong, if anything.
@@ -35,15 +70,17 @@ impl Expect {
         let text = first.trim_ascii_start();
         match self {
             Self::Anything => Ok(()),
-            Self::Events if say_event_stream(headers) == Some(false) => Err("not an event stream"),
-            Self::Events if first.is_empty() => Err("an event stream without an event"),
+            Self::Events(_) if say_event_stream(headers) == Some(false) => {
+                Err("not an event stream")
+            }
+            Self::Events(_) if first.is_empty() => Err("an event stream without an event"),
             // A field may be cut in the middle; a blank line is no mistake.
-            Self::Events if FIELDS.iter().any(|field| agree(field, text)) => Ok(()),
-            Self::Events => Err("no event in an event stream"),
-            Self::Json { .. } if first.is_empty() => Err("nothing instead of JSON"),
-            Self::Json { list } => match text.first() {
+            Self::Events(_) if FIELDS.iter().any(|field| agree(field, text)) => Ok(()),
+            Self::Events(_) => Err("no event in an event stream"),
+            Self::Json(_) if first.is_empty() => Err("nothing instead of JSON"),
+            Self::Json(api) => match text.first() {
                 None | Some(b'{') => Ok(()),
-                Some(b'[') if list => Ok(()),
+                Some(b'[') if api == Api::Generate => Ok(()),
                 Some(_) => Err("not a JSON object"),
             },
         }
@@ -52,12 +89,66 @@ impl Expect {
     /// Judges a whole body that has begun well.
     pub(super) fn is_whole(self, body: &[u8]) -> Result<(), &'static str> {
         match self {
-            Self::Json { .. } if serde_json::from_slice::<IgnoredAny>(body).is_err() => {
-                Err("broken JSON")
-            }
+            Self::Json(api) => api.is_answer(body),
             _ => Ok(()),
         }
     }
+
+    /// Judges the first event of a stream, which is whole. One without data is only a comment.
+    pub(super) fn is_event(self, event: &[u8]) -> Result<(), &'static str> {
+        match (self, data_of(event)) {
+            (Self::Events(api), Some(data)) => api.is_event(data),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Api {
+    fn is_answer(self, body: &[u8]) -> Result<(), &'static str> {
+        const BROKEN: &str = "broken JSON";
+        const FOREIGN: &str = "JSON without the fields of this API";
+        let is_complete = |fields: &Fields| match self {
+            Self::Choices => fields.choices.is_some(),
+            Self::Responses => fields.output.is_some(),
+            Self::Generate => fields.text.is_some() || fields.output_ids.is_some(),
+        };
+        let is_good = if body.trim_ascii_start().starts_with(b"[") {
+            let batch: Vec<Fields> = serde_json::from_slice(body).map_err(|_| BROKEN)?;
+            batch.iter().all(is_complete)
+        } else {
+            is_complete(&serde_json::from_slice(body).map_err(|_| BROKEN)?)
+        };
+        if is_good { Ok(()) } else { Err(FOREIGN) }
+    }
+
+    fn is_event(self, data: &[u8]) -> Result<(), &'static str> {
+        if data == b"[DONE]" {
+            return Ok(());
+        }
+        let fields: Fields = serde_json::from_slice(data).map_err(|_| "an event of broken JSON")?;
+        let is_own = match self {
+            Self::Choices => fields.choices.is_some(),
+            Self::Responses => fields.kind.is_some(),
+            Self::Generate => fields.text.is_some() || fields.output_ids.is_some(),
+        };
+        if is_own || fields.error.is_some() {
+            Ok(())
+        } else {
+            Err("an event without the fields of this API")
+        }
+    }
+}
+
+/// What the first field `data` of an event says.
+fn data_of(mut event: &[u8]) -> Option<&[u8]> {
+    while !event.is_empty() {
+        let (line, rest) = event.split_at(memchr(b'\n', event).map_or(event.len(), |end| end + 1));
+        if let Some(data) = line.strip_prefix(b"data:") {
+            return Some(data.trim_ascii());
+        }
+        event = rest;
+    }
+    None
 }
 
 /// One is the beginning of the other.
@@ -71,8 +162,9 @@ mod tests {
 
     use super::*;
 
-    const JSON: Expect = Expect::Json { list: false };
-    const BATCH: Expect = Expect::Json { list: true };
+    const EVENTS: Expect = Expect::Events(Api::Choices);
+    const JSON: Expect = Expect::Json(Api::Choices);
+    const BATCH: Expect = Expect::Json(Api::Generate);
 
     fn typed(content_type: &'static str) -> HeaderMap {
         [(header::CONTENT_TYPE, HeaderValue::from_static(content_type))].into_iter().collect()
@@ -81,11 +173,11 @@ mod tests {
     #[test]
     fn good_beginnings_are_good_wherever_they_are_cut() {
         let good = [
-            (Expect::Events, "data: {}\n\n"),
-            (Expect::Events, ": ping\n\n"),
-            (Expect::Events, "\r\nevent: message\n"),
-            (JSON, " \n{\"a\":1}"),
-            (BATCH, "[{}]"),
+            (EVENTS, "data: {}\n\n"),
+            (EVENTS, ": ping\n\n"),
+            (EVENTS, "\r\nevent: message\n"),
+            (JSON, " \n{\"choices\":[]}"),
+            (BATCH, "[{\"text\":\"\"}]"),
             (Expect::Anything, "<html>"),
         ];
         for (expect, text) in good {
@@ -95,16 +187,16 @@ mod tests {
             assert_eq!(expect.is_whole(text.as_bytes()), Ok(()), "{text}");
         }
         let streams = typed("Text/Event-Stream; charset=utf-8");
-        assert_eq!(Expect::Events.begins(&streams, b"data: 1"), Ok(()));
+        assert_eq!(EVENTS.begins(&streams, b"data: 1"), Ok(()));
     }
 
     #[test]
     fn garbage_is_not_an_answer() {
         for (expect, text) in [
-            (Expect::Events, "<html>"),
-            (Expect::Events, "{\"choices\":[]}"),
-            (Expect::Events, "date: 1"),
-            (Expect::Events, ""),
+            (EVENTS, "<html>"),
+            (EVENTS, "{\"choices\":[]}"),
+            (EVENTS, "date: 1"),
+            (EVENTS, ""),
             (JSON, "<html>"),
             (JSON, "data: {}\n\n"),
             (JSON, "[{}]"),
@@ -112,9 +204,33 @@ mod tests {
         ] {
             assert!(expect.begins(&HeaderMap::new(), text.as_bytes()).is_err(), "{text:?}");
         }
-        assert!(Expect::Events.begins(&typed("text/html"), b"data: 1").is_err());
+        assert!(EVENTS.begins(&typed("text/html"), b"data: 1").is_err());
         for text in ["{\"a\":", "{\"a\":1}}", "{garbage}", "   "] {
             assert!(JSON.is_whole(text.as_bytes()).is_err(), "{text:?}");
+        }
+    }
+    #[test]
+    fn an_answer_has_the_fields_of_its_api() {
+        for (api, answer, event) in [
+            (Api::Choices, r#"{"id":1,"choices":[{"index":0}]}"#, r#"{"choices":[]}"#),
+            (Api::Responses, r#"{"output":[]}"#, r#"{"type":"response.created"}"#),
+            (Api::Generate, r#"{"text":"a"}"#, r#"{"output_ids":[1]}"#),
+            (Api::Generate, r#"[{"text":"a"},{"output_ids":[1]}]"#, r#"{"text":["a"]}"#),
+        ] {
+            assert_eq!(Expect::Json(api).is_whole(answer.as_bytes()), Ok(()), "{answer}");
+            let event = format!(":mla 0 1\nevent: x\r\ndata: {event}\r\n\r\n");
+            assert_eq!(Expect::Events(api).is_event(event.as_bytes()), Ok(()), "{event}");
+        }
+        for text in [r#"{"hello":"world"}"#, r#"{"choices":null}"#, r#"{"choices":1}"#, "{}"] {
+            for api in [Api::Choices, Api::Responses, Api::Generate] {
+                assert!(Expect::Json(api).is_whole(text.as_bytes()).is_err(), "{text}");
+                let event = format!("data:{text}\n\n");
+                assert!(Expect::Events(api).is_event(event.as_bytes()).is_err(), "{event}");
+            }
+        }
+        assert!(BATCH.is_whole(br#"[{"text":"a"},{}]"#).is_err());
+        for event in ["data: [DONE]\n\n", ": ping\n\n", "data: {\"error\":{}}\n\n", "\n"] {
+            assert_eq!(EVENTS.is_event(event.as_bytes()), Ok(()), "{event}");
         }
     }
 }

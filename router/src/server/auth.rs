@@ -1,7 +1,7 @@
 //! Who may do what. Decided on the route that will answer, never on a path as text: what does not
 //! match a route does not get its rights either, however it is spelled.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, Method, header};
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
@@ -9,18 +9,21 @@ use crate::{
     config::{ApiKey, Config},
     endpoint::Endpoint,
     error::Error,
+    server::sites::Sites,
 };
 
 /// Routes that answer without a key, as a prober has none.
 const PROBES: [&str; 3] = ["/health", "/liveness", "/readiness"];
 
-/// Whether a request to `endpoint` may pass. `route` is its path, for the routes of the router
+/// Whether a request to `endpoint` may pass: it has a key, or needs none and no web page has sent it that may
+/// not. `route` is its path, for the routes of the router
 /// itself; there, whole and unchanged, it is the route.
 pub(super) fn check(
     config: &Config,
     endpoint: Endpoint,
     route: &str,
-    headers: &HeaderMap,
+    (method, headers): (&Method, &HeaderMap),
+    sites: &Sites,
 ) -> Result<(), Error> {
     let own = endpoint == Endpoint::Admin;
     let admin = config.admin_api_key.as_slice();
@@ -28,7 +31,7 @@ pub(super) fn check(
         (true, ..) if is_open(route) => return Ok(()),
         (true, false, _) => [admin, &[]],
         // An admin key alone leaves the models open: it protects the router.
-        (false, _, true) | (true, true, true) => return Ok(()),
+        (false, _, true) | (true, true, true) => return sites.check(endpoint, method, headers),
         (false, ..) | (true, true, false) => [admin, &config.api_key],
     };
     let sent = headers.get(header::AUTHORIZATION);

@@ -28,6 +28,7 @@ use crate::{
         guard::{Guard, Limits},
         head::MAX_HEAD,
         request_id,
+        sites::{Sites, allow_reading},
         tls::Tls,
         turn::{REST_AFTER, Turn},
     },
@@ -62,6 +63,7 @@ pub(crate) enum Course {
 pub(super) struct Serving {
     pub(super) router: Arc<Router>,
     pub(super) admin: axum::Router,
+    pub(super) sites: Arc<Sites>,
     pub(super) client: SocketAddr,
     pub(super) course: watch::Receiver<Course>,
 }
@@ -169,6 +171,8 @@ impl Serving {
         let journal = (config.access_log || trace.is_some()).then(|| {
             Arc::new(Journal::new(id.clone(), named, self.client, config.access_log, trace))
         });
+        let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
+        let reader = self.sites.reader(plane, request.headers());
         let answering = self.answer(endpoint, request, turn, journal.as_ref());
         let mut response = match answering.await {
             Ok(response) => response,
@@ -181,6 +185,9 @@ impl Serving {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);
+        if let Some(origin) = reader {
+            allow_reading(headers, origin);
+        }
         self.router.metrics.request(named, response.status());
         if let Some(journal) = &journal {
             journal.answered(response.status());
@@ -200,7 +207,11 @@ impl Serving {
         }
         // What the data plane refuses for its method is a path of the data plane all the same.
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
-        auth::check(&self.router.config, plane, request.uri().path(), request.headers())?;
+        if let Some(permission) = self.sites.preflight(&request) {
+            return permission.map(|response| response.map(ResponseBody::Own));
+        }
+        let sent = (request.method(), request.headers());
+        auth::check(&self.router.config, plane, request.uri().path(), sent, &self.sites)?;
         match endpoint? {
             Endpoint::Admin => {
                 let (head, body) = request.into_parts();

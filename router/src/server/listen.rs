@@ -25,6 +25,7 @@ use crate::{
     router::Router,
     server::{
         connection::{Course, Serving},
+        sites::Sites,
         tls::Tls,
     },
 };
@@ -93,13 +94,16 @@ pub(crate) async fn accept(
     let most = most_connections(router.config.max_connections);
     let metrics = Arc::clone(&router.metrics);
     let admin = admin::routes(Arc::clone(&router));
+    let sites = listener.local_addr().map(|address| Sites::new(&router.config, address));
+    let sites = Arc::new(sites.expect("contract: a listening socket has an address"));
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
     let serve = {
         let course = course.clone();
         move |connections: &mut JoinSet<()>, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
-            let serving = Serving { router, admin, client, course: course.clone() };
+            let sites = Arc::clone(&sites);
+            let serving = Serving { router, admin, sites, client, course: course.clone() };
             let tls = tls.clone();
             let Some(cores) = &cores else {
                 connections.spawn(serving.run(stream, tls));

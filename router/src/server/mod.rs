@@ -13,5 +13,6 @@ mod guard;
 mod head;
 pub mod listen;
 pub mod request_id;
+mod sites;
 pub(crate) mod tls;
 mod turn;

@@ -37,6 +37,9 @@ pub fn for_worker(headers: &mut HeaderMap) {
     headers.remove(header::PROXY_AUTHORIZATION);
     headers.remove(header::EXPECT);
     headers.remove(header::CONTENT_LENGTH);
+    // The router has judged which page may send what; a worker would judge by its own name.
+    headers.remove(header::ORIGIN);
+    headers.remove("sec-fetch-site");
     // Rare, so that collecting them costs nothing most of the time.
     let internal: SmallVec<[HeaderName; 2]> = headers
         .keys()

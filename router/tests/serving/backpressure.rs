@@ -75,7 +75,7 @@ async fn who_waits_longest_goes_first_when_there_is_room_again() {
         let body: serde_json::Value = serde_json::from_slice(&seen.body).expect("JSON");
         let number = body["prompt"].as_str().and_then(|text| text.parse::<usize>().ok());
         order.lock().push(number.expect("a number"));
-        Reply::ok("{}")
+        Reply::good()
     })
     .await;
     let router = router(in_turn(), &[&worker]).await;

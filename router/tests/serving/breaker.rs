@@ -24,7 +24,7 @@ use crate::support::{
 
 const BODY: &str = r#"{"prompt":"a","max_tokens":2}"#;
 const STREAMED: &str = r#"{"prompt":"a","max_tokens":2,"stream":true}"#;
-const EVENT: &[u8] = b"data: {\"a\":1}\n\n";
+const EVENT: &[u8] = b"data: {\"choices\":[1]}\n\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// A stream that ends after these events.
@@ -119,7 +119,7 @@ async fn a_worker_that_has_recovered_is_found_by_one_request() {
     let broken = Arc::new(AtomicBool::new(true));
     let state = Arc::clone(&broken);
     let mut failing = FakeWorker::start(move |_| {
-        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{\"ok\":true}") }
+        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::good() }
     })
     .await;
     let good = FakeWorker::plain().await;
@@ -142,7 +142,7 @@ async fn when_every_breaker_is_open_trying_is_better_than_refusing() {
     let broken = Arc::new(AtomicBool::new(true));
     let state = Arc::clone(&broken);
     let only = FakeWorker::start(move |_| {
-        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{\"ok\":true}") }
+        if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::good() }
     })
     .await;
     let router = router(Config { max_retries: 0, ..in_turn() }, &[&only]).await;
@@ -161,11 +161,7 @@ async fn who_is_left_is_tried_even_if_its_breaker_is_open() {
     let start = |switch: &Arc<AtomicBool>| {
         let state = Arc::clone(switch);
         FakeWorker::start(move |_| {
-            if state.load(Ordering::SeqCst) {
-                Reply::status(500)
-            } else {
-                Reply::ok("{\"ok\":true}")
-            }
+            if state.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::good() }
         })
     };
     let (first, second) = (start(&switches[0]).await, start(&switches[1]).await);
@@ -256,7 +252,7 @@ async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_brea
 async fn what_takes_no_engine_neither_keeps_a_breaker_closed_nor_closes_it() {
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
         "/v1/completions" => Reply::status(500),
-        _ => Reply::ok("{\"ok\":true}"),
+        _ => Reply::good(),
     })
     .await;
     let config = Config { max_retries: 0, cb_timeout_duration_secs: secs(0.05), ..in_turn() };

@@ -10,13 +10,13 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, FakeWorker, Reply, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, GOOD, Reply, assert_nothing_booked, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
 const STREAM: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
-const EVENT: &[u8] = b"data: {\"a\":1}\n\n";
+const EVENT: &[u8] = b"data: {\"choices\":[1]}\n\n";
 
 fn in_turn() -> Config {
     Config { policy: PolicyName::RoundRobin, health_check_interval_secs: secs(3600.0), ..config() }
@@ -42,27 +42,32 @@ async fn retried(body: &'static str, garbage: fn() -> Reply, good: &'static [u8]
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_200_that_is_not_json_is_asked_for_again() {
-    let garbage: [fn() -> Reply; 7] = [
+    let garbage: [fn() -> Reply; 10] = [
         || Reply::ok(""),
         || Reply::ok("<html>It works!</html>"),
         || Reply::ok("{\"choices\":[{\"text\":\"abc"),
         || Reply::ok("[1,2]"),
+        || Reply::ok("{\"hello\":\"world\"}"),
+        || Reply::ok("{\"choices\":null}"),
+        || Reply::ok("{\"text\":\"another API's\"}"),
         || Reply::ok(EVENT),
         || Reply::Broken(vec![]),
         || Reply::Broken(vec![Bytes::from_static(b"{\"choices\":"), Bytes::from_static(b"[")]),
     ];
     for garbage in garbage {
-        retried(BODY, garbage, b"{\"good\":true}").await;
+        retried(BODY, garbage, b"{\"choices\":[1]}").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_200_that_is_no_event_stream_is_asked_for_again() {
-    let garbage: [fn() -> Reply; 5] = [
+    let garbage: [fn() -> Reply; 7] = [
         || Reply::ok(""),
         || Reply::ok("<html>It works!</html>"),
         || Reply::ok("{\"choices\":[]}"),
         || typed("text/html", EVENT),
+        || Reply::ok("data: {\"hello\":\"world\"}\n\n"),
+        || Reply::ok(":mla 0 1\ndata: {\"choices\":[1\n\n"),
         || Reply::Broken(vec![]),
     ];
     for garbage in garbage {
@@ -142,11 +147,7 @@ async fn what_is_not_even_http_is_asked_for_again() {
         let router = router(config, &[&fine]).await;
         let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
         let sent = String::from_utf8_lossy(bytes);
-        assert_eq!(
-            (answer.status, &answer.body[..]),
-            (StatusCode::OK, &b"{\"ok\":true}"[..]),
-            "{sent}"
-        );
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, GOOD.as_bytes()), "{sent}");
         assert_nothing_booked(&router).await;
     }
 }

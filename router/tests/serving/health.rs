@@ -98,7 +98,7 @@ async fn a_restart_between_two_checks_is_seen_by_the_boot_id() {
 async fn a_suspect_that_is_the_same_process_keeps_its_share() {
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
         "/tokenize" => Reply::Close,
-        _ => Reply::ok("{}"),
+        _ => Reply::good(),
     })
     .await;
     worker.set_info(r#"{"boot_id":"one"}"#);

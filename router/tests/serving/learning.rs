@@ -12,7 +12,9 @@ const USAGE: &str =
 const META: &str = r#"{"text":"a","meta_info":{"prompt_tokens":31,"cached_tokens":16,"id":"x"}}"#;
 
 fn stream(event: &'static str) -> Reply {
-    let events = format!("data: {{\"usage\":null}}\n\ndata: {event}\n\ndata: [DONE]\n\n");
+    let events = format!(
+        "data: {{\"choices\":[],\"text\":\"\",\"usage\":null}}\n\ndata: {event}\n\ndata: [DONE]\n\n"
+    );
     Reply::Stream(HeaderMap::new(), vec![events.into()], Then::End)
 }
 

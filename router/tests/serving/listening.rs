@@ -128,7 +128,7 @@ async fn a_new_router_takes_over_the_port() {
     let held = Arc::clone(&gate);
     let worker = FakeWorker::start(move |seen| match &seen.body[..] {
         b"long" => Reply::When(Arc::clone(&held)),
-        _ => Reply::ok("{\"ok\":true}"),
+        _ => Reply::good(),
     })
     .await;
     let url = worker.url();

@@ -30,7 +30,7 @@ async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the
     let load = &router.workers()[0];
     assert_eq!(load.requests, 1);
     assert!((1000..1500).contains(&load.pending_tokens), "{load:?} for 5000 bytes");
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let (_client, mut response) = waiting.await.expect("no panic");
     response.frame().await.expect("not over").expect("not broken");
     let load = &router.workers()[0];
@@ -88,7 +88,7 @@ fn outcome(random: &mut Random) -> Reply {
         0 => Reply::status(400),
         1 => Reply::status(503),
         2 => Reply::Close,
-        3 => Reply::Broken(vec![Bytes::from_static(b"data: 1\n\n")]),
+        3 => Reply::Broken(vec![Bytes::from_static(b"data: {\"choices\":[1]}\n\n")]),
         4 => Reply::Broken(vec![]),
         5 => Reply::Hang,
         _ => Reply::ok("{}"),

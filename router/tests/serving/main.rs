@@ -34,6 +34,7 @@ mod replay;
 mod replay_responses;
 mod retry;
 mod sessions;
+mod sites;
 mod slow_readers;
 mod sockets;
 mod streaming;

@@ -53,7 +53,7 @@ async fn a_connection_that_dies_under_a_request_is_replaced() {
     let seen_before = parking_lot::Mutex::new(std::collections::HashSet::new());
     let mut worker = FakeWorker::start(move |seen| {
         // Good once per connection.
-        if seen_before.lock().insert(seen.connection) { Reply::ok("{}") } else { Reply::Close }
+        if seen_before.lock().insert(seen.connection) { Reply::good() } else { Reply::Close }
     })
     .await;
     let router = router(quiet(), &[&worker]).await;

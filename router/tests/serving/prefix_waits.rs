@@ -13,7 +13,7 @@ use crate::support::{
     Client, FakeWorker, Reply, assert_nothing_booked, config, post, router, soon,
 };
 
-const EVENT: Bytes = Bytes::from_static(b"data: {\"n\":0}\n\n");
+const EVENT: Bytes = Bytes::from_static(b"data: {\"choices\":[0]}\n\n");
 const END: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
 /// Prompts that have 3,000 bytes in common.

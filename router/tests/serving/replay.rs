@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::support::{
-    Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_booked, config, post, router, secs, soon,
+    Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_booked, config, post, router,
+    secs, soon,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -325,14 +326,14 @@ async fn a_worker_that_will_not_continue_ends_the_stream_with_an_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_loses_count_is_not_continued() {
     let worker = FakeWorker::start(|_| {
-        let events = ":mla 0 1\ndata: {}\n\n:mla 0 x\ndata: {}\n\n";
+        let events = ":mla 0 1\ndata: {\"choices\":[]}\n\n:mla 0 x\ndata: {}\n\n";
         Reply::Stream(answer(), vec![Bytes::from_static(events.as_bytes())], Then::Break)
     })
     .await;
     let router = router(config(), &[&worker]).await;
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
     let got = String::from_utf8(answer.body.to_vec()).expect("UTF-8");
-    assert!(got.starts_with("data: {}\n\ndata: {}\n\ndata: {\"error\""), "{got}");
+    assert!(got.starts_with("data: {\"choices\":[]}\n\ndata: {}\n\ndata: {\"error\""), "{got}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -26,7 +26,9 @@ fn stream(said: Option<&Value>, marks: bool) -> String {
     let mut event = |mark: &str, name: &str, response: &str| {
         if made >= had {
             let mark = if marks { mark } else { "" };
-            let data = format!("{{\"sequence_number\":{made},\"a\":{response}}}");
+            let data = format!(
+                "{{\"type\":\"response.{name}\",\"sequence_number\":{made},\"a\":{response}}}"
+            );
             events.push(format!("{mark}event: response.{name}\ndata: {data}\n\n"));
         }
         made += 1;

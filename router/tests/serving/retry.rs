@@ -7,7 +7,7 @@ use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
 use tokio::sync::mpsc;
 
 use crate::support::{
-    Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
+    Client, FakeWorker, GOOD, Reply, all_in, assert_nothing_booked, config, post, router, secs,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -22,13 +22,13 @@ fn in_turn() -> Config {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_worker_is_skipped_and_leaves_the_rotation() {
     let mut dead = FakeWorker::plain().await;
-    let mut alive = FakeWorker::start(|seen| Reply::ok(seen.body.clone())).await;
+    let mut alive = FakeWorker::start(|_| Reply::good()).await;
     let router = router(in_turn(), &[&dead, &alive]).await;
     dead.kill().await;
     let mut client = Client::connect(router.local_addr()).await;
     for _ in 0..4 {
         let answer = client.post(PATH, BODY).await;
-        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, BODY.as_bytes()));
+        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, GOOD.as_bytes()));
     }
     assert_eq!(alive.requests_so_far(), 4);
     let phases: Vec<Phase> = router.workers().iter().map(|worker| worker.phase).collect();
@@ -87,7 +87,7 @@ async fn after_the_first_byte_a_break_is_shown_and_not_retried() {
     let mut other = FakeWorker::plain().await;
     let router = router(in_turn(), &[&breaking, &other]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let mut response = client.send(post(PATH, STREAM)).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     breaking.kill().await;
@@ -132,7 +132,7 @@ async fn when_all_fail_with_a_status_the_client_sees_the_last_ones_own_answer() 
 async fn a_request_that_kills_its_workers_kills_two_and_no_more() {
     let poison = |seen: &crate::support::Seen| match &seen.body[..] {
         body if body == STREAM.as_bytes() => Reply::Close,
-        _ => Reply::ok("{}"),
+        _ => Reply::good(),
     };
     let mut workers = Vec::new();
     for _ in 0..4 {

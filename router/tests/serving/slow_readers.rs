@@ -67,7 +67,7 @@ async fn serve(
         }
         told.send(Some(port)).expect("the test listens");
         // Large, so that the buffers are full long before the client is let go.
-        let event = format!("data: {}\n\n", "x".repeat(16 << 10));
+        let event = format!("data: {{\"choices\":[\"{}\"]}}\n\n", "x".repeat(16 << 10));
         let chunk = format!("{:x}\r\n{event}\r\n", event.len()).into_bytes();
         let mut out = HEAD;
         while let Ok(length @ 1..) = stream.write(out).await {

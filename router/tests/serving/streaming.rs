@@ -28,7 +28,7 @@ async fn each_frame_arrives_before_the_next_is_made() {
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let request = post("/v1/chat/completions", r#"{"messages":[],"stream":true}"#);
-    let first = Bytes::from_static(b"data: {\"n\":0}\n\n");
+    let first = Bytes::from_static(b"data: {\"choices\":[0]}\n\n");
     frames.send(first.clone()).expect("the worker streams");
     let mut response = client.send(request).await.expect("a head with the first frame");
     let frame = response.frame().await.expect("not over").expect("not broken");
@@ -187,8 +187,8 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
 /// Nobody sends it again once a stream has begun that cannot be continued.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_is_not_needed_any_more_gives_its_memory_back() {
-    let (frames, live) = unbounded_channel();
-    let live = Mutex::new(Some(live));
+    let (frames, live) = mpsc::unbounded_channel();
+    let live = parking_lot::Mutex::new(Some(live));
     let worker =
         FakeWorker::start(move |_| Reply::Events(live.lock().take().expect("one request"))).await;
     let router = router(config(), &[&worker]).await;

@@ -64,7 +64,7 @@ async fn a_stream_that_outlives_the_limit_is_cut_and_not_ended() {
     let config = Config { request_timeout_secs: secs(0.2), ..config() };
     let router = router(config, &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let mut response = client.send(post("/generate", "{}")).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     assert!(matches!(response.frame().await, Some(Err(_))), "the stream must not look whole");
@@ -87,11 +87,14 @@ fn hasty() -> Config {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
     let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
-    let good = FakeWorker::start(|_| Reply::ok("data: 1\n\n")).await;
+    let good = FakeWorker::start(|_| Reply::ok("data: {\"choices\":[1]}\n\n")).await;
     let router = router(hasty(), &[&stuck, &good]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let answer = client.post("/v1/completions", STREAM).await;
-    assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 1\n\n"[..]));
+    assert_eq!(
+        (answer.status, &answer.body[..]),
+        (StatusCode::OK, &b"data: {\"choices\":[1]}\n\n"[..])
+    );
     stuck.request().await;
     assert!(matches!(stuck.event().await, Event::Aborted), "it is not left with the request");
     assert_nothing_booked(&router).await;
@@ -109,11 +112,14 @@ async fn neither_a_head_nor_half_an_event_stops_the_clock() {
         let mut stuck =
             FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request")))
                 .await;
-        let good = FakeWorker::start(|_| Reply::ok("data: 2\n\n")).await;
+        let good = FakeWorker::start(|_| Reply::ok("data: {\"choices\":[2]}\n\n")).await;
         let router = router(hasty(), &[&stuck, &good]).await;
         let mut client = Client::connect(router.local_addr()).await;
         let answer = client.post("/v1/completions", STREAM).await;
-        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 2\n\n"[..]));
+        assert_eq!(
+            (answer.status, &answer.body[..]),
+            (StatusCode::OK, &b"data: {\"choices\":[2]}\n\n"[..])
+        );
         stuck.request().await;
         assert!(matches!(stuck.event().await, Event::Aborted));
         drop(silent);
@@ -138,7 +144,7 @@ async fn a_late_first_byte_is_better_than_none() {
     while router.workers()[0].breaker == BreakerState::Closed {
         tokio::task::yield_now().await;
     }
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     drop(frames);
     assert_eq!(waiting.await.expect("no panic").status, StatusCode::OK);
     assert_nothing_booked(&router).await;
@@ -181,7 +187,11 @@ async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
 async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::start(|seen| {
-        Reply::ok(if seen.body == STREAM.as_bytes() { "data: 1\n\n" } else { "{}" })
+        Reply::ok(if seen.body == STREAM.as_bytes() {
+            "data: {\"choices\":[1]}\n\n"
+        } else {
+            r#"{"choices":[]}"#
+        })
     })
     .await;
     let config = Config { health_check_timeout_secs: secs(0.1), ..hasty() };

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, StartError};
+use mla_router::{Config, RouterHandle, StartError, fleet::worker::Phase};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -12,11 +12,13 @@ use rustls::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::support::{Client, FakeWorker, Folder, Process, Raw, Reply, config, post, router};
+use crate::support::{
+    Client, FakeWorker, Folder, Process, Raw, Reply, all_in, config, post, router,
+};
 
 /// A certificate authority, and a certificate of it for `localhost` in files.
 pub(crate) struct Made {
@@ -68,13 +70,19 @@ async fn connect(
     address: SocketAddr,
     roots: RootCertStore,
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    shake_hands(TcpStream::connect(address).await.expect("the router listens"), roots).await
+}
+
+async fn shake_hands(
+    stream: TcpStream,
+    roots: RootCertStore,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let provider = Arc::new(ring::default_provider());
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let mut tls = builder.expect("ring").with_root_certificates(roots).with_no_client_auth();
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let name = ServerName::try_from("localhost").expect("a name");
-    let stream = TcpStream::connect(address).await.expect("the router listens");
     TlsConnector::from(Arc::new(tls)).connect(name, stream).await
 }
 
@@ -177,23 +185,40 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
 /// when it reads on, however long it has paused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_gets_the_tail_of_its_answer() {
-    const LENGTH: usize = 4 << 20;
+    const LENGTH: usize = 1 << 20;
+    /// Less than the kernel and rustls hold, more than the kernel does.
+    const TAIL: usize = 56 << 10;
+    /// Longer than the router lets a connection be quiet until it takes it from hyper.
+    const PAUSE: Duration = Duration::from_secs(2);
     let made = Made::new();
     let worker = FakeWorker::start(|_| Reply::ok("x".repeat(LENGTH))).await;
-    let router = router(made.config(), &[&worker]).await;
-    let mut stream = connect(router.local_addr(), made.roots.clone()).await.expect("trusted");
+    // Connections that are accepted here have a small buffer for sending, too.
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_send_buffer_size(8 << 10).expect("a size");
+    socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let url = worker.url().parse().expect("a URL");
+    let config = Config { worker_urls: vec![url], ..made.config() };
+    let listener = socket.listen(1).expect("bound");
+    let router = RouterHandle::serve(listener, config).await.expect("a config to start with");
+    all_in(Phase::Healthy, &router).await;
+    let stream = TcpSocket::new_v4().expect("a socket");
+    stream.set_recv_buffer_size(8 << 10).expect("a size");
+    let stream = stream.connect(router.local_addr()).await.expect("the router listens");
+    let mut stream = shake_hands(stream, made.roots.clone()).await.expect("trusted");
     let request = b"POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
     stream.write_all(request).await.expect("the router reads");
     let mut taken = 0;
-    let mut bytes = vec![0; 64 << 10];
-    let reading = async {
-        // What the kernel holds takes longer to read than the router lets a connection rest.
+    let mut bytes = vec![0; 4 << 10];
+    while taken < LENGTH - TAIL {
+        taken += stream.read(&mut bytes).await.expect("open");
+    }
+    tokio::time::sleep(PAUSE).await;
+    let rest = async {
         while taken < LENGTH {
             taken += stream.read(&mut bytes).await.expect("open");
-            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     // Far less than idle connections have, far more than it takes.
-    let all = tokio::time::timeout(Duration::from_secs(40), reading).await;
+    let all = tokio::time::timeout(Duration::from_secs(30), rest).await;
     assert!(all.is_ok(), "{taken} of {LENGTH} bytes have come");
 }

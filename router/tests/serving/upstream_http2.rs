@@ -149,11 +149,11 @@ async fn after_a_goaway_streams_finish_and_new_requests_get_a_new_connection() {
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker = worker(move |_| match source.lock().take() {
         Some(source) => Reply::Frames(source),
-        None => Reply::ok("data: 2\n\n"),
+        None => Reply::ok("data: {\"choices\":[2]}\n\n"),
     })
     .await;
     let router = router(http2(), &[&worker]).await;
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let mut client = Client::connect(router.local_addr()).await;
     let mut response = client.send(post("/v1/completions", STREAM)).await.expect("a head");
     let old = worker.request().await.connection;
@@ -162,18 +162,21 @@ async fn after_a_goaway_streams_finish_and_new_requests_get_a_new_connection() {
     let mut other = Client::connect(router.local_addr()).await;
     loop {
         let answer = other.post("/v1/completions", STREAM).await;
-        assert_eq!((answer.status, &answer.body[..]), (StatusCode::OK, &b"data: 2\n\n"[..]));
+        assert_eq!(
+            (answer.status, &answer.body[..]),
+            (StatusCode::OK, &b"data: {\"choices\":[2]}\n\n"[..])
+        );
         if worker.request().await.connection != old {
             break;
         }
     }
-    frames.send(Bytes::from_static(b"data: 3\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[3]}\n\n")).expect("streaming");
     drop(frames);
     let mut rest = Vec::new();
     while let Some(frame) = response.frame().await {
         rest.extend_from_slice(&frame.expect("not broken").into_data().expect("data"));
     }
-    assert_eq!(rest, b"data: 1\n\ndata: 3\n\n");
+    assert_eq!(rest, b"data: {\"choices\":[1]}\n\ndata: {\"choices\":[3]}\n\n");
     assert_eq!(router.workers()[0].phase, Phase::Healthy);
     assert_nothing_booked(&router).await;
 }

@@ -100,7 +100,7 @@ pub(crate) fn post(path: &str, body: impl Into<Bytes>) -> Request<AnyBody> {
 }
 
 pub(crate) fn request(method: Method, path: &str, body: impl Into<Bytes>) -> Request<AnyBody> {
-    let builder = Request::builder().method(method).uri(path).header("host", "router.test");
+    let builder = Request::builder().method(method).uri(path).header("host", "localhost");
     builder.body(Full::new(body.into()).boxed()).expect("a valid request")
 }
 

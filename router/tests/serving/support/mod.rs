@@ -17,7 +17,7 @@ pub(crate) use cable::Cable;
 pub(crate) use client::{Client, Raw, post, request};
 pub(crate) use folder::Folder;
 pub(crate) use process::{Process, run};
-pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, Reply, Seen, Speaks, Then};
+pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, GOOD, Reply, Seen, Speaks, Then};
 
 /// Far more than anything here takes, on a machine with much else to do, too: what is awaited for longer
 /// will not come.
@@ -41,6 +41,7 @@ pub(crate) fn config() -> Config {
         first_token_timeout_secs: far,
         inter_token_timeout_secs: far,
         sse_keepalive_secs: far,
+        allowed_hosts: vec!["*".parse().expect("any")],
         replay_key: Some("a-key-of-tests".parse().expect("a key")),
         ..Config::default()
     }

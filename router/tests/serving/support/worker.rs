@@ -54,6 +54,9 @@ pub(crate) enum Event {
 /// Size of a frame of [`Reply::Endless`].
 pub(crate) const ENDLESS_FRAME: usize = 1 << 14;
 
+/// An answer of every API.
+pub(crate) const GOOD: &str = r#"{"choices":[],"output":[],"text":""}"#;
+
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
 /// What the worker does with a request.
@@ -80,6 +83,10 @@ pub(crate) enum Reply {
 impl Reply {
     pub(crate) fn ok(body: impl Into<Bytes>) -> Self {
         Self::Whole(StatusCode::OK, HeaderMap::new(), body.into())
+    }
+
+    pub(crate) fn good() -> Self {
+        Self::ok(GOOD)
     }
 
     pub(crate) fn status(status: u16) -> Self {
@@ -177,9 +184,9 @@ impl FakeWorker {
         worker
     }
 
-    /// Answers 200 with its own address to whatever comes.
+    /// Answers 200 to whatever comes.
     pub(crate) async fn plain() -> Self {
-        Self::start(|_| Reply::ok("{\"ok\":true}")).await
+        Self::start(|_| Reply::good()).await
     }
 
     /// Listens (again), on the same port as before.
@@ -392,7 +399,7 @@ async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Respons
         }
         Reply::When(gate) => {
             gate.acquire().await.expect("an open semaphore").forget();
-            (StatusCode::OK, HeaderMap::new(), Source::Whole("{\"ok\":true}".into()))
+            (StatusCode::OK, HeaderMap::new(), Source::Whole(GOOD.into()))
         }
     };
     if matches!(&frames, Source::Whole(body) if body.is_empty()) {

@@ -1,0 +1,193 @@
+//! Requests that a web page makes its reader's browser send.
+//!
+//! A page of any site can send to a router on its reader's machine. Where a key is asked for that is
+//! harmless: no browser adds one by itself. Else the page's origin must be the router's own or an allowed one
+//! (against forged requests), and a router on loopback must be addressed as such (against DNS rebinding, by
+//! which a site's name comes to mean 127.0.0.1 and its pages the router's own origin).
+
+use std::net::{IpAddr, SocketAddr};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+
+use crate::{
+    config::{AllowedHost, AllowedOrigin, Config},
+    endpoint::Endpoint,
+    error::Error,
+};
+
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const ASKS_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
+const ALLOWS_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
+
+/// For how long a browser may remember a permission.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+
+pub(super) struct Sites {
+    origins: Vec<AllowedOrigin>,
+    /// Pages of all origins may use the models. The router's own routes are another matter.
+    any_origin: bool,
+    /// Names by which the router may be addressed. `None`: any.
+    hosts: Option<Vec<AllowedHost>>,
+}
+
+impl Sites {
+    /// For a router that listens at `address`.
+    pub(super) fn new(config: &Config, address: SocketAddr) -> Self {
+        let mut hosts = config.allowed_hosts.clone();
+        let guarded = !hosts.is_empty() || address.ip().to_canonical().is_loopback();
+        let any_host = hosts.iter().any(AllowedHost::is_any);
+        hosts.extend(config.host.parse());
+        Self {
+            origins: config.cors_allowed_origins.clone(),
+            any_origin: config.cors_allowed_origins.iter().any(AllowedOrigin::is_any),
+            hosts: (guarded && !any_host).then_some(hosts),
+        }
+    }
+
+    /// Judges a request that no key protects.
+    pub(super) fn check(
+        &self,
+        endpoint: Endpoint,
+        method: &Method,
+        headers: &HeaderMap,
+    ) -> Result<(), Error> {
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        if let (Some(hosts), Some(host)) = (&self.hosts, host)
+            && !is_own(host, hosts)
+        {
+            return Err(Error::ForeignHost(name_of(host).to_owned()));
+        }
+        let Some(origin) = headers.get(header::ORIGIN) else {
+            // A browser tells at least this of a request that might change something.
+            let site = headers.get(FETCH_SITE).filter(|_| !method.is_safe());
+            return match site.map(HeaderValue::as_bytes) {
+                None | Some(b"same-origin" | b"none") => Ok(()),
+                Some(_) => Err(Error::ForeignOrigin("another site".to_owned())),
+            };
+        };
+        let is_same = host.is_some_and(|host| is_at(origin.as_bytes(), host));
+        if is_same || self.allows(endpoint, origin) {
+            return Ok(());
+        }
+        Err(foreign(origin))
+    }
+
+    fn allows(&self, endpoint: Endpoint, origin: &HeaderValue) -> bool {
+        self.any_origin && endpoint != Endpoint::Admin
+            || self.origins.iter().any(|allowed| allowed.is(origin.as_bytes()))
+    }
+
+    /// The origin that a request to the models comes from, if its pages may read the answer.
+    pub(super) fn reader(&self, endpoint: Endpoint, headers: &HeaderMap) -> Option<HeaderValue> {
+        if self.origins.is_empty() || endpoint == Endpoint::Admin {
+            return None;
+        }
+        headers.get(header::ORIGIN).filter(|origin| self.allows(endpoint, origin)).cloned()
+    }
+
+    /// The answer to a browser that asks whether a page may send a request to the models.
+    pub(super) fn preflight<B>(
+        &self,
+        request: &Request<B>,
+    ) -> Option<Result<Response<Full<Bytes>>, Error>> {
+        if self.origins.is_empty() || request.method() != Method::OPTIONS {
+            return None;
+        }
+        let headers = request.headers();
+        let origin = headers.get(header::ORIGIN)?;
+        let method = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
+        let asked = Method::from_bytes(method.as_bytes()).ok()?;
+        let endpoint = Endpoint::of(&asked, request.uri().path()).ok()?;
+        if endpoint == Endpoint::Admin {
+            return None;
+        }
+        if !self.allows(endpoint, origin) {
+            return Some(Err(foreign(origin)));
+        }
+        let mut response = Response::new(Full::default());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        let given = response.headers_mut();
+        given.insert(header::ACCESS_CONTROL_ALLOW_METHODS, method.clone());
+        if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+            given.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+        }
+        if headers.contains_key(ASKS_PRIVATE) {
+            given.insert(ALLOWS_PRIVATE, HeaderValue::from_static("true"));
+        }
+        given.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        Some(Ok(response))
+    }
+}
+
+/// Lets pages of `origin` read a response.
+pub(super) fn allow_reading(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    // A cache must not give one origin's permission to another.
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+}
+
+fn foreign(origin: &HeaderValue) -> Error {
+    Error::ForeignOrigin(String::from_utf8_lossy(origin.as_bytes()).into_owned())
+}
+
+/// Without the port.
+fn name_of(host: &str) -> &str {
+    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+/// No name of another site can pass: addresses cannot be made to mean anything else.
+fn is_own(host: &str, allowed: &[AllowedHost]) -> bool {
+    let name = name_of(host).trim_end_matches('.');
+    let is_localhost = name
+        .len()
+        .checked_sub("localhost".len())
+        .and_then(|start| Some((name.get(..start)?, name.get(start..)?)))
+        .is_some_and(|(before, last)| {
+            last.eq_ignore_ascii_case("localhost") && (before.is_empty() || before.ends_with('.'))
+        });
+    name.parse::<IpAddr>().is_ok() || is_localhost || allowed.iter().any(|host| host.is(name))
+}
+
+/// Whether `origin` is that of pages which come from `host`.
+fn is_at(origin: &[u8], host: &str) -> bool {
+    let authority = [&b"http://"[..], b"https://"].iter().find_map(|s| origin.strip_prefix(*s));
+    authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_names_are_addresses_localhost_and_what_is_allowed() {
+        let allowed = ["router.example".parse().expect("a name")];
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:30000",
+            "[::1]:30000",
+            "10.0.0.1",
+            "localhost",
+            "LocalHost.:80",
+            "a.localhost:1",
+            "Router.Example:30000",
+        ] {
+            assert!(is_own(host, &allowed), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:30000",
+            "notlocalhost",
+            "localhost.evil",
+            "127.0.0.1.nip.io",
+        ] {
+            assert!(!is_own(host, &allowed), "{host}");
+        }
+    }
+}
