@@ -1,0 +1,70 @@
+"""What `make venv` installs, seen from the uv that it calls."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.processes import ROOT
+
+UV = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/calls"
+while [ $# -gt 0 ]; do
+  if [ "$1" = -r ]; then cp "$2" "$(dirname "$0")/requirements"; fi
+  shift
+done
+"""
+LOCK = (ROOT / "requirements.lock").read_text()
+CUDA = ("torch", "nvidia-", "cuda-")
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """Has a uv that writes down how it is called, and the requirements that it is given."""
+    uv = tmp_path / "uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    return tmp_path
+
+
+def install(bin_folder: Path, *argv: str) -> list[str]:
+    """The calls of uv."""
+    subprocess.run([ROOT / ".ci" / "install-locked", bin_folder, *argv], check=True)
+    return (bin_folder / "calls").read_text().splitlines()
+
+
+def packages(requirements: str) -> dict[str, int]:
+    """How many hashes each package has."""
+    blocks = re.split(r"^(?=[a-z])", requirements, flags=re.MULTILINE)[1:]
+    return {block.partition("==")[0]: block.count("--hash=sha256:") for block in blocks}
+
+
+def test_everything_is_checked_by_its_hash(bin_folder: Path) -> None:
+    (call,) = install(bin_folder)
+    assert "--require-hashes" in call
+    assert (bin_folder / "requirements").read_text() == LOCK
+
+
+def test_for_cpus_all_but_torch_is_checked_by_its_hash(bin_folder: Path) -> None:
+    torch, others = install(bin_folder, "cpu")
+    assert re.search(r"--no-deps --torch-backend cpu torch==[\d.]+$", torch)
+    assert "--no-deps --require-hashes" in others
+    expected = {name: n for name, n in packages(LOCK).items() if not name.startswith(CUDA)}
+    assert packages((bin_folder / "requirements").read_text()) == expected
+    assert min(expected.values()) > 0
+    assert {"triton", "numpy", "sympy", "networkx"} <= set(expected), "what torch itself needs"
+
+
+def test_an_installation_says_its_size_before_it_begins() -> None:
+    def said(*argv: str) -> str:
+        command = [ROOT / ".ci" / "announce-install", *argv]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert "4.9 GB" in said("")
+    assert "make serve TORCH=cpu" in said("")
+    assert "PyTorch for CPUs" in said("cpu")
+    makefile = (ROOT / "Makefile").read_text()
+    assert makefile.index(".ci/announce-install") < makefile.index(".ci/install-locked")
