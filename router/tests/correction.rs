@@ -3,7 +3,11 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
@@ -237,4 +241,30 @@ fn a_flush_teaches_nothing_of_the_caches_size() {
         assert_eq!(finding, None);
     }
     assert_eq!(learned.capacity(), capacity);
+}
+
+#[test]
+fn requests_are_booked_while_a_worker_whose_capacity_shrinks_is_evicted_from() {
+    let tree = PrefixTree::new(1 << 20);
+    let learned = Learned::new(1 << 20);
+    for number in 0..1 << 15 {
+        tree.insert(&prompt(number << 20, 0), WORKER);
+    }
+    let (done, mut booked) = (AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            learned.set_capacity(&tree, WORKER, 16 << 10);
+            done.store(true, Ordering::SeqCst);
+        });
+        while !done.load(Ordering::SeqCst) {
+            let epoch = learned.begin();
+            // It has begun, and is far from its end.
+            let is_under_way = (1 << 18..1 << 19).contains(&tree.held_by(WORKER));
+            learned.predict(tree.insert(&prompt(1 << 40, 0), WORKER));
+            booked += usize::from(is_under_way);
+            learned.end(&epoch);
+        }
+    });
+    assert!(booked > 3, "{booked} requests");
+    assert!(tree.held_by(WORKER) <= 1 << 10);
 }

@@ -38,6 +38,10 @@ mod sync {
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect(WHOLE)
         }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
     }
 
     #[derive(Debug)]

@@ -9,7 +9,6 @@ use axum::{
 use serde_json::json;
 
 use super::Shared;
-use crate::fleet::worker::Phase;
 
 /// The process answers; whether it can serve is `/readiness`.
 pub(super) async fn alive() -> &'static str {
@@ -18,7 +17,7 @@ pub(super) async fn alive() -> &'static str {
 
 pub(super) async fn readiness(State(router): Shared) -> Response {
     let workers = router.registry.workers();
-    let healthy = workers.iter().filter(|worker| worker.phase() == Phase::Healthy).count();
+    let healthy = workers.iter().filter(|worker| worker.is_in_rotation()).count();
     let ready = router.is_ready();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({

@@ -43,11 +43,18 @@ pub struct Prediction {
     /// Whether the worker has told the prompt's tokens, and those cached.
     measured: bool,
     told: bool,
+    /// How often the worker had been found empty by then.
+    empties: u64,
 }
 
 impl Prediction {
     pub fn note(&self) -> Option<Note> {
         self.note
+    }
+
+    /// Whether it was made before the worker was last found empty: then it says nothing more.
+    fn is_stale(&self, empties: u64) -> bool {
+        self.empties != empties
     }
 
     /// What the tree has noted, to be taken back.
@@ -75,9 +82,29 @@ pub struct Report {
     pub cached: u64,
 }
 
+/// No lock is held while the tree evicts that a choice of a worker takes.
 #[derive(Debug)]
 pub struct Learned {
     state: Mutex<State>,
+    /// Held by who changes the worker's share of the tree, and taken before `state`.
+    correcting: Mutex<()>,
+}
+
+/// What a report asks to be done to the worker's share of the tree.
+#[derive(Clone, Copy)]
+enum Correction {
+    Nothing,
+    /// Its capacity has changed.
+    Resize,
+    /// It has evicted what it last used then.
+    Evict {
+        last_used: Stamp,
+    },
+    /// It has lost all that was noted before then.
+    Empty {
+        before: Stamp,
+        finding: Finding,
+    },
 }
 
 #[derive(Debug)]
@@ -102,8 +129,8 @@ struct State {
     share_before: f64,
     /// Up to when it had used the older half of its share before the first of them.
     middle: Option<Stamp>,
-    /// When it was last found empty, or told so: what was noted before says nothing more.
-    emptied: Option<Stamp>,
+    /// How often it was found empty, or told so: what was noted before says nothing more.
+    empties: u64,
     /// Whether it has had anything cached since it was last found empty.
     has_hit: bool,
 }
@@ -125,9 +152,10 @@ impl Learned {
                 first: Stamp::default(),
                 share_before: 1.0,
                 middle: None,
-                emptied: None,
+                empties: 0,
                 has_hit: false,
             }),
+            correcting: Mutex::default(),
         }
     }
 
@@ -138,8 +166,9 @@ impl Learned {
 
     /// The tree has noted the request.
     pub fn predict(&self, note: Note) -> Prediction {
-        let settled = self.state.lock().settling.noted(&note);
-        Prediction { note: Some(note), settled, ..Prediction::default() }
+        let mut state = self.state.lock();
+        let (settled, empties) = (state.settling.noted(&note), state.empties);
+        Prediction { note: Some(note), settled, empties, ..Prediction::default() }
     }
 
     /// The request's prompt is computed, or never will be.
@@ -151,13 +180,21 @@ impl Learned {
     pub fn set_capacity(&self, tree: &PrefixTree, worker: WorkerId, tokens: u64) {
         let mut state = self.state.lock();
         state.told_tokens = Some(tokens);
-        state.resize(tree, worker);
+        let changed = state.resize();
+        drop(state);
+        if changed {
+            self.correct(tree, worker, Correction::Resize);
+        }
     }
 
     /// The worker's cache has been emptied, and so its share of the tree is: what requests on their way find of what they
     /// were promised says nothing more.
     pub fn forget(&self, tree: &PrefixTree, worker: WorkerId) {
-        self.state.lock().forget(tree, worker);
+        let mut state = self.state.lock();
+        state.zeros = 0;
+        state.empties += 1;
+        drop(state);
+        tree.purge_worker(worker);
     }
 
     /// What the tree takes the worker to hold at most, in blocks.
@@ -175,20 +212,35 @@ impl Learned {
         prediction: &mut Prediction,
         usage: Usage,
     ) -> (Option<Report>, Option<Finding>) {
+        let (report, correction) = self.judge(tree, worker, key, prediction, usage);
+        (report, self.correct(tree, worker, correction))
+    }
+
+    /// What there is to count of `usage`, and what follows from it for the tree.
+    fn judge(
+        &self,
+        tree: &PrefixTree,
+        worker: WorkerId,
+        key: &RouteKey,
+        prediction: &mut Prediction,
+        usage: Usage,
+    ) -> (Option<Report>, Correction) {
         let mut state = self.state.lock();
+        let mut changed = false;
         if let Some(tokens) = usage.prompt_tokens
             && !std::mem::replace(&mut prediction.measured, true)
             && key.measure != Measure::Unknown
         {
             state.tokens = state.tokens * DECAY + tokens as f64;
             state.blocks = state.blocks * DECAY + blocks_of(key);
-            state.resize(tree, worker);
+            changed = state.resize();
         }
+        let mut correction = if changed { Correction::Resize } else { Correction::Nothing };
         let Some(cached) = usage.cached_tokens else {
-            return (None, None);
+            return (None, correction);
         };
         if std::mem::replace(&mut prediction.told, true) {
-            return (None, None);
+            return (None, correction);
         }
         let tokens = state.tokens_per_block(key.measure);
         let prompt =
@@ -196,13 +248,44 @@ impl Learned {
         let note = prediction.note.take();
         let held = note.map_or(0, |note| note.held);
         let predicted = whole(f64::from(held) * tokens).min(prompt);
-        let finding =
-            note.filter(|_| key.measure != Measure::Unknown && prompt > 0).and_then(|note| {
-                // In the prompt's own measure, whatever tokens it has to a byte.
-                let found = cached as f64 / prompt as f64 * blocks_of(key);
-                state.judge(tree, worker, &note, prediction.settled, found)
-            });
-        (Some(Report { prompt, predicted, cached }), finding)
+        let is_evidence = key.measure != Measure::Unknown && prompt > 0;
+        if let Some(note) = note.filter(|_| is_evidence && !prediction.is_stale(state.empties)) {
+            // In the prompt's own measure, whatever tokens it has to a byte.
+            let found = cached as f64 / prompt as f64 * blocks_of(key);
+            match state.judge(tree, worker, &note, prediction.settled, found) {
+                Correction::Nothing => {}
+                found => correction = found,
+            }
+        }
+        (Some(Report { prompt, predicted, cached }), correction)
+    }
+
+    /// Changes the worker's share of the tree. It may take long, and choices go on meanwhile.
+    fn correct(
+        &self,
+        tree: &PrefixTree,
+        worker: WorkerId,
+        correction: Correction,
+    ) -> Option<Finding> {
+        if let Correction::Nothing = correction {
+            return None;
+        }
+        let _turn = self.correcting.lock();
+        let finding = match correction {
+            Correction::Nothing | Correction::Resize => None,
+            Correction::Empty { before, finding } => {
+                tree.evict_unused(worker, before);
+                Some(finding)
+            }
+            Correction::Evict { last_used } => {
+                let blocks = tree.evict_unused(worker, last_used);
+                self.state.lock().shrink(tree.held_by(worker));
+                Some(Finding::Evicted { blocks })
+            }
+        };
+        let capacity = self.capacity();
+        tree.set_capacity(worker, capacity);
+        finding
     }
 }
 
@@ -236,10 +319,7 @@ impl State {
         note: &Note,
         settled: bool,
         found: f64,
-    ) -> Option<Finding> {
-        if self.emptied.is_some_and(|emptied| note.stamp.is_before(emptied)) {
-            return None;
-        }
+    ) -> Correction {
         if found > 0.0 {
             self.has_hit = true;
             if note.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
@@ -257,28 +337,18 @@ impl State {
                     let nothing = found == 0.0
                         && note.held >= RESTART_BLOCKS
                         && self.middle.is_none_or(|middle| middle.is_before(last_used));
-                    return Some(self.cut(tree, worker, note.stamp, last_used, nothing));
+                    return self.miss(note.stamp, last_used, nothing);
                 }
-                if self.is_old(tree, worker, last_used) {
-                    self.grow(tree, worker);
-                }
+                if self.is_old(tree, worker, last_used) { self.grow() } else { Correction::Nothing }
             }
             // Forgotten here, and still there.
-            None if found > SLACK => self.grow(tree, worker),
-            _ => {}
+            None if found > SLACK => self.grow(),
+            _ => Correction::Nothing,
         }
-        None
     }
 
     /// The worker has evicted what it last used at `last_used`, or has `nothing` of a long prompt.
-    fn cut(
-        &mut self,
-        tree: &PrefixTree,
-        worker: WorkerId,
-        noted: Stamp,
-        last_used: Stamp,
-        nothing: bool,
-    ) -> Finding {
+    fn miss(&mut self, noted: Stamp, last_used: Stamp, nothing: bool) -> Correction {
         if nothing {
             if self.zeros == 0 {
                 (self.share_before, self.lost, self.first) = (self.share, last_used, noted);
@@ -290,24 +360,22 @@ impl State {
             if self.zeros == RESTART_RUN {
                 // It was not its size. What has been noted since the first of them is there again.
                 self.share = self.share_before;
-                (self.zeros, self.emptied) = (0, Some(self.first));
-                tree.evict_unused(worker, self.first);
-                self.resize(tree, worker);
+                self.zeros = 0;
+                self.empties += 1;
+                self.resize();
                 let had = std::mem::take(&mut self.has_hit);
-                return if had { Finding::Emptied } else { Finding::NoCache };
+                let finding = if had { Finding::Emptied } else { Finding::NoCache };
+                return Correction::Empty { before: self.first, finding };
             }
         }
-        let blocks = tree.evict_unused(worker, last_used);
-        // It holds no more than what it has used since.
-        let holds = tree.held_by(worker) as f64 / self.full();
-        self.share = self.share.min(holds.max(self.share * SHRINK));
-        self.resize(tree, worker);
-        Finding::Evicted { blocks }
+        Correction::Evict { last_used }
     }
 
-    fn forget(&mut self, tree: &PrefixTree, worker: WorkerId) {
-        (self.zeros, self.emptied) = (0, self.settling.now());
-        tree.purge_worker(worker);
+    /// It holds no more than the `blocks` that it has used since.
+    fn shrink(&mut self, blocks: u64) {
+        let holds = blocks as f64 / self.full();
+        self.share = self.share.min(holds.max(self.share * SHRINK));
+        self.resize();
     }
 
     /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is
@@ -317,11 +385,14 @@ impl State {
         is_full && tree.middle(worker).is_some_and(|middle| !middle.is_before(last_used))
     }
 
-    fn grow(&mut self, tree: &PrefixTree, worker: WorkerId) {
+    fn grow(&mut self) -> Correction {
         if self.share < 1.0 {
             self.share = (self.share * GROW).min(1.0);
-            self.resize(tree, worker);
+            if self.resize() {
+                return Correction::Resize;
+            }
         }
+        Correction::Nothing
     }
 
     /// Blocks that the worker would hold if prompts had all of its cache.
@@ -331,12 +402,62 @@ impl State {
         told.unwrap_or(self.default_blocks as f64).max(1.0)
     }
 
-    fn resize(&mut self, tree: &PrefixTree, worker: WorkerId) {
+    /// Whether the tree is to be told another capacity: not for nothing, as it may evict.
+    fn resize(&mut self) -> bool {
         let blocks = whole(self.full() * self.share);
-        // Not for nothing: it may evict.
-        if blocks.abs_diff(self.applied) > self.applied / 64 {
+        let changed = blocks.abs_diff(self.applied) > self.applied / 64;
+        if changed {
             self.applied = blocks;
-            tree.set_capacity(worker, blocks);
         }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: WorkerId = WorkerId(0);
+
+    /// A request that is noted at `stamp`, finds a prefix last used at `last_used`, and has nothing of it
+    /// cached.
+    fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, stamp: u32) -> Option<Finding> {
+        let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
+        let epoch = learned.begin();
+        let last_used = Some(Stamp::at(last_used));
+        let note = Note { held: 100, last_used, stamp: Stamp::at(stamp) };
+        let mut prediction = learned.predict(note);
+        learned.end(&epoch);
+        let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
+        learned.learn(tree, WORKER, &key, &mut prediction, usage).1
+    }
+
+    #[test]
+    fn a_worker_that_was_emptied_half_a_clock_ago_teaches_like_any_other() {
+        let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+        for stamp in 1..5 {
+            miss(&learned, &tree, 0, stamp);
+        }
+        learned.forget(&tree, WORKER);
+        for now in [100, 1 << 31, (1 << 31) + 100, u32::MAX - 100] {
+            for stamp in now..now + 5 {
+                miss(&learned, &tree, now, stamp);
+            }
+            assert!(miss(&learned, &tree, now, now + 5).is_some(), "{now}");
+        }
+    }
+
+    #[test]
+    fn a_request_that_was_under_way_when_the_worker_was_emptied_teaches_nothing() {
+        let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
+        for stamp in 1..5 {
+            miss(&learned, &tree, 0, stamp);
+        }
+        let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
+        let note = Note { held: 100, last_used: Some(Stamp::at(1)), stamp: Stamp::at(6) };
+        let mut prediction = learned.predict(note);
+        learned.forget(&tree, WORKER);
+        let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
+        assert_eq!(learned.learn(&tree, WORKER, &key, &mut prediction, usage).1, None);
     }
 }

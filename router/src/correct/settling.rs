@@ -37,16 +37,10 @@ impl Settling {
 
     /// A request is noted. Returns whether all that it can have found has been computed.
     pub(super) fn noted(&mut self, note: &Note) -> bool {
-        let next = note.stamp.next();
-        if self.now.is_none_or(|now| now.is_before(next)) {
-            self.now = Some(next);
-        }
+        // Requests are noted in the order of the tree's clock. A comparison would be wrong after a pause
+        // of half its circle.
+        self.now = Some(note.stamp.next());
         note.last_used.zip(self.settled).is_some_and(|(used, settled)| used.is_before(settled))
-    }
-
-    /// After the last note.
-    pub(super) fn now(&self) -> Option<Stamp> {
-        self.now
     }
 
     /// A request's prompt is computed, or never will be.

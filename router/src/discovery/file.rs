@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::PathBuf};
 
-use super::{Following, Found};
+use super::{Following, Found, Told};
 use crate::{names::WorkerUrl, settled::Settled};
 
 pub(super) struct UrlsFile {
@@ -44,7 +44,7 @@ fn parse(text: &str) -> Result<Found, String> {
         if !url.is_empty() {
             let url: WorkerUrl =
                 url.parse().map_err(|error| format!("line {}: {error}", index + 1))?;
-            found.insert(url, String::new());
+            found.insert(url, Told { who: String::new(), ready: true });
         }
     }
     Ok(found)

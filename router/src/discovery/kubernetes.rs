@@ -11,7 +11,7 @@ use kube::{
 };
 use tokio::time::sleep;
 
-use super::{Following, Found};
+use super::{Following, Found, Told};
 use crate::{config::Config, error::StartError, names::WorkerUrl};
 
 /// Pause after the API server could not be asked.
@@ -76,12 +76,18 @@ impl Pods {
     }
 }
 
-/// The ready pods by their uid.
+/// The pods that run and stay, by their uid.
 #[derive(Default)]
 struct Known {
-    ready: BTreeMap<String, WorkerUrl>,
+    pods: BTreeMap<String, Place>,
     /// While the API server lists them anew: what it has named so far.
-    listing: BTreeMap<String, WorkerUrl>,
+    listing: BTreeMap<String, Place>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Place {
+    url: WorkerUrl,
+    ready: bool,
 }
 
 impl Known {
@@ -89,46 +95,54 @@ impl Known {
         match event {
             Event::Init => self.listing.clear(),
             Event::InitApply(pod) => {
-                if let (Some(uid), Some(url)) = (pod.metadata.uid.clone(), address(&pod, port)) {
-                    self.listing.insert(uid, url);
+                if let (Some(uid), Some(place)) = (pod.metadata.uid.clone(), place(&pod, port)) {
+                    self.listing.insert(uid, place);
                 }
             }
-            Event::InitDone => self.ready = std::mem::take(&mut self.listing),
+            Event::InitDone => self.pods = std::mem::take(&mut self.listing),
             Event::Apply(pod) => {
                 if let Some(uid) = pod.metadata.uid.clone() {
-                    match address(&pod, port) {
-                        Some(url) => self.ready.insert(uid, url),
-                        None => self.ready.remove(&uid),
+                    match place(&pod, port) {
+                        Some(place) => self.pods.insert(uid, place),
+                        None => self.pods.remove(&uid),
                     };
                 }
             }
             Event::Delete(pod) => {
                 if let Some(uid) = pod.metadata.uid {
-                    self.ready.remove(&uid);
+                    self.pods.remove(&uid);
                 }
             }
         }
     }
 
     fn found(&self) -> Found {
-        self.ready.iter().map(|(uid, url)| (url.clone(), uid.clone())).collect()
+        let mut found = Found::new();
+        // The ready ones last: a pod that has ended may have left its address to one of them.
+        for ready in [false, true] {
+            for (uid, place) in self.pods.iter().filter(|(_, place)| place.ready == ready) {
+                found.insert(place.url.clone(), Told { who: uid.clone(), ready });
+            }
+        }
+        found
     }
 }
 
-/// Where a pod serves, if it is ready to.
-fn address(pod: &Pod, port: u16) -> Option<WorkerUrl> {
+/// Where a pod serves, if it runs and stays.
+fn place(pod: &Pod, port: u16) -> Option<Place> {
     let status = pod.status.as_ref()?;
-    let mut conditions = status.conditions.iter().flatten();
-    let ready = conditions.any(|is| is.type_ == "Ready" && is.status == "True");
+    let has_ended = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
     // Ready is taken back late: a pod that is being deleted gets no more requests.
-    if !ready || pod.metadata.deletion_timestamp.is_some() {
+    if has_ended || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
+    let mut conditions = status.conditions.iter().flatten();
+    let ready = conditions.any(|is| is.type_ == "Ready" && is.status == "True");
     let url = match status.pod_ip.as_ref()?.parse().ok()? {
         IpAddr::V4(ip) => format!("http://{ip}:{port}"),
         IpAddr::V6(ip) => format!("http://[{ip}]:{port}"),
     };
-    url.parse().ok()
+    Some(Place { url: url.parse().ok()?, ready })
 }
 
 #[cfg(test)]
@@ -149,15 +163,22 @@ mod tests {
     }
 
     fn urls(known: &Known) -> Vec<String> {
-        known.found().into_iter().map(|(url, uid)| format!("{url} {uid}")).collect()
+        let line = |(url, told): (WorkerUrl, Told)| {
+            let away = if told.ready { "" } else { " away" };
+            format!("{url} {}{away}", told.who)
+        };
+        known.found().into_iter().map(line).collect()
     }
 
     #[test]
-    fn only_a_ready_pod_that_stays_has_an_address() {
-        let url = |pod: &Pod| address(pod, 8000).map(|url| url.to_string());
+    fn only_a_pod_that_stays_has_a_place() {
+        let url = |pod: &Pod| place(pod, 8000).map(|place| place.url.to_string());
         assert_eq!(url(&pod("a", "10.0.0.1", "True")).as_deref(), Some("http://10.0.0.1:8000"));
         assert_eq!(url(&pod("a", "fd00::1", "True")).as_deref(), Some("http://[fd00::1]:8000"));
-        assert_eq!(url(&pod("a", "10.0.0.1", "False")), None);
+        assert_eq!(place(&pod("a", "10.0.0.1", "False"), 80).map(|place| place.ready), Some(false));
+        let mut ended = pod("a", "10.0.0.1", "False");
+        ended.status.as_mut().expect("a status").phase = Some("Failed".to_owned());
+        assert_eq!(url(&ended), None);
         assert_eq!(url(&pod("a", "", "True")), None);
         assert_eq!(url(&Pod::default()), None);
         let mut leaving = serde_json::to_value(pod("a", "10.0.0.1", "True")).expect("JSON");
@@ -184,7 +205,7 @@ mod tests {
         let mut known = Known::default();
         known.take(Event::Apply(pod("a", "10.0.0.1", "True")), 1);
         known.take(Event::Apply(pod("a", "10.0.0.1", "False")), 1);
-        assert!(urls(&known).is_empty());
+        assert_eq!(urls(&known), ["http://10.0.0.1:1 a away"]);
         known.take(Event::Apply(pod("b", "10.0.0.1", "True")), 1);
         known.take(Event::Delete(pod("a", "10.0.0.1", "False")), 1);
         assert_eq!(urls(&known), ["http://10.0.0.1:1 b"]);

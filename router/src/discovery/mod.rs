@@ -61,9 +61,17 @@ impl Sources {
     }
 }
 
-/// The workers that should be, each with what tells it from another one that has its URL later: the
-/// next pod may get the address of the last.
-type Found = BTreeMap<WorkerUrl, String>;
+/// The workers that should be.
+type Found = BTreeMap<WorkerUrl, Told>;
+
+/// A word of a source on one worker.
+#[derive(Clone, Debug, PartialEq)]
+struct Told {
+    /// What tells it from another one that has its URL later: the next pod may get the address of the last.
+    who: String,
+    /// Whether it should get requests. One that should not, for now, stays known with all that was learned.
+    ready: bool,
+}
 
 /// Brings the router in accord with what a source says. Workers that others have added are theirs:
 /// they are not removed, and who takes out one of ours has the last word until it goes and comes.
@@ -85,24 +93,29 @@ impl Following {
         };
         let source = self.source;
         let before = mem::take(&mut self.ours);
-        for (url, who) in &before {
-            if found.get(url) != Some(who)
+        for (url, told) in &before {
+            if found.get(url).is_none_or(|now| now.who != told.who)
                 && let Err(error) = router.remove_worker(url)
             {
                 tracing::debug!("{source}: {error}");
             }
         }
-        for (url, who) in found {
-            if before.get(&url) == Some(&who) {
-                self.ours.insert(url, who);
-                continue;
-            }
-            match router.add_worker(WorkerAddress::trusted(url.clone())) {
-                Ok(_) => {
-                    tracing::info!("{source}: worker {url} added");
-                    self.ours.insert(url, who);
+        for (url, told) in found {
+            match before.get(&url).filter(|was| was.who == told.who) {
+                Some(was) => {
+                    if was.ready != told.ready {
+                        router.withhold(&url, !told.ready);
+                    }
+                    self.ours.insert(url, told);
                 }
-                Err(error) => tracing::debug!("{source}: {error}"),
+                None if !told.ready => {}
+                None => match router.add_worker(WorkerAddress::trusted(url.clone())) {
+                    Ok(_) => {
+                        tracing::info!("{source}: worker {url} added");
+                        self.ours.insert(url, told);
+                    }
+                    Err(error) => tracing::debug!("{source}: {error}"),
+                },
             }
         }
     }
@@ -117,7 +130,8 @@ mod tests {
     }
 
     fn found(pairs: &[(&str, &str)]) -> Found {
-        pairs.iter().map(|(address, who)| (url(address), (*who).to_owned())).collect()
+        let told = |who: &str| Told { who: who.to_owned(), ready: true };
+        pairs.iter().map(|(address, who)| (url(address), told(who))).collect()
     }
 
     fn ids(router: &Router) -> Vec<(String, u32)> {
@@ -140,6 +154,27 @@ mod tests {
         assert_eq!(ids(&router), [own.clone(), b, again], "another one at the same address");
         following.update(Found::new());
         assert_eq!(ids(&router), [own]);
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_not_ready_for_a_while_stays_with_all_that_was_learned() {
+        let router = Router::new(Config::default()).expect("a good config");
+        let mut following = Following::new(&router, "test");
+        let away = |who: &str| {
+            let told = Told { who: who.to_owned(), ready: false };
+            Found::from([(url("http://a:1"), told)])
+        };
+        following.update(away("x"));
+        assert!(ids(&router).is_empty(), "it has never been ready");
+        following.update(found(&[("http://a:1", "x")]));
+        following.update(away("x"));
+        let worker = router.find(&url("http://a:1")).expect("it is still there");
+        assert!(worker.is_withheld());
+        following.update(found(&[("http://a:1", "x")]));
+        let same = router.find(&url("http://a:1")).expect("there");
+        assert!(Arc::ptr_eq(&worker, &same) && !same.is_withheld());
+        following.update(away("y"));
+        assert!(ids(&router).is_empty(), "another one, and not ready");
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::{
     config::Config,
     error::Error,
-    fleet::worker::{Phase, Worker, WorkerView},
+    fleet::worker::{Worker, WorkerView},
     names::{ModelName, WorkerId, WorkerUrl},
     upstream::Pool,
 };
@@ -106,7 +106,7 @@ impl Registry {
 /// Whether some worker is in rotation that can take a request for `model`.
 pub fn any_healthy(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
     let only = known(workers, model);
-    workers.iter().any(|worker| worker.phase() == Phase::Healthy && worker.may_serve(only))
+    workers.iter().any(|worker| worker.is_in_rotation() && worker.may_serve(only))
 }
 
 /// The model, if a worker says that it serves it: then no other worker will do. If none does, any

@@ -65,6 +65,8 @@ pub struct Worker {
     pub(super) rotation: Rotation,
     troubles: Troubles,
     first_token_timeout: Duration,
+    /// Its source wants it to get no requests for now.
+    withheld: AtomicBool,
     /// Set once, before its tree share is dropped for good: an insert that comes later sees it.
     removed: AtomicBool,
     health_check: OnceLock<AbortHandle>,
@@ -94,6 +96,7 @@ impl Worker {
             rotation: Rotation::new(),
             troubles: Troubles::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
+            withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
             health_check: OnceLock::new(),
         }
@@ -103,11 +106,24 @@ impl Worker {
         self.rotation.phase()
     }
 
+    /// Healthy, and not withheld.
+    pub fn is_in_rotation(&self) -> bool {
+        self.phase() == Phase::Healthy && !self.is_withheld()
+    }
+
+    pub fn is_withheld(&self) -> bool {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn withhold(&self, withheld: bool) {
+        self.withheld.store(withheld, Ordering::Relaxed);
+    }
+
     /// In rotation, and its breaker lets a request through. When that is true of no worker, those
     /// that are in rotation are asked all the same.
     pub fn takes_requests(&self) -> bool {
         let lets_through = || self.breaker.is_closed() || self.breaker.lets_through(Instant::now());
-        self.phase() == Phase::Healthy && lets_through()
+        self.is_in_rotation() && lets_through()
     }
 
     /// Whether a request may go to it, of which the model is known to be served somewhere.

@@ -1,6 +1,6 @@
 //! One request of a client, from its last byte to its end.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
@@ -27,6 +27,8 @@ pub struct Job {
     /// `None` if the endpoint has no prompt, or the body none that the router can read. Such a
     /// request still goes to a worker, which is the one to judge it.
     pub key: Option<RouteKey>,
+    /// The model that the body names, once somebody has asked.
+    model: OnceCell<Option<ModelName>>,
     /// When its last byte had been read.
     pub received: Instant,
     /// When it must have ended.
@@ -83,6 +85,7 @@ impl Job {
             endpoint,
             request,
             key,
+            model: OnceCell::new(),
             received,
             deadline,
             alarm: Alarm::new(deadline),
@@ -100,7 +103,9 @@ impl Job {
     /// The model that it names, where that matters.
     pub(super) fn model(&self) -> Option<ModelName> {
         let matters = self.router.registry.is_mixed();
-        matters.then(|| key::model_of(&self.request.body)).flatten()
+        // Read once: it takes a look at the whole body.
+        let model = || *self.model.get_or_init(|| key::model_of(&self.request.body));
+        matters.then(model).flatten()
     }
 
     /// Until when it may wait in the queue, all its waits together.

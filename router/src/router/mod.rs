@@ -123,6 +123,16 @@ impl Router {
         Ok(())
     }
 
+    /// Whether a worker should get no requests for now, whatever its health.
+    pub fn withhold(&self, url: &WorkerUrl, withheld: bool) {
+        if let Some(worker) = self.find(url) {
+            worker.withhold(withheld);
+            self.registry.announce();
+            let state = if withheld { "not ready: no requests for now" } else { "ready again" };
+            tracing::info!("worker {url} is {state}");
+        }
+    }
+
     /// A request has failed on a worker in a way that speaks against the worker.
     pub fn suspect(&self, worker: &Worker, failure: UpstreamFailure, error: &dyn Display) {
         self.metrics.upstream_error(failure);

@@ -5,10 +5,7 @@ use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    fleet::{
-        registry::known,
-        worker::{Booking, Phase},
-    },
+    fleet::{registry::known, worker::Booking},
     key::RouteKey,
     names::{ModelName, WorkerId},
     policy::{Candidate, Choice, PolicyRequest, Reason, least_loaded},
@@ -81,7 +78,7 @@ impl Router {
         candidates.clear();
         places.clear();
         for (place, worker) in workers.iter().enumerate() {
-            if worker.phase() != Phase::Healthy
+            if !worker.is_in_rotation()
                 || heed_breakers && !worker.takes_requests()
                 || !worker.may_serve(model)
             {

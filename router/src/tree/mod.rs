@@ -27,9 +27,9 @@ use workers::Workers;
 /// only prompts that differ in their first 64 bytes.
 const SHARDS: usize = 32;
 
-/// Blocks evicted under one hold of a shard's lock, so that a worker whose capacity shrinks by
-/// millions does not stop the traffic.
-const EVICTION_BATCH: u64 = 1 << 14;
+/// Blocks evicted while locks are held: a tenth of a millisecond. Between two batches choices go on, so
+/// that a worker whose capacity shrinks by millions does not stop the traffic.
+const EVICTION_BATCH: u64 = 1 << 10;
 
 /// The tree. All methods may be called from any thread.
 #[derive(Debug)]
@@ -108,7 +108,11 @@ impl PrefixTree {
         quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
         quota.set_oldest(index, shard.oldest(slot));
         drop(shard); // the oldest blocks may be in any shard
-        self.evict(&workers, slot);
+        // Who holds this is taking the excess away, this request's included.
+        if let Some(turn) = quota.evicting.try_lock() {
+            self.evict(&workers, slot, fitting as u64 + EVICTION_BATCH);
+            drop(turn);
+        }
         Note { held: held as u32, last_used, stamp }
     }
 
@@ -131,30 +135,49 @@ impl PrefixTree {
 
     /// Takes from `worker` all that it has not used after `stamp`; returns how many blocks.
     pub fn evict_unused(&self, worker: WorkerId, stamp: Stamp) -> u64 {
-        let workers = self.workers.read();
-        let Some(slot) = workers.slot(worker) else {
-            return 0;
-        };
-        let quota = workers.quota(slot);
         let mut freed = 0;
         for index in 0..SHARDS {
-            while quota.oldest(index).is_some_and(|oldest| !stamp.is_before(oldest)) {
-                let mut shard = self.shards[index].lock();
-                shard.sync(&workers);
-                let batch = shard.evict(slot, EVICTION_BATCH, Some(stamp));
-                quota.used.fetch_sub(batch, Ordering::Relaxed);
-                quota.set_oldest(index, shard.oldest(slot));
+            while let Some(batch) = self.evict_unused_from(index, worker, stamp) {
                 freed += batch;
             }
         }
         freed
     }
 
+    /// One batch of it from one shard; `None` if there is nothing left.
+    fn evict_unused_from(&self, index: usize, worker: WorkerId, stamp: Stamp) -> Option<u64> {
+        let workers = self.workers.read();
+        let slot = workers.slot(worker)?;
+        let quota = workers.quota(slot);
+        quota.oldest(index).filter(|oldest| !stamp.is_before(*oldest))?;
+        let mut shard = self.shards[index].lock();
+        shard.sync(&workers);
+        let freed = shard.evict(slot, EVICTION_BATCH, Some(stamp));
+        quota.used.fetch_sub(freed, Ordering::Relaxed);
+        quota.set_oldest(index, shard.oldest(slot));
+        Some(freed)
+    }
+
     /// Bounds what `worker` may hold, from now on and at once.
     pub fn set_capacity(&self, worker: WorkerId, blocks: u64) {
         let (workers, slot) = self.registered(worker);
         workers.quota(slot).set_capacity(blocks);
-        self.evict(&workers, slot);
+        drop(workers);
+        while self.evict_batch(worker) {}
+    }
+
+    /// Takes a batch of what `worker` has above its capacity; whether there is more.
+    fn evict_batch(&self, worker: WorkerId) -> bool {
+        let workers = self.workers.read();
+        let Some(slot) = workers.slot(worker) else {
+            return false;
+        };
+        let quota = workers.quota(slot);
+        let turn = quota.evicting.lock();
+        self.evict(&workers, slot, EVICTION_BATCH);
+        drop(turn);
+        // After that: an insert that has found the lock taken counts on this look.
+        quota.excess() > 0
     }
 
     /// Forgets what `worker` holds, as after its restart; its capacity stays. Takes the same time
@@ -209,24 +232,21 @@ impl PrefixTree {
         }
     }
 
-    /// Brings a worker back to its capacity, oldest blocks of all shards first.
-    fn evict(&self, workers: &Workers, slot: u32) {
+    /// Brings a worker back to its capacity, oldest blocks of all shards first, by at most `limit`
+    /// blocks. The caller holds the quota's `evicting`, or two would evict for the same excess.
+    fn evict(&self, workers: &Workers, slot: u32, mut limit: u64) {
         let quota = workers.quota(slot);
-        if quota.excess() == 0 {
-            return;
-        }
-        // One at a time, or two would evict for the same excess
-        let _turn = quota.evicting.lock();
         loop {
-            let excess = quota.excess();
+            let excess = quota.excess().min(limit);
             let Some((index, _, next)) = quota.oldest_shard().filter(|_| excess > 0) else {
                 return;
             };
             let mut shard = self.shards[index].lock();
             shard.sync(workers);
-            let freed = shard.evict(slot, excess.min(EVICTION_BATCH), next);
+            let freed = shard.evict(slot, excess, next);
             quota.used.fetch_sub(freed, Ordering::Relaxed);
             quota.set_oldest(index, shard.oldest(slot));
+            limit = limit.saturating_sub(freed);
         }
     }
 }
