@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TextIO
+
+from mla_router.worker.logs import timestamp
 
 COLOURS = (36, 35, 33, 32, 34, 31)  # ANSI: one for each worker, then from the front again
 
@@ -24,7 +27,7 @@ class Output:
         self.line(f"[worker {index}]", text, colour=index)
 
     def launch(self, text: str) -> None:
-        self.line("[launch]", text)
+        self.line("[launch]", f"{timestamp(time.time())}  INFO {text}")
 
     def plain(self, text: str) -> None:
         try:

@@ -5,8 +5,8 @@ machine or the model (free memory, longest context) is checked by the part that 
 
 Metadata of a field: `help`; `group`, the heading of `--help` for this field and those after it; `choices`,
 `low`, `high`, the values that are valid; `also`, further spellings of the flag; `spelled`, further
-spellings of values; `elsewhere`, values of SGLang that choose between kernels that do not exist here, for
-which the default stands; `variable`, the environment variable of a secret.
+spellings of values; `elsewhere`, values of SGLang that change no answer and do not exist here: the default
+stands for them; `variable`, the environment variable of a secret.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ class WorkerConfig:
         "which request comes next: lpm, short prompts and long cached prefixes first, and half of each step for the "
         "oldest, so that long prompts advance as well; fcfs, the oldest",
         choices=("lpm", "fcfs"),
+        elsewhere=("dfs-weight", "lof", "random"),
     )
     schedule_conservativeness: float = _flag(
         1.0,

@@ -68,6 +68,9 @@ FLAGS: dict[str, ForeignFlag] = {
     "--gc-warning-threshold-secs": _tunes("no such warning", ONE),
     "--crash-dump-folder": _tunes("no dumps are written", ONE),
     "--stream-interval": _tunes("each token is sent at once", ONE, "1"),
+    "--enable-trace": _tunes("the router sends traces: its --otlp-traces-endpoint"),
+    "--otlp-traces-endpoint": _tunes("the router sends traces: its --otlp-traces-endpoint", ONE),
+    "--kv-events-config": _tunes("caches are not announced by events", ONE),
     # devices and processes that work together
     "--dist-timeout": _tunes(_ONE_PROCESS, ONE),
     "--dist-init-addr": _tunes(_ONE_PROCESS, ONE),

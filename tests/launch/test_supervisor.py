@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -71,7 +72,9 @@ def test_all_become_ready_and_their_lines_carry_their_names(tmp_path: Path) -> N
     supervised.run(check)
     for index, port in enumerate(supervised.ports):
         assert supervised.said(f"[worker {index}] fake worker on port {port}\n")
-        assert supervised.said(f"[launch] worker {index} ready after ")
+        # With the time, as the router's own lines.
+        line = rf"\[launch\] 20\S+T\S+Z  INFO worker {index} ready after "
+        assert re.search(line, supervised.log.getvalue())
     assert supervised.starts() == 2
 
 
