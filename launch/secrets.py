@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-KEY_FLAGS = frozenset(
-    {"--api-key", "--admin-api-key", "--worker-api-key"}
-    | {"--router-api-key", "--router-admin-api-key", "--router-worker-api-key"}
-)
+KEY_FLAG = re.compile(rb"--[a-z-]*-key")  # --api-key, --admin-api-key and the like
 # Fields of /proc/self/stat behind the program's name, which may have blanks in it: see proc(5).
 _ARG_START, _ARG_END = 48 - 3, 49 - 3
 
 
 def hide_keys() -> None:
-    """Overwrite the values of `KEY_FLAGS` in this process's arguments, as others see them, with stars.
+    """Overwrite the values of flags that end in `-key` in this process's arguments, as others see them, with stars.
     The interpreter has its own copy. Does nothing where the kernel does not say where they lie."""
     shown = Path("/proc/self/cmdline").read_bytes()
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -37,7 +35,7 @@ def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
     for argument in arguments:
         flag, equals, value = argument.partition(b"=")
         if argument.startswith(b"--"):
-            is_key = flag.decode(errors="replace") in KEY_FLAGS
+            is_key = KEY_FLAG.fullmatch(flag) is not None
             if is_key and equals:
                 yield at + len(flag) + 1, len(value)
         elif is_key:

@@ -69,7 +69,8 @@ def test_the_cores_are_shared_out_unless_told(model: Path) -> None:
 def test_host_and_port_are_the_routers(model: Path) -> None:
     options = parsed(model, "--host", "0.0.0.0", "--port", "8000")
     assert options.router_argv(["http://w:1"]) == [
-        "--host=0.0.0.0", "--port=8000", "--worker-urls", "http://w:1",
+        "--host=0.0.0.0", "--port=8000", f"--replay-key={options.every_worker.replay_key}",
+        "--worker-urls", "http://w:1",
     ]  # fmt: skip
     worker = options.worker(0, 31000)
     assert (worker.host, worker.port) == ("127.0.0.1", 31000)

@@ -18,7 +18,7 @@ def test_a_routers_arguments_show_no_key() -> None:
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     one, two, three, four = KEYS
-    given = ["--api-key", one, two, f"--admin-api-key={three}", "--worker-api-key", four]
+    given = ["--api-key", one, two, f"--admin-api-key={three}", "--replay-key", four]
     argv = ["-m", "mla_router.launch_router", f"--port={port}", *given, "--worker-urls", url]
     with running(argv, url, "/health") as router:
         shown = Path(f"/proc/{router.pid}/cmdline").read_text().split("\0")
@@ -27,7 +27,7 @@ def test_a_routers_arguments_show_no_key() -> None:
         "--api-key",
         *stars[:2],
         f"--admin-api-key={stars[2]}",
-        "--worker-api-key",
+        "--replay-key",
         stars[3],
     ]
     assert shown[4:-3] == expected, shown
