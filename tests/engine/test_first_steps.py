@@ -43,3 +43,14 @@ def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_p
     assert measured.single > 0
     assert measured.chunk > 0
     assert 1 <= measured.tokens <= 64
+
+
+def test_on_a_cpu_there_is_a_beat_from_each_layer_of_a_step(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    model = load_model(tmp_path, device=CPU, dtype=torch.float32)
+    capacity = Capacity(num_pages=40, page_size=4, num_slots=4, context_length=160)
+    engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+    beats: list[int] = []
+    engine.beat_within_steps(lambda: beats.append(1))
+    run({0: [generate("a", [5], 3)]}, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE)
+    assert len(beats) == 3 * len(model.model.layers)

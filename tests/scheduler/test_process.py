@@ -142,3 +142,26 @@ def test_what_cannot_work_is_one_line(flags: list[str], named: str, tmp_path: Pa
     assert len(errors) == 1
     assert named in errors[0]
     assert "Traceback" not in done.stderr
+
+
+FAILING = """
+import sys
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.scheduler.__main__ import main
+def fail(self, plan):
+    raise RuntimeError("strides should be multiple of 16 bytes")
+Engine.forward = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_model_that_fails_its_first_step_is_not_ready(tmp_path: Path) -> None:
+    context = zmq.Context.instance()
+    with context.socket(zmq.PULL) as inbox:
+        inbox.bind(f"ipc://{tmp_path}/to_server_0")
+        command = [sys.executable, "-c", FAILING, f"--ipc-dir={tmp_path}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not inbox.poll(0), "it has said that it is ready"
+    assert done.returncode == 2, "to start it again would not help"
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "fails its first step: RuntimeError: strides should be multiple of 16 bytes" in error

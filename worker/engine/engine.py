@@ -35,6 +35,7 @@ from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
+from mla_router.worker.model.decoder import DecoderLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,15 @@ class Engine:
         self._packer = InputPacker(device, capacity.pages_per_request)
         self._readback = ReadbackRing(device)
         self._began = 0.0  # when the launch of the last step began
+
+    def beat_within_steps(self, beat: Callable[[], None]) -> None:
+        """Call `beat` after each layer's attention where the host computes the layers: a step may take long
+        there. On a GPU a step is launched in milliseconds, and nothing is called."""
+        if self.device.type != "cpu":
+            return
+        for layer in self.model.model.layers:
+            assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
+            layer.self_attn.register_forward_hook(lambda *_: beat())
 
     @torch.inference_mode()
     def record_graphs(self, sizes: GraphSizes) -> None:

@@ -24,6 +24,7 @@ from mla_router.worker.core import StepSeconds
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Ready
+from mla_router.worker.pulse import Pulse
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="the process with which this one ends")
+    parser.add_argument("--pulse-fd", type=int, help="memory in which progress is told")
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -46,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         config = flags.from_namespace(arguments)
         logs.set_up(config.log_level)
         setproctitle(f"mla_router scheduler {config.name}")
-        run(config, arguments.ipc_dir)
+        pulse = Pulse.create() if arguments.pulse_fd is None else Pulse(arguments.pulse_fd)
+        run(config, arguments.ipc_dir, pulse)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(config: WorkerConfig, ipc_dir: Path) -> None:
+def run(config: WorkerConfig, ipc_dir: Path, pulse: Pulse) -> None:
     # torch takes seconds to import: not before the flags are known to be good.
     from mla_router.worker.engine.loader import load_engine
     from mla_router.worker.model.config.fields import ModelError
@@ -69,7 +72,10 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
     measured = _first_steps(engine, config)
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
-    scheduler = Scheduler(engine, channel, config, vocab_size=vocab_size, grammars=grammars)
+    scheduler = Scheduler(
+        engine, channel, config, vocab_size=vocab_size, grammars=grammars, pulse=pulse
+    )
+    engine.beat_within_steps(scheduler.beat)
     scheduler.planner.pace.calibrate(measured)
     channel.send(
         Ready(
@@ -88,6 +94,7 @@ def run(config: WorkerConfig, ipc_dir: Path) -> None:
     gc.freeze()
     if grammars is not None:
         grammars.warm_up()  # only now: it would slow the loading of the weights
+    pulse.start()
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
     finally:

@@ -37,6 +37,10 @@ class Profiler:
         folder = Path(config.profile_dir) if config.profile_dir else None
         return cls(folder, f"worker-{config.port}")
 
+    @property
+    def is_recording(self) -> bool:
+        return self._profile is not None
+
     def answer(self, message: StartProfile | StopProfile, now_at: int) -> Profiled:
         """Do what the server asks for; `now_at` is how many steps there have been."""
         try:

@@ -42,6 +42,7 @@ from mla_router.worker.messages import (
     StopProfile,
     ToScheduler,
 )
+from mla_router.worker.pulse import Pulse
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.memory import Memory
@@ -74,6 +75,7 @@ class Scheduler:
         *,
         vocab_size: int,
         grammars: Grammars | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.engine = engine
         self.channel = channel
@@ -84,6 +86,7 @@ class Scheduler:
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
         self.requests: dict[str, Request] = {}  # those that have not ended
+        self.pulse = pulse or Pulse.create()
         self.stopping = False
         self.num_generated_tokens = 0
         self._arrivals = itertools.count()
@@ -115,16 +118,16 @@ class Scheduler:
     def receive(self, *, in_flight: bool) -> None:
         """Take in what has arrived. With nothing to do, sleep until something does."""
         self.outbox.flush()
-        self.profiler.tick(self.planner.num_steps)
+        if self.profiler.is_recording:
+            with self.pulse.waits():
+                self.profiler.tick(self.planner.num_steps)
+        self.beat()
         idle = not in_flight and not self.requests
         if idle:
             self.planner.estimate.idle()
-        if (now := time.monotonic()) >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_S
-            self.channel.send(self.stats())
         # Nothing tells when a grammar is compiled: look again soon, if that is all that is going on.
         only_compiling = not in_flight and len(self.requests) == self.grammars.num_compiling
-        timeout = self._next_heartbeat - now if idle else COMPILE_POLL_S if only_compiling else 0.0
+        timeout = HEARTBEAT_S if idle else COMPILE_POLL_S if only_compiling else 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
         for request, problem in self.grammars.news():
@@ -132,6 +135,13 @@ class Scheduler:
                 self.planner.waiting.add(request)
             else:
                 self._end_without_masks(request, problem)
+
+    def beat(self) -> None:
+        """Tell that there is progress: before each step, and from inside those that the host computes."""
+        self.pulse.beat(has_work=bool(self.requests))
+        if (now := time.monotonic()) >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_S
+            self.channel.send(self.stats())
 
     def _handle(self, message: ToScheduler) -> None:
         match message:
@@ -146,7 +156,8 @@ class Scheduler:
                 self.memory.flush_cache()
                 self.channel.send(self.stats(query), server)
             case StartProfile() | StopProfile():
-                answer = self.profiler.answer(message, self.planner.num_steps)
+                with self.pulse.waits():
+                    answer = self.profiler.answer(message, self.planner.num_steps)
                 self.channel.send(answer, message.server)
             case Shutdown():
                 self.stopping = True
@@ -208,7 +219,8 @@ class Scheduler:
         if step is None or step.pending is not None:
             return step
         try:
-            masked = self.grammars.masks(step)
+            with self.pulse.waits():
+                masked = self.grammars.masks(step)
             self._sample(step, masked.masks)
         except Exception as error:  # noqa: BLE001 (as above)
             self._fail(step, error)

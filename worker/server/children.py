@@ -18,7 +18,6 @@ from socket import socket
 
 import msgspec
 
-from mla_router.worker.config import WorkerConfig
 from mla_router.worker.server.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
@@ -58,11 +57,15 @@ class Child:
 
 @asynccontextmanager
 async def scheduler_process(
-    command: Sequence[str], config: WorkerConfig, directory: Path, client: SchedulerClient
+    command: Sequence[str], state: ServerState, directory: Path, client: SchedulerClient
 ) -> AsyncIterator[Child]:
     """The scheduler, by `command` without its flags; surely gone afterwards."""
-    flags = [*config.to_argv(), f"--parent-pid={os.getpid()}", "--ipc-dir", str(directory)]
-    process = await asyncio.create_subprocess_exec(*command, *flags, stdin=DEVNULL)
+    pulse = state.pulse.descriptor
+    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--pulse-fd={pulse}"]
+    flags += ["--ipc-dir", str(directory)]
+    process = await asyncio.create_subprocess_exec(
+        *command, *flags, stdin=DEVNULL, pass_fds=(pulse,)
+    )
     child = Child("the scheduler", process)
     try:
         yield child
@@ -90,7 +93,7 @@ async def sibling_processes(
 async def _start_sibling(
     state: ServerState, directory: Path, number: int, listener: socket
 ) -> Child:
-    board = state.board.descriptor
+    board, pulse = state.board.descriptor, state.pulse.descriptor
     with listener:
         process = await asyncio.create_subprocess_exec(
             *SIBLING,
@@ -101,8 +104,9 @@ async def _start_sibling(
             f"--birth={msgspec.json.encode(state.birth).decode()}",
             f"--listener-fd={listener.fileno()}",
             f"--board-fd={board}",
+            f"--pulse-fd={pulse}",
             stdin=DEVNULL,
-            pass_fds=(listener.fileno(), board),
+            pass_fds=(listener.fileno(), board, pulse),
             env=state.config.child_environment(),
         )
     return Child(f"server process {number}", process)

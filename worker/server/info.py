@@ -23,10 +23,17 @@ _abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 async def health(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    if state.healthy():
-        return json_response({"status": "ok"})
-    status = "starting" if not state.complete else "draining" if state.draining else "stuck"
-    return json_response({"status": status}, status=503)
+    if not state.complete:
+        return json_response({"status": "starting"}, status=503)
+    if state.draining:
+        return json_response({"status": "draining"}, status=503)
+    healthy = state.healthy()
+    said = {
+        "status": "ok" if healthy else "stuck",
+        "last_step_age": round(state.last_step_age(), 3),
+        "has_work": state.pulse.has_work,
+    }
+    return json_response(said, status=200 if healthy else 503)
 
 
 async def server_info(request: web.Request) -> web.Response:

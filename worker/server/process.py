@@ -59,7 +59,7 @@ async def run(
         async with (
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
-            scheduler_process(scheduler, config, directory, client) as engine,
+            scheduler_process(scheduler, state, directory, client) as engine,
             sibling_processes(state, directory, listeners[1:]) as siblings,
             serving(state, listeners[0]),
         ):

@@ -69,7 +69,9 @@ async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[
     )
     await runner.setup()
     await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    watching = asyncio.create_task(state.watch.run())
     try:
         yield
     finally:
+        watching.cancel()
         await runner.cleanup()

@@ -12,11 +12,13 @@ from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.messages import Ready
+from mla_router.worker.pulse import Pulse
 from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InvalidField, NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.named_requests import NamedRequests
+from mla_router.worker.server.pulse_watch import PulseWatch
 from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -71,12 +73,15 @@ class ServerState:
     config: WorkerConfig
     birth: Birth = field(default_factory=Birth.now)
     board: Board = field(default_factory=Board.create)
+    pulse: Pulse = field(default_factory=Pulse.create)
     service: Service | None = None  # None while the weights are loading
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
+    watch: PulseWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.watch = PulseWatch(self.pulse)
         self.shared = Shared(self.board)
         self.metrics = Metrics(self.config.model_name, self.reading, self.board)
 
@@ -98,13 +103,21 @@ class ServerState:
         return self.ready()
 
     def healthy(self) -> bool:
-        """Decided from heartbeats: a stuck scheduler is not healthy, however well HTTP answers."""
+        """A stuck scheduler is not healthy, however well HTTP answers: one whose pulse has stopped, or a server
+        process that hears no heartbeats."""
         return (
             self.service is not None
             and self.complete
             and not self.draining
+            and not self.watch.is_frozen
             and self.service.scheduler.heartbeat_age() < self.config.watchdog_timeout
         )
+
+    def last_step_age(self) -> float:
+        """Seconds since the scheduler was last seen to make progress."""
+        if self.pulse.pid or self.service is None:
+            return self.pulse.age
+        return self.service.scheduler.heartbeat_age()
 
     def reading(self) -> Reading | None:
         """The scheduler's last word; None before there is one."""

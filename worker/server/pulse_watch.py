@@ -1,0 +1,107 @@
+"""Finds a scheduler that has stopped, in about a second, and only one that really has.
+
+A busy machine lets a scheduler wait for a core, and its pulse is late then as well. So time alone decides
+nothing. A scheduler without a beat is frozen when for a second its process was stopped by a signal, or none
+of its threads computed or wanted to; or when it computed for longer than any part of a step does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mla_router.worker.pulse import Pulse
+
+LOOK_S = 0.2
+FROZEN_S = 1.0
+STOPPED_S = 0.4  # by a signal: the kernel says so
+# CPU time of the scheduler's thread without a beat: on a GPU it waits for a step by asking again and again.
+HUNG_CPU_S = 5.0
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process is doing, as the kernel sees it."""
+
+    is_stopped: bool  # by a signal, or a debugger
+    wants_to_run: bool  # a thread computes, waits for a core or for a disk
+    cpu_s: float  # of all threads, so far
+    main_cpu_s: float  # of the first thread
+
+
+def activity(pid: int) -> Activity | None:
+    """None if there is no such process."""
+    try:
+        process = _fields(Path(f"/proc/{pid}/stat"))
+        threads = [_fields(path / "stat") for path in Path(f"/proc/{pid}/task").iterdir()]
+        main = _fields(Path(f"/proc/{pid}/task/{pid}/stat"))
+    except OSError:  # it has just ended, or a thread of it
+        return None
+    return Activity(
+        is_stopped=process[0] in "Tt",
+        wants_to_run=any(thread[0] in "RD" for thread in threads),
+        cpu_s=_cpu_s(process),
+        main_cpu_s=_cpu_s(main),
+    )
+
+
+class PulseWatch:
+    """Looks at the pulse of a scheduler, and at its process where the pulse stands still."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._beats = pulse.beats
+        self._looked = time.monotonic()
+        self._since: Activity | None = None  # at the first look without a beat
+        self._before: Activity | None = None  # at the last look
+        self._still_s = 0.0
+        self._stopped_s = 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        hung_s = 0.0
+        if self._since is not None and self._before is not None:
+            hung_s = self._before.main_cpu_s - self._since.main_cpu_s
+        return (
+            self._still_s >= FROZEN_S or self._stopped_s >= STOPPED_S or hung_s >= HUNG_CPU_S
+        ) and self._pulse.beats == self._beats
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            self.look(time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: float) -> None:
+        # Who was itself held up has not seen what happened meanwhile
+        passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        beats = self._pulse.beats
+        if beats != self._beats or not self._pulse.pid:
+            self._beats = beats
+            self._since = self._before = None
+            self._still_s = self._stopped_s = 0.0
+            return
+        found = activity(self._pulse.pid)
+        if found is None:
+            return  # its death is noticed elsewhere
+        before, self._before = self._before, found
+        self._stopped_s = self._stopped_s + passed if found.is_stopped else 0.0
+        if self._pulse.is_waiting:
+            self._since, self._still_s = None, 0.0
+            return
+        self._since = self._since or found
+        moved = before is None or found.cpu_s != before.cpu_s or found.wants_to_run
+        self._still_s = 0.0 if moved else self._still_s + passed
+
+
+def _fields(path: Path) -> list[str]:
+    """Of a stat file, from the state on: what comes before is a name, which may have blanks in it."""
+    return path.read_text().rpartition(") ")[2].split()
+
+
+def _cpu_s(fields: list[str]) -> float:
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
