@@ -23,7 +23,7 @@ help: ## list the targets
 
 .PHONY: serve
 serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..." for more
-	@exec $(BIN)/python -m mla_router.launch_server --dp-size 2 $(FLAGS)
+	@exec $(BIN)/python -m mla_router.launch_server --dp-size 2 --device cpu $(FLAGS)
 
 # -- what the CI runs ------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ def check(config: WorkerConfig) -> None:
     _check_quantization(config.quantization, raw.get("quantization_config") or {})
     if config.chat_template:
         _check_readable("--chat-template", Path(config.chat_template))
-    if config.device == "cuda":
-        _check_gpu(config.base_gpu_id, count_gpus())
+    if config.device != "cpu":
+        _check_gpu(config.device, config.base_gpu_id, count_gpus())
 
 
 def _check_quantization(wanted: str, found: dict[str, str]) -> None:
@@ -43,12 +43,13 @@ def _check_readable(flag: str, path: Path) -> None:
         raise ConfigError(f"{flag} {path}: not UTF-8: {error}") from error
 
 
-def _check_gpu(wanted: int, count: int) -> None:
-    if count == 0:
+def _check_gpu(device: str, wanted: int, count: int) -> None:
+    if device == "cuda" and count == 0:
         raise ConfigError("--device cuda: this machine has no GPU, or its driver is not installed")
-    if wanted >= count:
+    if 0 < count <= wanted:
         raise ConfigError(
-            f"--base-gpu-id {wanted}: this machine has {count} GPU{'s' if count > 1 else ''}"
+            f"GPU {wanted} is wanted, counted from 0, and this machine has {count}: lower --dp-size or "
+            "--base-gpu-id, or take --device cpu"
         )
 
 

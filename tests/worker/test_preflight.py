@@ -59,8 +59,12 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight.check(WorkerConfig(device="cuda"))
     monkeypatch.setattr(preflight, "count_gpus", lambda: 2)
     preflight.check(WorkerConfig(device="cuda", base_gpu_id=1))
-    with pytest.raises(ConfigError, match="--base-gpu-id 2: this machine has 2 GPUs"):
-        preflight.check(WorkerConfig(device="cuda", base_gpu_id=2))
+    for device in ("cuda", "auto"):
+        with pytest.raises(
+            ConfigError, match=r"GPU 2 is wanted, .* this machine has 2: lower --dp"
+        ):
+            preflight.check(WorkerConfig(device=device, base_gpu_id=2))
+    preflight.check(WorkerConfig(device="cpu", base_gpu_id=2))
 
 
 def test_the_launcher_says_it_first_and_alone(tmp_path: Path) -> None:
