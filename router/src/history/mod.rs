@@ -1,7 +1,7 @@
 //! What went on in the last hour, so that a page that is opened now shows it.
 //!
-//! A sample a second, from what is counted anyway. Memory is bounded: 660 samples of 48 bytes, 32 KB, for
-//! each worker and for all together. A worker's samples go with it.
+//! A sample a second, from what is counted anyway. Memory is bounded: 38 KB for each worker and for all
+//! together, 32 of them samples. A worker's samples go with it.
 
 mod figure;
 mod rings;

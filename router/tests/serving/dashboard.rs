@@ -1,18 +1,26 @@
 //! `/dashboard` as plain HTTP. That the page works in a browser is `make test-dashboard`.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
 use hyper::body::Incoming;
-use mla_router::{RouterHandle, admin::dashboard::FILES, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, admin::dashboard::FILES, fleet::worker::Phase};
 
-use crate::support::{Client, FakeWorker, all_in, config, request, router, soon};
+use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_is_open_and_its_data_is_not() {
     let key = "sesame".parse().expect("a key");
-    let router = router(mla_router::Config { api_key: vec![key], ..config() }, &[]).await;
+    let router = router(Config { api_key: vec![key], ..config() }, &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     for file in FILES {
         let answer = client.get(file.path).await;
@@ -95,7 +103,7 @@ async fn events_say_what_the_router_knows() {
         assert_eq!(stats["workers"][1]["trouble"], Value::Null);
     }
     // A reader does not hold the router up.
-    assert!(soon(router.drain(std::time::Duration::from_secs(60))).await);
+    assert!(soon(router.drain(Duration::from_secs(60))).await);
     while events.next().await.is_some() {}
 }
 
@@ -181,4 +189,31 @@ async fn a_worker_without_requests_says_why_and_since_when() {
     all_in(Phase::Down, &router).await;
     let trouble = router.workers()[0].trouble.clone().expect("a reason");
     assert!(trouble.reason.contains("503"), "{trouble:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_breaker_says_why_and_a_good_answer_ends_that() {
+    let fails = Arc::new(AtomicBool::new(true));
+    let failing = Arc::clone(&fails);
+    let worker = FakeWorker::start(move |_| {
+        if failing.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{}") }
+    })
+    .await;
+    let config = Config {
+        cb_failure_threshold: 2,
+        cb_timeout_duration_secs: secs(0.05),
+        max_retries: 0,
+        ..config()
+    };
+    let router = router(config, &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for expected in [None, Some("it keeps failing; the circuit breaker is open for 50ms")] {
+        client.post("/v1/completions", r#"{"prompt":"x"}"#).await;
+        let trouble = router.workers()[0].trouble.clone();
+        assert_eq!(trouble.map(|trouble| trouble.reason).as_deref(), expected);
+    }
+    fails.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    client.post("/v1/completions", r#"{"prompt":"x"}"#).await;
+    assert_eq!(router.workers()[0].trouble, None);
 }
