@@ -80,15 +80,8 @@ class Page:
     async def click(self, selector: str) -> None:
         await self.evaluate(f"document.querySelector({selector!r}).click()")
 
-    async def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Of what is in sight, or of the whole page."""
-        options: dict[str, Any] = {}
-        if whole:
-            root = "document.documentElement"
-            width, height = await self.evaluate(f"[{root}.scrollWidth, {root}.scrollHeight]")
-            clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-            options = {"captureBeyondViewport": True, "clip": clip}
-        shot = await self.command("Page.captureScreenshot", format="png", **options)
+    async def screenshot(self, path: Path) -> None:
+        shot = await self.command("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(shot["data"]))
 
 

@@ -1,4 +1,4 @@
-// The table of workers; on a narrow screen each row is a card.
+// The table of workers, those that are down first; on a narrow screen each row is a card.
 
 import { Chart } from "./chart.js";
 import { $, element, say } from "./dom.js";
@@ -23,7 +23,8 @@ export function condition({ phase, breaker, trouble }) {
 function why({ trouble, requests }) {
   const reason = trouble.reason.replace(/ \(os error \d+\)/, "");
   const since = `since ${timeOfDay(trouble.for_s)} (${age(trouble.for_s)})`;
-  const left = requests ? `, with ${count(requests)} requests still on it` : "";
+  const plural = requests === 1 ? "request" : "requests";
+  const left = requests ? `, with ${count(requests)} ${plural} still on it` : "";
   return `${reason}, ${since}${left}`;
 }
 
@@ -34,7 +35,7 @@ class Row {
     this.reason = cell("Reason", "reason");
     this.output = element("span");
     this.chart = new Chart(1);
-    this.meter = element("meter", { min: 0, max: 1, "aria-label": "KV cache in use" });
+    this.meter = element("meter", { min: 0, max: 1, high: 0.9, optimum: 0.5, "aria-label": "KV cache in use" });
     this.usage = element("span");
     this.numbers = {};
     const number = (key, label) => (this.numbers[key] = cell(label, "number"));
@@ -91,14 +92,18 @@ function cell(label, className, ...children) {
 export class Workers {
   #rows = new Map();
 
-  show(workers, history, range) {
+  show(registered, history, range) {
+    const isBad = (worker) => (condition(worker)[1] === "bad" ? 1 : 0);
+    const workers = registered.toSorted((one, other) => isBad(other) - isBad(one));
     const before = this.#rows;
     this.#rows = new Map(workers.map((worker) => [worker.id, before.get(worker.id) ?? new Row(worker)]));
     const nodes = [...this.#rows.values()].map((row) => row.node);
     if (nodes.some((node, i) => $("workers").children[i] !== node) || before.size !== nodes.length) {
       $("workers").replaceChildren(...nodes);
     }
-    const models = workers.map((worker) => worker.models.join(", "));
+    // Without the names of organizations.
+    const short = (name) => name.split("/").at(-1);
+    const models = workers.map((worker) => worker.models.map(short).join(", "));
     const isMixed = new Set(models.filter(Boolean)).size > 1;
     workers.forEach((worker, i) => {
       this.#rows.get(worker.id).show(worker, isMixed ? models[i] : "", history, range);
