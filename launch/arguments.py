@@ -24,13 +24,15 @@ from mla_router.worker.config import ConfigError, WorkerConfig, default_server_p
 PER_WORKER = frozenset({"host", "port", "worker_id"})
 # Workers are reached through the router alone.
 WORKER_HOST = "127.0.0.1"
-# What the launcher decides for the router. The key is one for all, a flag of the workers: the router
-# asks its clients for it and sends it on.
-LAUNCHERS = frozenset({"host", "port", "worker-urls", "api-key", "worker-api-key", "replay-key"})
+# What the launcher decides for the router. Keys are for all, flags of the workers: the router asks its
+# clients for them and sends them on.
+LAUNCHERS = frozenset(
+    {"host", "port", "worker-urls", "worker-api-key", "worker-admin-api-key"}
+) | frozenset({"api-key", "admin-api-key", "replay-key"})
 # SGLang's other names of a flag that is defined here.
 DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
 # The way in: flags of the router without the prefix.
-WITHOUT_PREFIX = frozenset({"admin-api-key", "insecure", "tls-cert-path", "tls-key-path"})
+WITHOUT_PREFIX = frozenset({"insecure", "tls-cert-path", "tls-key-path"})
 
 FlagValue = str | list[str] | bool
 
@@ -66,6 +68,8 @@ class Options:
         argv.append(f"--replay-key={self.every_worker.replay_key}")
         if self.every_worker.api_key:
             argv.append(f"--api-key={self.every_worker.api_key}")
+        if admin_key := self.every_worker.admin_api_key:
+            argv += [f"--admin-api-key={admin_key}", f"--worker-admin-api-key={admin_key}"]
         for name, value in self.router_flags.items():
             if isinstance(value, list):
                 argv += [f"--{name}", *value]

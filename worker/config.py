@@ -120,6 +120,12 @@ class WorkerConfig:
         "environment, which no other user can read; empty: the variable's, or none",
         variable="MLA_ROUTER_API_KEY",
     )
+    admin_api_key: str = _flag(
+        "",
+        "key for the paths that change the worker for everybody, such as /flush_cache; better set "
+        "MLA_ROUTER_ADMIN_API_KEY in the environment; empty: the variable's, or --api-key",
+        variable="MLA_ROUTER_ADMIN_API_KEY",
+    )
     replay_key: str = _flag(
         "",
         "secret that the router has as well, so that it can have this worker continue another's broken stream; "

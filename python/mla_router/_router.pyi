@@ -34,6 +34,7 @@ class _Settings(TypedDict):
     service_discovery_namespace: str | None
     worker_networks: list[str]
     worker_api_key: str | None
+    worker_admin_api_key: str | None
     replay_key: str | None
     worker_ca_cert_path: str | None
     upstream_http2: bool
@@ -53,6 +54,7 @@ class _Settings(TypedDict):
     max_connections: int
     header_read_timeout_secs: float
     body_read_timeout_secs: float
+    body_min_rate: int
     sse_keepalive_secs: float
     shutdown_grace_period_secs: float
     policy: _Policy

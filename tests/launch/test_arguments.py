@@ -105,6 +105,22 @@ def test_one_key_for_all(model: Path) -> None:
     options = parsed(model, "--api-key", "sesame")
     assert "--api-key=sesame" in options.router_argv([])
     assert options.worker(0, 1).api_key == "sesame"
+    options = parsed(model, "--admin-api-key", "caliph")
+    assert {"--admin-api-key=caliph", "--worker-admin-api-key=caliph"} <= set(
+        options.router_argv([])
+    )
+    assert options.worker(0, 1).admin_api_key == "caliph"
+
+
+def test_each_start_has_a_replay_key_of_its_own(model: Path) -> None:
+    first, second = parsed(model), parsed(model)
+    key = first.every_worker.replay_key
+    assert len(key) == 64
+    assert key != second.every_worker.replay_key
+    assert f"--replay-key={key}" in first.router_argv([])
+    worker = first.worker(0, 1)
+    assert worker.child_environment()["MLA_ROUTER_REPLAY_KEY"] == key
+    assert not any(key in argument for argument in worker.to_argv()), "ps would show it"
 
 
 def test_sglang_short_names(model: Path) -> None:

@@ -106,6 +106,57 @@ def test_every_route_but_the_open_ones_needs_the_key(locked: FakeWorker) -> None
         assert ask(locked, "GET", trick)[0] == 401
 
 
+ADMIN = [("POST", "/flush_cache"), ("POST", "/abort_request"), ("POST", "/stop_profile")]
+
+
+def test_what_changes_the_worker_for_everybody_wants_the_admins_key() -> None:
+    """As at the router, which asks for it there."""
+    with fake_worker(api_key="s3cret", admin_api_key="caliph") as worker:
+        for method, path in ADMIN:
+            client, admin = (JSON | {"Authorization": f"Bearer {k}"} for k in ("s3cret", "caliph"))
+            assert ask(worker, method, path, b"{}", client)[0] == 401, path
+            assert ask(worker, method, path, b"{}", admin)[0] not in (401, 403), path
+        for key in ("s3cret", "caliph"):
+            headers = JSON | {"Authorization": f"Bearer {key}"}
+            assert ask(worker, "POST", "/generate", BODY, headers)[0] == 200
+    with fake_worker(admin_api_key="caliph") as worker:
+        assert ask(worker, "POST", "/generate", BODY, JSON)[0] == 200, (
+            "it protects the worker alone"
+        )
+        assert ask(worker, "POST", "/flush_cache", b"{}", JSON)[0] == 401
+
+
+FOREIGN = [
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Host": "evil.example:31000"},
+    {"Host": "evil.example", "Origin": "http://evil.example"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_web_pages_of_other_sites_may_send_nothing(
+    worker: FakeWorker, locked: FakeWorker, headers: dict[str, str]
+) -> None:
+    for method, path in [*ADMIN, ("POST", "/generate")]:
+        status, _, body = ask(
+            worker, method, path, b"{}", headers
+        )  # without a type, as from a blob
+        assert status == 403, path
+        assert body["error"]["code"] in ("origin_not_allowed", "host_not_allowed")
+    assert ask(worker, "GET", "/health", None, headers)[0] == 200
+    # No page of another site has the key.
+    keyed = headers | JSON | {"Authorization": "Bearer s3cret"}
+    assert ask(locked, "POST", "/generate", BODY, keyed)[0] == 200
+
+
+def test_own_names(worker: FakeWorker) -> None:
+    for host in ("localhost", "127.0.0.1:1", "[::1]:2", socket.gethostname()):
+        headers = JSON | {"Host": host, "Origin": f"http://{host}"}
+        assert ask(worker, "POST", "/generate", BODY, headers)[0] == 200, host
+
+
 def test_with_the_key(locked: FakeWorker) -> None:
     for scheme in ("Bearer", "bearer"):
         headers = JSON | {"Authorization": f"{scheme} s3cret"}

@@ -60,6 +60,10 @@ class Unauthorized(InvalidRequest):
     status = 401
 
 
+class Forbidden(InvalidRequest):
+    status = 403
+
+
 class NotFound(InvalidRequest):
     status = 404
 

@@ -43,6 +43,7 @@ class Route:
     answer: Any = dict[str, Any]  # type of the answer's body, if it is JSON
     chunk: Any = None  # type of a streamed answer's events, if it can be streamed
     needs_key: bool = True
+    for_admins: bool = False  # changes the worker for everybody: the admin's key, if there is one
 
 
 ROUTES = (
@@ -113,14 +114,34 @@ ROUTES = (
     Route("GET", "/get_server_info", info.server_info, "Settings, limits and load."),
     Route("GET", "/get_load", info.load, "How busy it is.", answer=list[dict[str, Any]]),
     Route("GET", "/metrics", info.metrics, "Metrics in Prometheus' text format.", answer=str),
-    Route("POST", "/flush_cache", info.flush_cache, "Forget all cached prefixes."),
+    Route(
+        "POST",
+        "/flush_cache",
+        info.flush_cache,
+        "Forget all cached prefixes.",
+        for_admins=True,
+    ),
     Route(
         "POST",
         "/start_profile",
         profile.start_profile,
         "Trace the next steps of the scheduler.",
         StartProfileRequest,
+        for_admins=True,
     ),
-    Route("POST", "/stop_profile", profile.stop_profile, "Write the trace now."),
-    Route("POST", "/abort_request", info.abort_request, "End a request.", AbortRequest),
+    Route(
+        "POST",
+        "/stop_profile",
+        profile.stop_profile,
+        "Write the trace now.",
+        for_admins=True,
+    ),
+    Route(
+        "POST",
+        "/abort_request",
+        info.abort_request,
+        "End a request.",
+        AbortRequest,
+        for_admins=True,
+    ),
 )

@@ -11,7 +11,7 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::{fleet::worker::Worker, router::Router, upstream::call::Call};
+use crate::{config::ApiKey, fleet::worker::Worker, router::Router, upstream::call::Call};
 
 /// One worker's answer to a request that went to all.
 pub(super) struct Answer {
@@ -50,7 +50,8 @@ pub(super) async fn ask_all(
     let limit = router.config.health_check_timeout_secs.get();
     let mut calls = JoinSet::new();
     for (place, worker) in router.registry.workers().iter().cloned().enumerate() {
-        let call = Call { method: method.clone(), path, body: body.clone() };
+        let authorization = router.config.worker_admin_api_key.as_ref().map(ApiKey::bearer);
+        let call = Call { method: method.clone(), path, body: body.clone(), authorization };
         calls.spawn(async move {
             let outcome = match timeout(limit, call.to(&worker.pool)).await {
                 Ok(answered) => answered.map_err(|error| error.to_string()),

@@ -64,6 +64,11 @@ pub struct Config {
     #[arg(long, value_name = "KEY", help_heading = WORKERS)]
     pub worker_api_key: Option<ApiKey>,
 
+    /// Key for the workers' own paths that change them for everybody, such as /flush_cache (their
+    /// --admin-api-key); --worker-api-key if not given
+    #[arg(long, value_name = "KEY", env = "MLA_ROUTER_WORKER_ADMIN_API_KEY", hide_env_values = true, help_heading = WORKERS)]
+    pub worker_admin_api_key: Option<ApiKey>,
+
     /// Secret that the workers have as well (the same flag or variable of theirs): the router signs with it
     /// the requests by which one worker continues another's broken stream. Without it such streams end
     /// with an error
@@ -135,7 +140,8 @@ pub struct Config {
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = SERVING)]
     pub max_payload_size: usize,
 
-    /// Connections that may be open at a time; more wait to be accepted
+    /// Connections that may be open at a time. For more, idle ones are closed; where none is idle, further
+    /// ones get health checks, /v1/models and the router's own paths alone, and 429 for the rest
     #[arg(long, value_name = "N", default_value_t = 16384, help_heading = SERVING)]
     pub max_connections: usize,
 
@@ -146,6 +152,11 @@ pub struct Config {
     /// Longest pause within a request's body; then 408
     #[arg(long, value_name = "SECONDS", default_value = "30", help_heading = SERVING)]
     pub body_read_timeout_secs: Seconds,
+
+    /// Least bytes a second at which a request's body must come on the whole, beyond
+    /// --body-read-timeout-secs; then 408
+    #[arg(long, value_name = "BYTES", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..), help_heading = SERVING)]
+    pub body_min_rate: u32,
 
     /// Pause in a stream after which its client gets a comment line, so that proxies keep it open
     #[arg(long, value_name = "SECONDS", default_value = "15", help_heading = SERVING)]

@@ -35,6 +35,12 @@ pub enum Error {
     HeadTimeout { after: Duration },
     #[error("nothing of the request's body arrived for {after:?}")]
     BodyTimeout { after: Duration },
+    #[error(
+        "the request's body came slower than {rate} bytes a second, the limit set by --body-min-rate"
+    )]
+    BodyTooSlow { rate: u32 },
+    #[error("{limit} connections are open, the limit set by --max-connections or by open files")]
+    TooManyConnections { limit: usize },
     #[error("the request has both a content length and a transfer encoding")]
     AmbiguousLength,
     #[error("{message}")]
@@ -110,7 +116,10 @@ impl Error {
                 (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, INVALID, "head_too_large")
             }
             Self::UriTooLong { .. } => (StatusCode::URI_TOO_LONG, INVALID, "uri_too_long"),
-            Self::HeadTimeout { .. } | Self::BodyTimeout { .. } => {
+            Self::TooManyConnections { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, SERVER, "too_many_connections")
+            }
+            Self::HeadTimeout { .. } | Self::BodyTimeout { .. } | Self::BodyTooSlow { .. } => {
                 (StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout")
             }
             Self::AmbiguousLength => (StatusCode::BAD_REQUEST, INVALID, "ambiguous_length"),

@@ -1,6 +1,13 @@
 //! One client's connection: hyper over a guarded stream, and what each request on it meets first.
 
-use std::{convert::Infallible, io, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use http::{HeaderValue, Request, Response, header};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -27,6 +34,7 @@ use crate::{
         forward::forward,
         guard::{Guard, Limits},
         head::MAX_HEAD,
+        places::{Place, Places},
         request_id,
         sites::{Sites, allow_reading},
         tls::Tls,
@@ -43,6 +51,12 @@ const BUFFER: usize = MAX_HEAD + (16 << 10);
 /// How long a client may leave its connection idle; longer than clients and proxies usually do, so
 /// that it is they who close it and no request meets a closing connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// For the head of a request on a connection without a place: others may be waiting for theirs.
+const HURRY: Duration = Duration::from_secs(2);
+
+/// For a place: an idle connection that was told to close for this one is gone by then.
+const PLACE_WAIT: Duration = Duration::from_millis(100);
 
 /// Bodies of the router's own routes are a URL or a request id.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
@@ -64,6 +78,9 @@ pub(super) struct Serving {
     pub(super) router: Arc<Router>,
     pub(super) admin: axum::Router,
     pub(super) sites: Arc<Sites>,
+    pub(super) places: Arc<Places>,
+    /// Empty if it came when there was none, until one is free for a request.
+    pub(super) place: OnceLock<Place>,
     pub(super) client: SocketAddr,
     pub(super) course: watch::Receiver<Course>,
 }
@@ -76,9 +93,11 @@ impl Serving {
             return;
         }
         let config = &self.router.config;
+        let head = config.header_read_timeout_secs.get();
         let limits = Limits {
-            head: config.header_read_timeout_secs.get(),
+            head: if self.place.get().is_some() { head } else { head.min(HURRY) },
             body_pause: config.body_read_timeout_secs.get(),
+            body_rate: config.body_min_rate,
         };
         let transport = match tls {
             None => Transport::Tcp(stream),
@@ -116,9 +135,12 @@ impl Serving {
         });
         // A look at the bytes: a new socket counts as readable until one has looked.
         let mut first = [0];
+        let (_resting, told) = self.places.rest();
         tokio::select! {
+            biased;
             heard = timeout(IDLE_TIMEOUT, stream.peek(&mut first)) => heard.is_ok(),
             _ = leaving => false,
+            _ = told => false,
         }
     }
 
@@ -181,7 +203,7 @@ impl Serving {
         let headers = response.headers_mut();
         // The end of an encoded body is known to hyper alone, and so is where the next head begins.
         let is_last = *self.course.borrow() != Course::Serving || self.router.gate.is_draining();
-        if chunked || is_last || !turn.is_uploaded() {
+        if chunked || is_last || self.place.get().is_none() || !turn.is_uploaded() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);
@@ -193,6 +215,15 @@ impl Serving {
             journal.answered(response.status());
         }
         Ok(response.map(|body| Answer::new(body, turn.clone(), journal)))
+    }
+
+    /// Whether the connection has a place, or gets one soon.
+    async fn has_place(&self) -> bool {
+        if self.place.get().is_some() {
+            return true;
+        }
+        let place = timeout(PLACE_WAIT, self.places.wait()).await;
+        place.is_ok_and(|place| self.place.set(place).is_ok())
     }
 
     async fn answer(
@@ -212,6 +243,9 @@ impl Serving {
         }
         let sent = (request.method(), request.headers());
         auth::check(&self.router.config, plane, request.uri().path(), sent, &self.sites)?;
+        if plane.is_work() && !self.has_place().await {
+            return Err(Error::TooManyConnections { limit: self.places.most });
+        }
         match endpoint? {
             Endpoint::Admin => {
                 let (head, body) = request.into_parts();

@@ -42,6 +42,8 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r
 pub(super) struct Limits {
     pub(super) head: Duration,
     pub(super) body_pause: Duration,
+    /// Bytes a second, on the whole; each body has `body_pause` on top.
+    pub(super) body_rate: u32,
 }
 
 pub(super) struct Guard {
@@ -53,6 +55,8 @@ pub(super) struct Guard {
     held: Vec<u8>,
     /// As much of `held` as hyper may read now.
     released: usize,
+    /// Of a body that is waited for: since when, and how many bytes have come since.
+    upload: Option<(Instant, u64)>,
     /// Bytes wait for the client to take them, by the last write or flush.
     is_congested: bool,
     waiting: Option<(Wait, Instant)>,
@@ -76,7 +80,10 @@ enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Head,
-    Body,
+    Body {
+        /// From then on what has come so far is too little.
+        slow_from: Instant,
+    },
     Linger,
 }
 
@@ -89,6 +96,7 @@ impl Guard {
             at: Place::Head,
             held: Vec::new(),
             released: 0,
+            upload: None,
             is_congested: false,
             waiting: None,
             alarm: None,
@@ -128,7 +136,7 @@ impl Guard {
     /// A message of which `available` bytes are here has begun; how many of them are its own.
     fn begin(&mut self, head: Head, available: usize) -> usize {
         self.turn.begin(None);
-        self.waiting = None;
+        (self.waiting, self.upload) = (None, None);
         match head.body {
             BodyLength::Chunked => {
                 self.at = Place::Chunked;
@@ -156,11 +164,19 @@ impl Guard {
         self.released = STAND_IN.len();
     }
 
+    fn slow_from(&mut self) -> Instant {
+        let (since, bytes) = *self.upload.get_or_insert_with(|| (Instant::now(), 0));
+        let earned = Duration::from_secs(bytes) / self.limits.body_rate;
+        since + self.limits.body_pause + earned
+    }
+
     /// Ready when the client has had its time for `wait`, which begins with the first call for it.
     fn poll_wait(&mut self, wait: Wait, cx: &mut Context<'_>) -> Poll<()> {
         let limit = match wait {
             Wait::Head => self.limits.head,
-            Wait::Body => self.limits.body_pause,
+            Wait::Body { slow_from } => {
+                self.limits.body_pause.min(slow_from.saturating_duration_since(Instant::now()))
+            }
             Wait::Linger => LINGER,
         };
         let until = match self.waiting {
@@ -234,15 +250,27 @@ impl Guard {
     fn poll_body(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         match Pin::new(&mut self.stream).poll_read(cx, buf)? {
-            Poll::Ready(()) => self.waiting = None,
+            Poll::Ready(()) => {
+                self.waiting = None;
+                if let Some((_, bytes)) = &mut self.upload {
+                    *bytes += (buf.filled().len() - before) as u64;
+                }
+            }
             Poll::Pending if self.turn.is_uploaded() => return Poll::Pending,
             Poll::Pending if self.turn.is_draining() => {
                 return Poll::Ready(Err(io::Error::other(Error::Draining)));
             }
             Poll::Pending => {
-                ready!(self.poll_wait(Wait::Body, cx));
-                let after = self.limits.body_pause;
-                return Poll::Ready(Err(io::Error::other(Error::BodyTimeout { after })));
+                let slow_from = self.slow_from();
+                ready!(self.poll_wait(Wait::Body { slow_from }, cx));
+                let Limits { body_pause: after, body_rate: rate, .. } = self.limits;
+                let is_slow = Instant::now() >= slow_from;
+                let error = if is_slow {
+                    Error::BodyTooSlow { rate }
+                } else {
+                    Error::BodyTimeout { after }
+                };
+                return Poll::Ready(Err(io::Error::other(error)));
             }
         }
         if let Place::Body { left } = self.at {

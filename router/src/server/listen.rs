@@ -1,13 +1,15 @@
 //! The listening side: where, for whom, and how many at a time.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use nix::{
     libc,
-    sys::{
-        resource::{Resource, getrlimit},
-        socket::{setsockopt, sockopt::AttachReusePortCbpf},
-    },
+    sys::socket::{setsockopt, sockopt::AttachReusePortCbpf},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
@@ -25,6 +27,7 @@ use crate::{
     router::Router,
     server::{
         connection::{Course, Serving},
+        places::{Places, allow_files},
         sites::Sites,
         tls::Tls,
     },
@@ -32,6 +35,9 @@ use crate::{
 
 /// Pause after a failed accept: out of file descriptors, most likely, which only time can mend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// While no more connections can be accepted, until the next look for an idle one.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
 
 /// Between two lines that say so.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
@@ -41,6 +47,7 @@ const BACKLOG: i32 = 4096;
 
 /// Opens the port, unless that would let strangers in.
 pub async fn bind(config: &Config) -> Result<TcpListener, StartError> {
+    allow_files();
     let (host, port) = (&config.host, config.port);
     let failed = |source| StartError::Listen { host: host.clone(), port, source };
     let addresses: Vec<_> = lookup_host((host.as_str(), port)).await.map_err(failed)?.collect();
@@ -91,7 +98,9 @@ pub(crate) async fn accept(
     mut course: watch::Receiver<Course>,
     cores: Option<Cores>,
 ) {
-    let most = most_connections(router.config.max_connections);
+    let workers = router.registry.workers().len();
+    let places = Arc::new(Places::new(router.config.max_connections, workers));
+    let most = places.most + places.extra;
     let metrics = Arc::clone(&router.metrics);
     let admin = admin::routes(Arc::clone(&router));
     let sites = listener.local_addr().map(|address| Sites::new(&router.config, address));
@@ -99,11 +108,13 @@ pub(crate) async fn accept(
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
     let serve = {
-        let course = course.clone();
+        let (course, places) = (course.clone(), Arc::clone(&places));
         move |connections: &mut JoinSet<()>, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
             let sites = Arc::clone(&sites);
-            let serving = Serving { router, admin, sites, client, course: course.clone() };
+            let place = places.take().map_or_else(OnceLock::new, OnceLock::from);
+            let (places, course) = (Arc::clone(&places), course.clone());
+            let serving = Serving { router, admin, sites, places, place, client, course };
             let tls = tls.clone();
             let Some(cores) = &cores else {
                 connections.spawn(serving.run(stream, tls));
@@ -127,10 +138,12 @@ pub(crate) async fn accept(
             accepted = next(listener.as_ref()), if connections.len() < most => match accepted {
                 Ok(accepted) => {
                     metrics.client_connections_accepted.increment();
-                    serve(&mut connections, accepted);
-                    if connections.len() == most && noted.now() {
-                        tracing::warn!("{most} connections are open, more have to wait");
+                    let is_full = connections.len() >= places.most;
+                    // An idle one gives its place, or at least makes room for the next.
+                    if is_full && !places.shed() && noted.now() {
+                        tracing::warn!("all {} places for connections are taken", places.most);
                     }
+                    serve(&mut connections, accepted);
                 }
                 // Gone before it was accepted, which is the client's business.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -142,6 +155,9 @@ pub(crate) async fn accept(
                 }
             },
             Some(_) = connections.join_next() => {}
+            () = sleep(FULL_PAUSE), if connections.len() >= most => {
+                places.shed();
+            }
             changed = course.changed() => match changed.map(|()| *course.borrow_and_update()) {
                 Ok(Course::Serving | Course::Draining) => {}
                 Ok(Course::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
@@ -158,17 +174,6 @@ pub(crate) async fn accept(
     if timeout_at(deadline, all_closed).await.is_err() {
         tracing::warn!("closing {} connections that did not end in time", connections.len());
     }
-}
-
-/// As many as asked for, but never so many that requests could not be sent on: each may need a
-/// connection to a worker beside its client's.
-fn most_connections(asked: usize) -> usize {
-    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-    let possible = usize::try_from(files / 2).unwrap_or(usize::MAX).max(1);
-    if asked > possible {
-        tracing::info!("at most {possible} connections, half the limit on open files");
-    }
-    asked.min(possible)
 }
 
 async fn next(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {

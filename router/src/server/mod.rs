@@ -12,6 +12,7 @@ mod forward;
 mod guard;
 mod head;
 pub mod listen;
+mod places;
 pub mod request_id;
 mod sites;
 pub(crate) mod tls;

@@ -19,11 +19,13 @@ pub struct Call<'a> {
     pub method: Method,
     pub path: &'a str,
     pub body: Bytes,
+    /// In place of the one that requests to this worker usually carry.
+    pub authorization: Option<HeaderValue>,
 }
 
 impl<'a> Call<'a> {
     pub fn get(path: &'a str) -> Self {
-        Self { method: Method::GET, path, body: Bytes::new() }
+        Self { method: Method::GET, path, body: Bytes::new(), authorization: None }
     }
 
     /// Asks over `connection` if that still works, else over a new one, which takes its place.
@@ -65,7 +67,8 @@ impl<'a> Call<'a> {
         let headers = request.headers_mut();
         headers.insert(header::HOST, pool.host_header());
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
-        if let Some(authorization) = pool.authorization() {
+        let authorization = self.authorization.clone().or_else(|| pool.authorization());
+        if let Some(authorization) = authorization {
             headers.insert(header::AUTHORIZATION, authorization);
         }
         if !self.body.is_empty() {

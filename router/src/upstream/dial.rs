@@ -59,6 +59,11 @@ impl Dialer {
         Ok(dialer)
     }
 
+    /// Longest time to open a connection.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Whether all requests to a worker share one connection.
     pub(super) fn shares(&self) -> bool {
         self.http2

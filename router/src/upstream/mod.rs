@@ -36,10 +36,15 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// The router itself has run out of something, which is no word against the worker.
     pub fn is_local(&self) -> bool {
-        /// Too many open files, in the process or in the system (`EMFILE`, `ENFILE` on Unix).
-        const TOO_MANY_FILES: [i32; 2] = [24, 23];
         let Self::Connect(error) = self else { return false };
         matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory)
-            || error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
+            || self.is_out_of_files()
+    }
+
+    pub(super) fn is_out_of_files(&self) -> bool {
+        /// In the process or in the system (`EMFILE`, `ENFILE` on Unix).
+        const TOO_MANY_FILES: [i32; 2] = [24, 23];
+        let Self::Connect(error) = self else { return false };
+        error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
     }
 }

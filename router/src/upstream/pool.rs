@@ -7,9 +7,13 @@ use std::{
 
 use http::HeaderValue;
 use parking_lot::Mutex;
+use tokio::time::sleep;
 
 use super::{Connection, Dialer, UpstreamError};
 use crate::{cores, upstream::address::WorkerAddress};
+
+/// Until the next try, when there are too many open files.
+const FILES_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Pool {
@@ -91,8 +95,23 @@ impl Pool {
 
     /// A new connection for whoever wants one of his own.
     pub async fn open(&self) -> Result<Connection, UpstreamError> {
-        // Boxed: it is large, rare, and would be part of the future of every request.
-        Box::pin(self.dialer.connect(&self.address)).await
+        let until = Instant::now() + self.dialer.timeout();
+        loop {
+            // Boxed: it is large, rare, and would be part of the future of every request.
+            let outcome = Box::pin(self.dialer.connect(&self.address)).await;
+            match outcome {
+                // Idle connections to other workers end soon, too.
+                Err(error) if error.is_out_of_files() && Instant::now() < until => {
+                    self.clear_idle();
+                    sleep(FILES_PAUSE).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn clear_idle(&self) {
+        self.idle.iter().for_each(|idle| idle.lock().clear());
     }
 
     /// Takes back a connection whose response has ended. One that cannot be used again is closed.
@@ -112,7 +131,7 @@ impl Pool {
     }
 
     pub fn clear(&self) {
-        self.idle.iter().for_each(|idle| idle.lock().clear());
+        self.clear_idle();
         self.shared.lock().take();
     }
 }

@@ -166,3 +166,16 @@ async fn a_clients_key_is_for_the_router_unless_it_has_none() {
         assert_eq!(authorization.map(HeaderValue::as_bytes), arrives.map(str::as_bytes));
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_workers_own_paths_get_the_workers_admin_key() {
+    let mut worker = FakeWorker::plain().await;
+    let key = |text: &str| Some(text.parse().expect("a key"));
+    for (admin, sent) in [(key("a"), "Bearer a"), (None, "Bearer w")] {
+        let config = Config { worker_api_key: key("w"), worker_admin_api_key: admin, ..config() };
+        let router = router(config, &[&worker]).await;
+        let address = router.local_addr();
+        assert_eq!(status(address, ("POST", "/flush_cache"), None).await, 200);
+        assert_eq!(worker.request().await.head.headers["authorization"], sent);
+    }
+}

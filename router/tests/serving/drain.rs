@@ -120,7 +120,7 @@ async fn stop_does_not_wait_for_the_drain() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_is_stopped_ends_with_an_error_event() {
     let (frames, source) = mpsc::unbounded_channel();
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("streaming");
+    frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker =
         FakeWorker::start(move |_| Reply::Events(source.lock().take().expect("one request"))).await;
@@ -139,7 +139,7 @@ async fn a_stream_that_is_stopped_ends_with_an_error_event() {
     let answer = inside.await.expect("no panic");
     let body = std::str::from_utf8(&answer.body).expect("text");
     let (token, error) = body.split_once("\n\n").expect("two events");
-    assert_eq!(token, "data: 1");
+    assert_eq!(token, "data: {\"choices\":[1]}");
     assert!(error.contains(r#""code":"shutting_down""#), "{error}");
     assert!(error.contains("the router is shutting down"), "{error}");
     assert!(matches!(worker.event().await, Event::Aborted));

@@ -192,21 +192,51 @@ async fn a_body_that_stalls_is_a_408_after_thirty_seconds_on_every_route() {
     }
 }
 
-/// A pause is not the sum: who keeps sending may take long.
+/// A pause is not the sum: an upload that keeps coming may take long.
 #[tokio::test(start_paused = true)]
 async fn a_slow_upload_that_moves_is_read() {
+    const PART: usize = 20 * 600;
     let worker = FakeWorker::plain().await;
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[&worker]).await;
-    let head =
-        "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 6\r\n\r\n";
+    let head = format!(
+        "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        6 * PART
+    );
     let mut raw = Raw::send(router.local_addr(), head.as_bytes()).await;
-    for byte in b"123456" {
+    for _ in 0..6 {
         tokio::time::sleep(Duration::from_secs(20)).await;
-        raw.send_more(&[*byte]).await;
+        raw.send_more(&[b'x'; PART]).await;
     }
     let answer = raw.read_to_close().await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// Or one client could hold a connection for ever by a byte now and then.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_drips_is_a_408_wherever_it_drips() {
+    let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
+    let router = router(config, &[]).await;
+    for (path, framing) in [
+        ("/generate", "content-length: 100000\r\n\r\n"),
+        ("/workers", "content-length: 100000\r\n\r\n"),
+        ("/generate", "transfer-encoding: chunked\r\n\r\n10000\r\n"),
+        ("/generate", "transfer-encoding: chunked\r\n\r\n"), // the size of a chunk
+        ("/generate", "transfer-encoding: chunked\r\n\r\n5;"), // its extension
+        ("/generate", "transfer-encoding: chunked\r\n\r\n5\r\n01234\r\n0\r\n"), // trailers
+    ] {
+        let begun = Instant::now();
+        let message = format!("POST {path} HTTP/1.1\r\nhost: x\r\n{framing}");
+        let mut raw = Raw::send(router.local_addr(), message.as_bytes()).await;
+        let is_size = framing.ends_with("\r\n\r\n") && framing.starts_with("transfer");
+        while begun.elapsed() < Duration::from_secs(60) {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            raw.send_more(if is_size { b"0" } else { b"a" }).await;
+        }
+        let answer = raw.read_to_close().await;
+        assert_eq!(refusal(&answer), (408, "request_timeout".to_owned()), "{framing:?}");
+        assert!(answer.contains("--body-min-rate"), "{answer}");
+    }
 }
 
 /// A response that takes longer than any upload may pause, whatever the framing of the request.

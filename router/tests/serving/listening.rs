@@ -6,15 +6,16 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use mla_router::Config;
-use tokio::{net::TcpStream, sync::Semaphore};
+use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet, time::timeout};
 
 use crate::support::{
-    Client, FakeWorker, Process, Reply, config, post, request, router, run, soon,
+    Client, Event, FakeWorker, Process, Reply, config, post, request, router, run, soon,
 };
 
 const EXPOSED: &str = "everybody who can reach";
@@ -76,45 +77,83 @@ fn help_does_not_show_the_keys_of_the_environment() {
     assert!(message.contains("--api-key"), "{message}");
 }
 
+/// Whatever clients do, probes and operators are answered; and idle clients do not keep others out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_beyond_the_limit_wait_for_their_turn() {
-    let router = router(Config { max_connections: 2, ..config() }, &[]).await;
+async fn with_all_places_taken_what_is_light_is_answered_and_the_rest_refused() {
+    let mut worker = FakeWorker::start(|seen| match seen.head.uri.path() {
+        "/v1/models" => Reply::good(),
+        _ => Reply::Hang,
+    })
+    .await;
+    let router = router(Config { max_connections: 2, ..config() }, &[&worker]).await;
     let address = router.local_addr();
-    let mut first = Client::connect(address).await;
-    let mut second = Client::connect(address).await;
-    assert_eq!(first.get("/health").await.status, StatusCode::OK);
-    assert_eq!(second.get("/health").await.status, StatusCode::OK);
-    // The kernel completes its connection; the router does not look at it yet.
-    let third = tokio::spawn(async move { Client::connect(address).await.get("/health").await });
-    for _ in 0..100 {
-        assert_eq!(first.get("/health").await.status, StatusCode::OK);
+    let busy = [(); 2].map(|()| {
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await })
+    });
+    for _ in &busy {
+        worker.request().await;
     }
-    assert!(!third.is_finished());
-    drop(second);
-    assert_eq!(soon(third).await.expect("no panic").status, StatusCode::OK);
+    for path in ["/health", "/readiness", "/metrics", "/workers", "/v1/models"] {
+        let mut client = Client::connect(address).await;
+        let answer = soon(client.get(path)).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}");
+        assert_eq!(answer.headers["connection"], "close", "{path}");
+    }
+    let answer = soon(Client::connect(address).await.call(post("/generate", "{}"))).await;
+    let answer = answer.expect("a whole response");
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.error_code(), "too_many_connections");
+    assert_eq!(answer.headers["retry-after"], "1");
+    let [gone, busy] = busy;
+    gone.abort();
+    // Silent ones give way to a client that asks.
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(address).await.expect("the kernel accepts"));
+    }
+    let mut client = Client::connect(address).await;
+    assert_eq!(soon(client.get("/health")).await.status, StatusCode::OK);
+    let served = async {
+        loop {
+            let mut client = Client::connect(address).await;
+            let sent = tokio::spawn(async move { client.post("/generate", "{}").await });
+            if let Ok(Event::Request(_)) = timeout(Duration::from_secs(1), worker.event()).await {
+                break sent.abort();
+            }
+        }
+    };
+    soon(served).await;
+    busy.abort();
 }
 
-/// Clients take no more than half of the descriptors, so that their requests can be sent on.
+/// What connections to workers and health checks need is not for clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_few_files_accepting_pauses_and_requests_are_served() {
+async fn with_few_files_requests_are_served_or_refused_and_none_fails() {
     let worker = FakeWorker::plain().await;
     let arguments = ["--port", "0", "--worker-urls", &worker.url()];
     let mut process = Process::start_with_files(64, &arguments);
     let address = process.address().await;
     process.line_with("is up").await;
-    let mut client = Client::connect(address).await;
-    assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
     let mut idle = Vec::new();
     for _ in 0..60 {
         idle.push(TcpStream::connect(address).await.expect("the kernel accepts"));
     }
-    process.line_with("32 connections are open").await;
-    // New connections towards the worker, too.
-    let more = (0..8).map(|_| async { post("/generate", "{}") });
-    for request in more {
-        let answer = client.call(request.await).await.expect("a whole response");
-        assert_eq!(answer.status, StatusCode::OK);
+    let mut asking = JoinSet::new();
+    for _ in 0..200 {
+        asking.spawn(async move {
+            let answer = Client::connect(address).await.call(post("/generate", "{}")).await;
+            answer.expect("a whole response").status
+        });
     }
+    let mut probe = Client::connect(address).await;
+    assert_eq!(soon(probe.get("/health")).await.status, StatusCode::OK);
+    let mut served = 0;
+    while let Some(status) = soon(asking.join_next()).await {
+        let status = status.expect("no panic");
+        assert!([200, 429].contains(&status.as_u16()), "{status}");
+        served += usize::from(status == StatusCode::OK);
+    }
+    assert!(served > 10, "{served} of 200");
     drop(idle);
     let mut late = Client::connect(address).await;
     assert_eq!(soon(late.post("/generate", "{}")).await.status, StatusCode::OK);
