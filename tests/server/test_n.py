@@ -41,7 +41,9 @@ def test_chat(worker: FakeWorker) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     asked = last_generates(worker, 3)
     assert len({tuple(generate.prompt) for generate in asked}) == 1
-    assert [generate.sampling.seed for generate in asked] == [2**63 - 2, 2**63 - 1, 0]
+    seeds = [generate.sampling.seed for generate in asked]
+    assert seeds[0] == 2**63 - 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
     assert len({generate.rid for generate in asked}) == 3
     usage = answer.usage
     assert usage is not None
@@ -82,9 +84,17 @@ def test_completions_of_several_prompts(worker: FakeWorker) -> None:
     asked = last_generates(worker, 4)
     assert [generate.prompt for generate in asked] == [[100, 101]] * 2 + [[102, 103]] * 2
     # A chosen seed is that of all prompts.
-    assert [generate.sampling.seed for generate in asked] == [70, 71, 70, 71]
+    seeds = [generate.sampling.seed for generate in asked]
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] == 70
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (4, 16)
+
+
+def test_seeds_that_are_close_have_no_answer_in_common(worker: FakeWorker) -> None:
+    for seed in (70, 71, 72):
+        post_json(worker.url + "/v1/completions", TEXT | {"n": 8, "seed": seed, "prompt": [1, 2]})
+    assert len({generate.sampling.seed for generate in last_generates(worker, 24)}) == 24
 
 
 def test_drawn_seeds_are_all_different(worker: FakeWorker) -> None:

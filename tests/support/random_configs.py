@@ -17,7 +17,7 @@ def random_config(seed: int) -> dict[str, Any]:
     common = {
         "model_type": family,
         "num_hidden_layers": draw.randint(1, 3),
-        "intermediate_size": draw.randrange(16, 128, 8),
+        "intermediate_size": draw.randint(9, 128),
         "rms_norm_eps": draw.choice([1e-5, 1e-6]),
         "tie_word_embeddings": draw.random() < 0.3,
         "attention_bias": draw.random() < 0.3,
@@ -61,7 +61,7 @@ def _deepseek(draw: Random, family: str) -> dict[str, Any]:
         else {"norm_topk_prob": draw.random() < 0.5, "rope_interleave": draw.random() < 0.7}
     )
     return {
-        "hidden_size": heads * draw.randrange(8, 32, 8),
+        "hidden_size": heads * draw.randint(5, 30),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "q_lora_rank": draw.choice([None, draw.randint(8, 40)]),
@@ -71,9 +71,9 @@ def _deepseek(draw: Random, family: str) -> dict[str, Any]:
         "v_head_dim": draw.randint(4, 24),
         "first_k_dense_replace": draw.randint(0, 3),
         "n_routed_experts": groups * of_group,
-        "n_shared_experts": draw.randint(1, 2),
+        "n_shared_experts": draw.randint(0, 2),
         "num_experts_per_tok": draw.randint(1, top_groups * of_group),
-        "moe_intermediate_size": draw.randrange(8, 40, 8),
+        "moe_intermediate_size": draw.randint(5, 40),
         "n_group": groups,
         "topk_group": top_groups,
         "routed_scaling_factor": draw.uniform(0.5, 2.5),

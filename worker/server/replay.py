@@ -46,7 +46,10 @@ from mla_router.worker.server.schema.continuation import MAX_PROMPTS, Continuati
 from mla_router.worker.server.state import STATE
 
 HEADER = "x-mla-replay"
-VERSION = "1."
+VERSION = "2."
+# From one answer's seed to the next one's: so large that the answers of two requests whose seeds are close to
+# each other have none in common.
+SEED_STEP = 0x1E3779B97F4A7C15
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -63,9 +66,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     cached_tokens: Annotated[list[Count | None], Meta(max_length=MAX_PROMPTS)] = []
 
     def seed_of(self, choice: int, n: int) -> int:
-        """`n` is the number of answers to each prompt, which lie beside each other."""
+        """`n` is the number of answers to each prompt, which lie beside each other. The first has the request's
+        own seed."""
         prompt, answer = divmod(choice, n)
-        return (self.seed + prompt * n * self.seed_step + answer) & ((1 << 63) - 1)
+        return (self.seed + (prompt * n * self.seed_step + answer) * SEED_STEP) & ((1 << 63) - 1)
 
     def encode(self) -> str:
         """Visible ASCII that needs no escapes in JSON; at most 512 bytes, for 64 prompts, too."""

@@ -79,6 +79,17 @@ def test_all_tokens_at_one_expert() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("hidden", "width"), [(85, 23), (85, 24), (88, 23), (1, 1)])
+def test_any_widths(hidden: int, width: int, dtype: torch.dtype) -> None:
+    x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=2, hidden=hidden, width=width)
+    inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(
+        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=tolerance, atol=tolerance
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_dtypes(dtype: torch.dtype) -> None:
     x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=2)

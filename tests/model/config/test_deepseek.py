@@ -137,6 +137,7 @@ def test_context_includes_the_stretch_of_yarn() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear'"),
         ({"qk_rope_head_dim": 63}, "an odd number of values of a head, 63"),
         ({"n_group": 7}, "cannot route"),
+        ({"topk_group": 9}, "topk_group 9 is more than n_group 8"),
         ({"topk_group": 1, "num_experts_per_tok": 33}, "cannot route"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers 'many' is not a positive integer"),

@@ -26,6 +26,9 @@ from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
 
+_ROW_BYTES = 16
+
+
 class SharedWeights(NamedTuple):
     """Of S experts that all tokens go through, as one layer of their widths together; constant (`pdl.py`)."""
 
@@ -140,11 +143,19 @@ def moe_experts_torch(
         out_int32=True,
     )
     rows = x.index_select(0, order // top_k)
-    rows = silu_and_mul(functional.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
-    rows = functional.grouped_mm(rows, down.transpose(1, 2), offs=ends)
+    rows = _grouped_linear(silu_and_mul(_grouped_linear(rows, gate_up, ends)), down, ends)
 
     unsorted = torch.empty_like(rows).index_copy_(0, order, rows)
     return weighted_sum(unsorted.view(tokens, top_k, hidden), weights, plus)
+
+
+def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """rows [R, N], sorted by expert, each through its expert's weights [E, M, N]: [R, M]; `ends` [E] int32.
+    torch's grouped_mm wants rows of a multiple of 16 bytes: others are copied with zeros behind."""
+    short = -rows.shape[1] % (_ROW_BYTES // rows.itemsize)
+    if short:
+        rows, weights = functional.pad(rows, (0, short)), functional.pad(weights, (0, short))
+    return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _shared_torch(x: Tensor, shared: SharedWeights) -> Tensor:

@@ -131,8 +131,12 @@ def _top_groups(raw: Mapping[str, Any]) -> int:
 def _check_groups(config: DeepseekConfig) -> None:
     if not config.num_experts:
         return
+    if config.top_expert_groups > config.num_expert_groups:
+        raise ModelError(
+            f"topk_group {config.top_expert_groups} is more than n_group {config.num_expert_groups}"
+        )
     group, rest = divmod(config.num_experts, config.num_expert_groups)
-    reachable = group * min(config.top_expert_groups, config.num_expert_groups)
+    reachable = group * config.top_expert_groups
     if rest or config.experts_per_token > reachable or (config.selection_bias and group < 2):
         raise ModelError(
             f"cannot route each token to {config.experts_per_token} of {config.num_experts} "
