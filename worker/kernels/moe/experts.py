@@ -25,7 +25,6 @@ from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
 
-
 _ROW_BYTES = 16
 
 
