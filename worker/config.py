@@ -109,6 +109,11 @@ class WorkerConfig:
         "computed in one step",
     )
     random_seed: int = _flag(0, "seed of requests that bring none; 0: a fresh one each", low=0)
+    stream_interval: int = _flag(
+        1,
+        "tokens of an answer that are sent together; its first and its last are never held back",
+        low=1,
+    )
     host: str = _flag(
         "127.0.0.1", "address to listen on", group="address (how clients reach the worker)"
     )

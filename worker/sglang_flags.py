@@ -67,7 +67,6 @@ FLAGS: dict[str, ForeignFlag] = {
     "--decode-log-interval": _tunes("see /metrics", ONE),
     "--gc-warning-threshold-secs": _tunes("no such warning", ONE),
     "--crash-dump-folder": _tunes("no dumps are written", ONE),
-    "--stream-interval": _tunes("each token is sent at once", ONE, "1"),
     "--enable-trace": _tunes("the router sends traces: its --otlp-traces-endpoint"),
     "--otlp-traces-endpoint": _tunes("the router sends traces: its --otlp-traces-endpoint", ONE),
     "--kv-events-config": _tunes("caches are not announced by events", ONE),

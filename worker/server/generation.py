@@ -33,6 +33,7 @@ from mla_router.worker.server.scheduler_client import Mailbox
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
 from mla_router.worker.server.stop_strings import StopMatcher
+from mla_router.worker.server.stream_interval import make_mailbox
 from mla_router.worker.server.usage import Usage
 
 MAX_SALT_LENGTH = 256
@@ -97,11 +98,12 @@ class Generation:
     resumed: list[Output] = field(default_factory=list)  # what the client had before
     _due: list[Output] = field(default_factory=list)  # ends of choices that it does not know of
     _choices: list[_Choice] = field(default_factory=list)
-    _mailbox: Mailbox = field(default_factory=Mailbox)
+    _mailbox: Mailbox = field(init=False)
     _unfinished: int = 0
     _begun: float = 0.0
 
     def __post_init__(self) -> None:
+        self._mailbox = make_mailbox(self.service.config.stream_interval)
         if self.replay is not None and self.replay.origin is not None:
             self.origin = self.replay.origin
             return
