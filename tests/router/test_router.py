@@ -61,7 +61,7 @@ def test_it_proxies_what_it_was_sent(worker: TinyWorker) -> None:
         body = '{ "model":"m",\n"prompt": "\\u00e4ß" , "x":[1.0]}'.encode()
         request = urllib.request.Request(f"{router.url}/v1/completions", body)
         with urllib.request.urlopen(request) as response:
-            assert json.load(response) == {"from": worker.url}
+            assert json.load(response) == {"choices": [], "from": worker.url}
         assert worker.bodies == [body]
 
 

@@ -34,7 +34,7 @@ def tiny_worker() -> Iterator[TinyWorker]:
             worker.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             worker.asked.set()
             worker.may_answer.wait(timeout=PATIENCE_S)
-            self._answer({"from": worker.url})
+            self._answer({"choices": [], "from": worker.url})
 
         def _answer(self, body: dict[str, object]) -> None:
             text = json.dumps(body).encode()

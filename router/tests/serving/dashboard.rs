@@ -196,7 +196,7 @@ async fn an_open_breaker_says_why_and_a_good_answer_ends_that() {
     let fails = Arc::new(AtomicBool::new(true));
     let failing = Arc::clone(&fails);
     let worker = FakeWorker::start(move |_| {
-        if failing.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::ok("{}") }
+        if failing.load(Ordering::SeqCst) { Reply::status(500) } else { Reply::good() }
     })
     .await;
     let config = Config {
