@@ -24,8 +24,8 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     init_logging(&config);
-    for flag in config.ignored.given() {
-        tracing::warn!("{flag} has no effect: there is nothing here that it could set");
+    for (flag, why) in config.ignored.given() {
+        tracing::warn!("{flag} has no effect here: {why}");
     }
     match threads().and_then(|threads| threads.block_on(serve(config))) {
         Ok(()) => ExitCode::SUCCESS,

@@ -47,7 +47,7 @@ impl Endpoint {
             "/v1/responses" => Self::Responses,
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
-            "/get_model_info" => Self::ModelInfo,
+            "/get_model_info" | "/model_info" => Self::ModelInfo,
             "/openapi.json" => Self::OpenApi,
             "/v1/models" => Self::Models,
             _ if path.starts_with("/v1/models/") => Self::Models,

@@ -83,7 +83,7 @@ def test_a_taken_port_is_one_line() -> None:
 def test_ctrl_c_stops_it_quietly() -> None:
     with command("--port=0") as process:
         url = listening(process)
-        assert status_of(f"{url}/health") == 200
+        assert status_of(f"{url}/liveness") == 200
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0

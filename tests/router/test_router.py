@@ -167,12 +167,12 @@ def test_start_and_stop_may_be_repeated() -> None:
     assert url in repr(router) and get_json(f"{url}/workers")["total"] == 0
     router.stop()
     router.stop()
-    assert "not running" in repr(router) and status_of(f"{url}/health") == 0
+    assert "not running" in repr(router) and status_of(f"{url}/liveness") == 0
     for use in (router.workers, router.wait, lambda: router.add_worker("http://a:1")):
         with pytest.raises(RouterError, match="not running"):
             use()
     router.start()
-    assert status_of(f"{router.url}/health") == 200
+    assert status_of(f"{router.url}/liveness") == 200
     router.stop()
 
 
@@ -286,14 +286,14 @@ def test_ctrl_c_ends_wait_but_not_the_router() -> None:
             waiting.set()
             router.wait()
         interrupted.result(PATIENCE_S)
-        assert status_of(f"{router.url}/health") == 200
+        assert status_of(f"{router.url}/liveness") == 200
 
 
 def test_an_exception_inside_with_stops_the_router() -> None:
     with pytest.raises(ZeroDivisionError), Router(config()) as router:
         url = router.url
         raise ZeroDivisionError
-    assert status_of(f"{url}/health") == 0
+    assert status_of(f"{url}/liveness") == 0
 
 
 def test_a_forgotten_router_goes_away() -> None:
@@ -301,7 +301,7 @@ def test_a_forgotten_router_goes_away() -> None:
     router.start()
     url = router.url
     del router
-    assert status_of(f"{url}/health") == 0
+    assert status_of(f"{url}/liveness") == 0
 
 
 def test_bad_times_are_value_errors() -> None:

@@ -73,7 +73,13 @@ pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
             workers.push(answer.report());
         }
     }
-    Json(json!({
+    // Clients of one server read its settings at the top.
+    let first = workers.iter().find_map(Value::as_object).filter(|info| info.contains_key("url"));
+    let mut whole = first.cloned().unwrap_or_default();
+    for report in ["url", "status", "response", "error"] {
+        whole.remove(report);
+    }
+    let Value::Object(own) = json!({
         "router": {
             "version": env!("CARGO_PKG_VERSION"),
             "policy": router.policy.name(),
@@ -82,5 +88,24 @@ pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
         },
         "workers": workers,
         "internal_states": states,
-    }))
+    }) else {
+        return Json(Value::Null);
+    };
+    whole.extend(own);
+    Json(whole.into())
+}
+
+/// The loads of all workers as those of the ranks of one SGLang server.
+pub(super) async fn load(State(router): Shared) -> Json<Value> {
+    let answers = ask_all(&router, Method::GET, "/get_load", Bytes::new()).await;
+    let mut ranks = Vec::new();
+    for answer in answers.iter().filter(|answer| answer.is_success()) {
+        let Some(Value::Array(loads)) = answer.json() else { continue };
+        for mut load in loads {
+            load["dp_rank"] = ranks.len().into();
+            load["worker"] = json!(answer.worker.url);
+            ranks.push(load);
+        }
+    }
+    Json(ranks.into())
 }

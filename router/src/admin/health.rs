@@ -1,5 +1,7 @@
 //! Whether the router lives, and whether it can serve.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     extract::State,
@@ -9,8 +11,17 @@ use axum::{
 use serde_json::json;
 
 use super::Shared;
+use crate::{error::Error, fleet::registry};
 
-/// The process answers; whether it can serve is `/readiness`.
+/// Whether a worker can serve: what clients of one SGLang server wait for before they send a request.
+pub(super) async fn health(State(router): Shared) -> Response {
+    if registry::any_healthy(&router.registry.workers(), None) {
+        return alive().await.into_response();
+    }
+    Error::NoHealthyWorker { waited: Duration::ZERO }.into_response()
+}
+
+/// The process answers; whether it can serve is `/health` and `/readiness`.
 pub(super) async fn alive() -> &'static str {
     "ok\n"
 }

@@ -6,6 +6,7 @@ pub mod dashboard;
 mod engine;
 mod health;
 pub mod metrics;
+mod openapi;
 mod workers;
 
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 use axum::{
     Router as Routes,
     extract::State,
-    http::{Uri, header},
-    response::{IntoResponse, Response},
+    http::{HeaderMap, Uri, header},
+    response::{IntoResponse, Redirect, Response},
     routing::{get, post},
 };
 
@@ -24,7 +25,10 @@ type Shared = State<Arc<Router>>;
 
 pub fn routes(router: Arc<Router>) -> Routes {
     Routes::new()
-        .route("/health", get(health::alive))
+        .route("/", get(index))
+        .route("/openapi.json", get(openapi::openapi))
+        .route("/health", get(health::health))
+        .route("/health_generate", get(health::health))
         .route("/liveness", get(health::alive))
         .route("/readiness", get(health::readiness))
         .route("/metrics", get(metrics_page))
@@ -36,6 +40,7 @@ pub fn routes(router: Arc<Router>) -> Routes {
         )
         .route("/workers/{id}", get(workers::show).delete(workers::remove))
         .route("/get_loads", get(workers::loads))
+        .route("/get_load", get(engine::load))
         .route("/list_workers", get(workers::list_urls))
         .route("/add_worker", post(workers::add_worker))
         .route("/remove_worker", post(workers::remove_worker))
@@ -44,6 +49,7 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/start_profile", post(engine::start_profile))
         .route("/stop_profile", post(engine::stop_profile))
         .route("/get_server_info", get(engine::server_info))
+        .route("/server_info", get(engine::server_info))
         .fallback(async |uri: Uri| Error::NotFound(uri.path().to_owned()))
         // axum itself adds which methods are allowed.
         .method_not_allowed_fallback(async || Error::MethodNotAllowed { allow: None })
@@ -54,6 +60,15 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         self.to_response().map(axum::body::Body::new)
     }
+}
+
+/// People who type the address of the router into a browser want to see something.
+async fn index(headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    if accept.is_some_and(|accept| accept.contains("text/html")) {
+        return Redirect::temporary("/dashboard").into_response();
+    }
+    Error::NotFound("/".to_owned()).into_response()
 }
 
 async fn metrics_page(State(router): Shared) -> impl IntoResponse {

@@ -65,16 +65,27 @@ pub(super) async fn show(
 pub(super) async fn remove(
     State(router): Shared,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Error> {
+) -> Result<Response, Error> {
     let worker = by_id(&router, &id)?;
     router.remove_worker(&worker.url)?;
-    Ok(Json(json!({ "removed": worker.url })))
+    // SMG's shape.
+    let body = json!({
+        "status": "accepted",
+        "worker_id": worker.id.0.to_string(),
+        "message": "it gets no more requests, and finishes those that it has",
+        "removed": worker.url,
+    });
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
+/// By its number or by its URL.
 fn by_id(router: &Router, id: &str) -> Result<Arc<Worker>, Error> {
     let workers = router.registry.workers();
-    let found = workers.iter().find(|worker| worker.id.0.to_string() == id);
-    found.cloned().ok_or_else(|| Error::WorkerUnknown(id.to_owned()))
+    let url: Option<WorkerUrl> = id.parse().ok();
+    let is_it = |worker: &&Arc<Worker>| {
+        worker.id.0.to_string() == id || url.as_ref().is_some_and(|url| worker.url == *url)
+    };
+    workers.iter().find(is_it).cloned().ok_or_else(|| Error::WorkerUnknown(id.to_owned()))
 }
 
 /// What the router has booked on each worker. SGLang's shape; it calls the outstanding requests load.

@@ -1,10 +1,8 @@
-//! Flags of SGLang's router that mean nothing here: accepted, so that a command line that works there
-//! works here, and named in a warning.
+//! Flags of SGLang's router that have no effect here: accepted, so that a command line that works there
+//! works here, and named in the log with the reason.
 
 use clap::Args;
 
-/// The tree is bounded when it grows and needs no sweeps; sessions are forgotten when the table of
-/// sessions is full, and not by the clock.
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct Ignored {
     #[arg(long, alias = "eviction-interval-secs", hide = true)]
@@ -13,16 +11,53 @@ pub struct Ignored {
     max_idle_secs: Option<String>,
     #[arg(long, hide = true)]
     assignment_mode: Option<String>,
+    #[arg(long, hide = true)]
+    retry_backoff_multiplier: Option<String>,
+    #[arg(long, hide = true)]
+    retry_jitter_factor: Option<String>,
+    #[arg(long, hide = true)]
+    cb_success_threshold: Option<String>,
+    #[arg(long, hide = true)]
+    cb_window_duration_secs: Option<String>,
+    #[arg(long, alias = "worker-startup-timeout", hide = true)]
+    worker_startup_timeout_secs: Option<String>,
+    #[arg(long, hide = true)]
+    worker_startup_check_interval: Option<String>,
+    #[arg(long, hide = true)]
+    prometheus_port: Option<String>,
+    #[arg(long, hide = true)]
+    prometheus_host: Option<String>,
+    #[arg(long, hide = true)]
+    log_dir: Option<String>,
 }
 
 impl Ignored {
-    /// Those that were given, as flags.
-    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+    /// Those that were given, as flags, each with the reason.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        const BACKOFF: &str = "each pause is twice the last one, with jitter";
+        const BREAKER: &str = "a breaker counts failures in a row, and one good answer closes it";
+        const STARTUP: &str =
+            "a worker may come at any time, and is asked every --health-check-interval-secs";
+        const METRICS: &str = "metrics are at /metrics on the router's own port";
         let flags = [
-            ("--eviction-interval", &self.eviction_interval),
-            ("--max-idle-secs", &self.max_idle_secs),
-            ("--assignment-mode", &self.assignment_mode),
+            ("--eviction-interval", &self.eviction_interval, "the tree is bounded as it grows"),
+            (
+                "--max-idle-secs",
+                &self.max_idle_secs,
+                "the table of sessions is bounded by its size",
+            ),
+            ("--assignment-mode", &self.assignment_mode, "a new session goes to the least load"),
+            ("--retry-backoff-multiplier", &self.retry_backoff_multiplier, BACKOFF),
+            ("--retry-jitter-factor", &self.retry_jitter_factor, BACKOFF),
+            ("--cb-success-threshold", &self.cb_success_threshold, BREAKER),
+            ("--cb-window-duration-secs", &self.cb_window_duration_secs, BREAKER),
+            ("--worker-startup-timeout-secs", &self.worker_startup_timeout_secs, STARTUP),
+            ("--worker-startup-check-interval", &self.worker_startup_check_interval, STARTUP),
+            ("--prometheus-port", &self.prometheus_port, METRICS),
+            ("--prometheus-host", &self.prometheus_host, METRICS),
+            ("--log-dir", &self.log_dir, "the log goes to stderr"),
         ];
-        flags.into_iter().filter(|(_, value)| value.is_some()).map(|(flag, _)| flag)
+        let given = flags.into_iter().filter(|(_, value, _)| value.is_some());
+        given.map(|(flag, _, why)| (flag, why))
     }
 }

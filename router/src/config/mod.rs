@@ -217,6 +217,18 @@ pub struct Config {
     #[arg(long, alias = "retry-max-retries", value_name = "N", default_value_t = 3, help_heading = FAILURES)]
     pub max_retries: u32,
 
+    /// Try no other worker when one fails
+    #[arg(long, help_heading = FAILURES)]
+    pub disable_retries: bool,
+
+    /// Pause before the first retry after a worker has refused or was slow; doubled for each further one
+    #[arg(long, value_name = "MS", default_value_t = 20, help_heading = FAILURES)]
+    pub retry_initial_backoff_ms: u64,
+
+    /// Longest such pause
+    #[arg(long, value_name = "MS", default_value_t = 640, help_heading = FAILURES)]
+    pub retry_max_backoff_ms: u64,
+
     /// Share of the requests of the last ten seconds that may be retried because workers refuse or
     /// are slow; ten a second are always allowed
     #[arg(long, value_name = "SHARE", default_value = "0.2", help_heading = FAILURES)]
@@ -225,6 +237,10 @@ pub struct Config {
     /// End a broken stream with an error instead of continuing it on another worker
     #[arg(long, help_heading = FAILURES)]
     pub disable_replay: bool,
+
+    /// Leave workers in rotation however many requests fail on them
+    #[arg(long, help_heading = FAILURES)]
+    pub disable_circuit_breaker: bool,
 
     /// Failed requests in a row that take a worker out of rotation although it looks healthy
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..), help_heading = FAILURES)]
@@ -286,6 +302,11 @@ impl Config {
     /// Blocks of prompts remembered for a worker that does not tell the size of its cache.
     pub fn default_cache_blocks(&self) -> u64 {
         self.max_tree_size / BLOCK_BYTES as u64
+    }
+
+    /// Further workers to try.
+    pub fn retries(&self) -> u32 {
+        if self.disable_retries { 0 } else { self.max_retries }
     }
 
     /// The key that the router's own requests to workers carry.
@@ -429,12 +450,10 @@ mod tests {
 
     #[test]
     fn flags_that_mean_nothing_here_are_taken_and_told() {
-        let argv = ["--eviction-interval", "60", "--max-idle-secs", "14400"];
+        let argv = ["--eviction-interval", "60", "--prometheus-port", "29000"];
         let config = parse(&argv).expect("SGLang's flags");
-        assert_eq!(
-            config.ignored.given().collect::<Vec<_>>(),
-            ["--eviction-interval", "--max-idle-secs"]
-        );
+        let given: Vec<_> = config.ignored.given().map(|(flag, _)| flag).collect();
+        assert_eq!(given, ["--eviction-interval", "--prometheus-port"]);
         assert_eq!(parse(&[]).expect("nothing").ignored.given().count(), 0);
         assert_eq!(Config { ignored: Ignored::default(), ..config }, Config::default());
     }

@@ -43,6 +43,9 @@ labels! {
     }
 }
 
+/// The threshold of a breaker that is switched off.
+pub(super) const NEVER: u32 = u32::MAX;
+
 #[derive(Debug)]
 pub(super) struct Breaker {
     threshold: u32,
@@ -127,6 +130,9 @@ impl Breaker {
     /// Counts a failure; returns for how long the breaker has opened, if it has. `at_once` does not
     /// wait for more.
     pub(super) fn fail(&self, on_trial: bool, at_once: bool, now: Instant) -> Option<Duration> {
+        if self.threshold == NEVER {
+            return None;
+        }
         let mut state = self.state.lock();
         self.troubled.store(true, Ordering::Release);
         state.failures = state.failures.saturating_add(1);

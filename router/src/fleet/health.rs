@@ -133,7 +133,7 @@ impl HealthCheck {
             registry.announce();
             tracing::warn!("worker {} out of rotation: {trouble}", worker.url);
         } else if was == Phase::Starting && self.failures == 1 {
-            tracing::warn!("worker {} is not up yet: {trouble}", worker.url);
+            tracing::info!("waiting for worker {}: {trouble}", worker.url);
         } else {
             tracing::debug!("worker {}: {trouble}", worker.url);
         }

@@ -25,7 +25,7 @@ use crate::{
     correct::Learned,
     fleet::{
         booking::Load,
-        breaker::Breaker,
+        breaker::{Breaker, NEVER},
         computing::Computing,
         engine_load::EngineLoad,
         metrics::WorkerCounters,
@@ -90,7 +90,7 @@ impl Worker {
             others: Others::default(),
             computing: Computing::default(),
             breaker: Breaker::new(
-                config.cb_failure_threshold,
+                if config.disable_circuit_breaker { NEVER } else { config.cb_failure_threshold },
                 config.cb_timeout_duration_secs.get(),
             ),
             rotation: Rotation::new(),
@@ -289,7 +289,8 @@ impl Worker {
             id: self.id.0,
             url: self.url.to_string(),
             phase: self.phase(),
-            healthy: self.phase() == Phase::Healthy,
+            healthy: self.is_in_rotation(),
+            is_healthy: self.is_in_rotation(),
             breaker: self.breaker(),
             trouble: self.trouble(),
             requests: self.requests(),
@@ -308,6 +309,8 @@ pub struct WorkerView {
     pub url: String,
     pub phase: Phase,
     pub healthy: bool,
+    /// The same, as SMG calls it.
+    pub is_healthy: bool,
     pub breaker: BreakerState,
     /// Absent while it gets requests.
     pub trouble: Option<Trouble>,

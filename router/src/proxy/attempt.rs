@@ -17,6 +17,7 @@ use super::{
     expect::Expect,
 };
 use crate::{
+    config::Config,
     error::{Error, Refusal},
     fleet::{
         registry::any_healthy,
@@ -33,9 +34,6 @@ use crate::{
 
 /// A request that so many workers have died of is not tried on another.
 const DEATHS: u32 = 2;
-
-/// Before the first retry that costs budget; twice as much before each further one.
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a round of tries ends without a reply.
 pub(super) enum Stop {
@@ -87,7 +85,7 @@ impl<'a> Round<'a> {
                     return Err(self.give_up(trouble));
                 }
                 if !trouble.is_free() {
-                    sleep(pause(self.job.failures)).await;
+                    sleep(pause(&self.job.router.config, self.job.failures)).await;
                 }
             }
             self.cause = Some(trouble.failure());
@@ -119,6 +117,10 @@ impl<'a> Round<'a> {
     }
 
     async fn wait_for_healthy(&mut self) -> Result<(), Error> {
+        if !self.job.endpoint.is_work() {
+            // Such a request asks for the state of things, and this is it.
+            return Err(Error::NoHealthyWorker { waited: Duration::ZERO });
+        }
         let until = self.job.patience();
         let model = self.job.model();
         let Job { router, alarm, .. } = &mut *self.job;
@@ -175,7 +177,7 @@ impl<'a> Round<'a> {
         let limit = expect.is_stream().then(limit);
         if let Some(limit) = limit.filter(|limit| Instant::now() + *limit < deadline) {
             outcome = alarm.limit(Instant::now() + limit, asking.as_mut()).await;
-            let retries_left = failures < router.config.max_retries;
+            let retries_left = failures < router.config.retries();
             // Without anybody else to ask, waiting on is the best that can be done.
             let leave = || has_other(router, worker.id, &self.tried) && afford_retry(router);
             if outcome.is_none() && retries_left && leave() {
@@ -206,7 +208,7 @@ impl<'a> Round<'a> {
             Trouble::Late(_) => true,
             _ => trouble.is_free() || afford_retry(router),
         };
-        allowed && *deaths < DEATHS && *failures <= router.config.max_retries
+        allowed && *deaths < DEATHS && *failures <= router.config.retries()
     }
 
     /// What the client is told when nobody else can be asked.
@@ -291,6 +293,9 @@ fn afford_retry(router: &Router) -> bool {
 }
 
 /// With jitter, or all that have failed together would come back together.
-fn pause(failures: u32) -> Duration {
-    (PAUSE * (1 << (failures - 1).min(5))).mul_f64(0.5 + fastrand::f64())
+fn pause(config: &Config, failures: u32) -> Duration {
+    let first = Duration::from_millis(config.retry_initial_backoff_ms);
+    let most = Duration::from_millis(config.retry_max_backoff_ms);
+    let pause = first.saturating_mul(1 << (failures - 1).min(16)).min(most);
+    pause.mul_f64(0.5 + fastrand::f64())
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Routes that answer without a key, as a prober has none.
-const PROBES: [&str; 3] = ["/health", "/liveness", "/readiness"];
+const PROBES: [&str; 4] = ["/health", "/health_generate", "/liveness", "/readiness"];
 
 /// Whether a request to `endpoint` may pass: it has a key, or needs none and no web page has sent it that may
 /// not. `route` is its path, for the routes of the router
@@ -42,7 +42,9 @@ pub(super) fn check(
 
 /// Probes, and the page of the dashboard, which says nothing: its data needs a key.
 fn is_open(route: &str) -> bool {
-    PROBES.contains(&route) || dashboard::FILES.iter().any(|file| file.path == route)
+    route == "/"
+        || PROBES.contains(&route)
+        || dashboard::FILES.iter().any(|file| file.path == route)
 }
 
 /// Takes as long for every key of one length: all are looked at, and each to its end. Else the time

@@ -247,7 +247,7 @@ impl Serving {
             return Err(Error::TooManyConnections { limit: self.places.most });
         }
         match endpoint? {
-            Endpoint::Admin => {
+            Endpoint::Admin | Endpoint::OpenApi => {
                 let (head, body) = request.into_parts();
                 let mut memory = Held::new(&self.router.bodies);
                 let body = read_body(body, ADMIN_BODY_LIMIT, &mut memory).await?;

@@ -155,7 +155,7 @@ async fn a_worker_has_a_path_of_its_own() {
     assert_eq!((shown.status, &shown.json()["url"]), (StatusCode::OK, &json!(workers[1].url())));
     let path = format!("/workers/{id}");
     let removed = client.call(request(Method::DELETE, &path, "")).await.expect("an answer");
-    assert_eq!(removed.json(), json!({"removed": workers[1].url()}));
+    assert_eq!(removed.json()["removed"], workers[1].url());
     for gone in [path.as_str(), "/workers/x", "/workers/-1", "/workers/99999999999999999999"] {
         let answer = client.get(gone).await;
         assert_eq!(answer.status, StatusCode::NOT_FOUND, "{gone}");
@@ -237,4 +237,110 @@ async fn no_body_breaks_the_admin_routes() {
         }
     }
     assert!(router.workers().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_is_found_by_its_url_as_by_its_id() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let encoded = worker.url().replace(':', "%3A").replace('/', "%2F");
+    for id in ["0", &encoded] {
+        let shown = client.get(&format!("/workers/{id}")).await;
+        assert_eq!(shown.status, StatusCode::OK, "{id}");
+        assert_eq!(shown.json()["url"], worker.url());
+        assert_eq!(shown.json()["is_healthy"], true);
+    }
+    let removal = request(Method::DELETE, &format!("/workers/{encoded}"), "");
+    let removed = client.call(removal).await.expect("an answer");
+    assert_eq!(
+        (removed.status, &removed.json()["status"]),
+        (StatusCode::ACCEPTED, &"accepted".into())
+    );
+    let again = client.get(&format!("/workers/{encoded}")).await;
+    assert_eq!(
+        (again.status, again.error_code().as_str()),
+        (StatusCode::NOT_FOUND, "worker_unknown")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_worker_it_says_so_at_once() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    for (path, status) in [("/health", 200), ("/health_generate", 200), ("/v1/models", 200)] {
+        assert_eq!(client.get(path).await.status, status, "{path}");
+    }
+    router.remove_worker(&worker.url()).expect("there");
+    // The default patience of the queue is a minute; these do not wait in it.
+    for path in ["/health", "/health_generate", "/v1/models", "/get_model_info"] {
+        let answer = client.get(path).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        assert_eq!(answer.error_code(), "no_healthy_worker");
+        assert_eq!(router.router().queue.waiting(), 0);
+    }
+    assert_eq!(client.get("/liveness").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_is_led_to_the_dashboard_and_the_document_lists_what_is_answered() {
+    const DOCUMENT: &str = r#"{"openapi":"3.1.0","info":{},"paths":{"/generate":{"post":{"summary":"g"}},
+        "/worker_only":{"get":{}},"/v1/chat/completions":{"post":{}},"/health":{"get":{}}}}"#;
+    let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
+        "/openapi.json" => Reply::ok(DOCUMENT),
+        _ => Reply::ok("{}"),
+    })
+    .await;
+    let router = router(config(), &[&worker]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let mut browsing = request(Method::GET, "/", "");
+    browsing.headers_mut().insert("accept", "text/html,*/*".parse().expect("a value"));
+    let led = client.call(browsing).await.expect("an answer");
+    assert_eq!(
+        (led.status.as_u16(), &led.headers["location"]),
+        (307, &"/dashboard".parse().expect("a value"))
+    );
+    assert_eq!(client.get("/").await.status, StatusCode::NOT_FOUND);
+    for file in ["/docs", "/docs/page.js", "/docs/page.css"] {
+        assert_eq!(client.get(file).await.status, StatusCode::OK, "{file}");
+    }
+    let document = client.get("/openapi.json").await.json();
+    let paths = document["paths"].as_object().expect("paths");
+    assert_eq!(paths["/generate"]["post"]["summary"], "g");
+    assert!(!paths.contains_key("/worker_only"), "the router does not pass that on");
+    for (path, methods) in paths {
+        for method in methods.as_object().expect("methods").keys().filter(|it| *it != "delete") {
+            let path = path.replace("{id}", "0").replace("{model}", "m");
+            if path == "/" || path == "/dashboard/events" {
+                continue;
+            }
+            let method = method.to_uppercase().parse().expect("a method");
+            let answer = client.call(request(method, &path, "{}")).await.expect("an answer");
+            let unknown = answer.status == 404 && answer.error_code() == "unknown_path";
+            assert!(!unknown && answer.status != 405, "{path}: {}", answer.status);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_of_one_sglang_server_is_answered_for_all() {
+    let fake = || {
+        FakeWorker::start(|seen| match seen.head.uri.path() {
+            "/get_load" => Reply::ok(r#"[{"dp_rank":0,"num_reqs":3}]"#),
+            _ => Reply::ok("{}"),
+        })
+    };
+    let (first, second) = (fake().await, fake().await);
+    first.set_info(r#"{"max_total_num_tokens":4096,"version":"1","internal_states":[{"load":1}]}"#);
+    let router = router(config(), &[&first, &second]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let loads = client.get("/get_load").await.json();
+    assert_eq!(loads[1], json!({ "dp_rank": 1, "num_reqs": 3, "worker": second.url() }));
+    for path in ["/get_server_info", "/server_info"] {
+        let info = client.get(path).await.json();
+        assert_eq!((&info["max_total_num_tokens"], &info["version"]), (&4096.into(), &"1".into()));
+        assert_eq!(info["workers"].as_array().map(Vec::len), Some(2), "{path}");
+        assert!(info["router"]["policy"].is_string(), "{path}");
+    }
 }

@@ -68,3 +68,45 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     process.terminate();
     assert_eq!(process.exit_code().await, Some(0));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_line_of_sglangs_router_starts_and_says_what_has_no_effect() {
+    let worker = FakeWorker::plain().await;
+    let mut arguments = vec!["--port", "0", "--disable-retries", "--disable-circuit-breaker"];
+    arguments.extend(["--retry-initial-backoff-ms", "50", "--retry-max-backoff-ms", "30000"]);
+    let ignored = [
+        "--retry-backoff-multiplier",
+        "--retry-jitter-factor",
+        "--cb-success-threshold",
+        "--cb-window-duration-secs",
+        "--worker-startup-timeout-secs",
+        "--worker-startup-check-interval",
+        "--prometheus-port",
+        "--prometheus-host",
+        "--log-dir",
+    ];
+    for flag in ignored {
+        arguments.extend([flag, "1"]);
+    }
+    let url = worker.url();
+    arguments.extend(["--worker-urls", &url]);
+    let mut process = Process::start(&arguments);
+    for flag in ignored {
+        process.line_with(&format!("{flag} has no effect here: ")).await;
+    }
+    process.line_with(&format!("worker {url} is up")).await;
+    process.terminate();
+    assert_eq!(process.exit_code().await, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_just_starting_is_no_warning() {
+    let mut worker = FakeWorker::plain().await;
+    let url = worker.url();
+    worker.kill().await;
+    let mut process = Process::start(&["--port", "0", "--worker-urls", &url]);
+    let line = process.line_with(&format!("waiting for worker {url}")).await;
+    assert!(line.contains("INFO"), "{line}");
+    worker.restart().await;
+    process.line_with(&format!("worker {url} is up")).await;
+}

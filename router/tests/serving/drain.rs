@@ -43,7 +43,7 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     let mut client = Client::connect(address).await;
     assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
     let mut client = Client::connect(address).await;
-    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    assert_eq!(client.get("/liveness").await.status, StatusCode::OK);
     gate.add_permits(1);
     assert_eq!(inside.await.expect("no panic").status, StatusCode::OK);
     assert!(router.drain(Duration::from_secs(60)).await);

@@ -115,7 +115,7 @@ async fn messages_that_are_sent_ahead_are_answered_in_order() {
     for cut in [0, 1, messages[0].len() - 1, messages[0].len() + 3, bytes.len() - 1] {
         let mut raw = Raw::send(router.local_addr(), &bytes.as_bytes()[..cut]).await;
         // Time enough for the router to see the first part alone.
-        Client::connect(router.local_addr()).await.get("/health").await;
+        Client::connect(router.local_addr()).await.get("/liveness").await;
         raw.send_more(&bytes.as_bytes()[cut..]).await;
         let answer = raw.read_to_close().await;
         assert_eq!(answer.matches("HTTP/1.1 200").count(), 4, "cut at {cut}");
@@ -285,7 +285,7 @@ async fn an_upload_does_not_hold_up_a_drain() {
     let raw = Raw::send(router.local_addr(), head.as_bytes()).await;
     // A later connection is served when the router has seen the first.
     drop(TcpStream::connect(router.local_addr()).await.expect("it listens"));
-    Client::connect(router.local_addr()).await.get("/health").await;
+    Client::connect(router.local_addr()).await.get("/liveness").await;
     assert!(router.drain(Duration::from_secs(60)).await);
     let (status, code) = refusal(&raw.read_to_close().await);
     assert_eq!((status, code.as_str()), (503, "draining"));

@@ -37,7 +37,8 @@ async fn a_worker_goes_down_and_comes_back_by_its_health_check() {
     all_in(Phase::Down, &router).await;
     let mut client = Client::connect(router.local_addr()).await;
     assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    assert_eq!(client.get("/health").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(client.get("/liveness").await.status, StatusCode::OK);
     worker.set_healthy(true);
     all_in(Phase::Healthy, &router).await;
     assert_eq!(client.get("/readiness").await.status, StatusCode::OK);

@@ -54,7 +54,7 @@ async fn a_key_or_the_word_insecure_opens_it() {
             address.set_ip(Ipv4Addr::LOCALHOST.into());
         }
         let mut client = Client::connect(address).await;
-        assert_eq!(client.get("/health").await.status, StatusCode::OK, "{arguments:?}");
+        assert_eq!(client.get("/liveness").await.status, StatusCode::OK, "{arguments:?}");
         let keyed = arguments.contains(&"--api-key") || !variables.is_empty();
         let closed = client.get("/workers").await.status == StatusCode::UNAUTHORIZED;
         assert_eq!(closed, keyed, "{arguments:?}");
@@ -249,7 +249,7 @@ async fn what_clients_make_up_makes_no_new_series() {
         request.headers_mut().insert("x-request-id", id);
         request
     };
-    assert_eq!(client.get("/health").await.status, StatusCode::OK);
+    assert_eq!(client.get("/liveness").await.status, StatusCode::OK);
     let mut series = Vec::new();
     for round in 0..2 {
         for number in 0..500 {

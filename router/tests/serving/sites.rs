@@ -78,7 +78,7 @@ async fn pages_of_other_sites_change_nothing() {
     }
     // A link on another site may lead to the dashboard.
     let link: Fields<'_> = &[("sec-fetch-site", "cross-site")];
-    for path in ["/dashboard", "/health", "/workers"] {
+    for path in ["/dashboard", "/liveness", "/workers"] {
         assert_eq!(ask(&router, ("GET", path), link).await.0, StatusCode::OK, "{path}");
     }
 }
@@ -97,7 +97,7 @@ async fn a_router_on_loopback_is_not_addressed_by_other_names() {
             let (status, _, code) = ask(&router, route, fields).await;
             assert_eq!((status, &*code), (StatusCode::FORBIDDEN, "host_not_allowed"), "{route:?}");
         }
-        assert_eq!(ask(&router, ("GET", "/health"), fields).await.0, StatusCode::OK);
+        assert_eq!(ask(&router, ("GET", "/liveness"), fields).await.0, StatusCode::OK);
     }
     assert_eq!(worker.requests_so_far(), 0);
     for host in ["localhost", "127.0.0.1:30000", "[::1]:30000", "Router.example:80"] {

@@ -144,7 +144,7 @@ async fn every_path_of_the_data_plane_is_forwarded() {
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/m"),
         (Method::GET, "/get_model_info"),
-        (Method::GET, "/openapi.json"),
+        (Method::GET, "/model_info"),
     ] {
         let answer = client.call(request(method.clone(), path, "")).await.expect(path);
         assert_eq!(answer.status, StatusCode::OK, "{path}");

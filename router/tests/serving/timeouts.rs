@@ -23,7 +23,7 @@ async fn an_idle_client_may_come_back_after_a_minute() {
     let router = router(config, &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     for _ in 0..3 {
-        assert_eq!(client.get("/health").await.status, StatusCode::OK);
+        assert_eq!(client.get("/liveness").await.status, StatusCode::OK);
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
 }

@@ -113,7 +113,7 @@ async fn plain_http_on_the_tls_port_is_a_closed_connection_and_no_more() {
     assert!(!answer.starts_with(b"HTTP"), "at most an alert of TLS: {answer:?}");
     assert_eq!(worker.requests_so_far(), 0);
     let stream = connect(router.local_addr(), made.roots.clone()).await.expect("still there");
-    assert_eq!(Client::over(stream).await.get("/health").await.status, StatusCode::OK);
+    assert_eq!(Client::over(stream).await.get("/liveness").await.status, StatusCode::OK);
 }
 
 #[tokio::test]
@@ -165,7 +165,7 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     let line = router.line_with("a new certificate is in use").await;
     assert!(line.contains(chain_path), "{line}");
     assert_eq!(shown(address, &made).await, second);
-    assert_eq!(early.get("/health").await.status, StatusCode::OK, "it keeps what it has");
+    assert_eq!(early.get("/liveness").await.status, StatusCode::OK, "it keeps what it has");
 
     // The key of another certificate, and then none.
     std::fs::rename(Made::new().file("key.pem"), &key).expect("writable");

@@ -70,7 +70,7 @@ async fn a_request_is_a_span_and_each_worker_that_was_asked_is_one_below_it() {
         seen.push(soon(free.request()).await.head.headers["traceparent"].clone());
     }
     seen.push(soon(busy.request()).await.head.headers["traceparent"].clone());
-    client.get("/health").await;
+    client.get("/liveness").await;
     let passed = begun.elapsed().as_secs();
     router.stop(Duration::from_secs(5)).await;
     let mut spans = Vec::new();

@@ -44,7 +44,22 @@ macro_rules! script {
 }
 
 /// All that the page consists of. They say nothing, so they are served without a key.
-pub const FILES: [File; 13] = [
+pub const FILES: [File; 16] = [
+    File {
+        path: "/docs",
+        content_type: "text/html; charset=utf-8",
+        text: include_str!("../docs/page.html"),
+    },
+    File {
+        path: "/docs/page.css",
+        content_type: "text/css; charset=utf-8",
+        text: include_str!("../docs/page.css"),
+    },
+    File {
+        path: "/docs/page.js",
+        content_type: "text/javascript; charset=utf-8",
+        text: include_str!("../docs/page.js"),
+    },
     File {
         path: "/dashboard",
         content_type: "text/html; charset=utf-8",
