@@ -28,6 +28,8 @@ OTHER_VALUES: dict[str, Any] = {
     "log_level": "debug",
     "request_id_headers": ["x-trace"],
     "otlp_traces_endpoint": "http://localhost:4318/v1/traces",
+    "allowed_hosts": ["router.example"],
+    "cors_allowed_origins": ["https://chat.example"],
 }
 
 # Each is of use only together with the other.
@@ -145,6 +147,7 @@ def test_repr_shows_everything_but_the_keys() -> None:
     text = repr(config)
     assert "port=31" in text and text.count("api_key='***'") == 3
     assert not any(key in text for key in ("sesame", "barley", "oats"))
+    assert "replay_key='***'" in repr(RouterConfig(replay_key="rye"))
     assert eval(repr(RouterConfig()), {"RouterConfig": RouterConfig}) == RouterConfig()
 
 

@@ -49,7 +49,7 @@ impl RouterConfig {
         for (name, value) in self.to_dict(py)? {
             // A secret does not belong in logs and tracebacks.
             let name: String = name.extract()?;
-            let secret = name.ends_with("api_key") && value.is_truthy()?;
+            let secret = name.ends_with("_key") && value.is_truthy()?;
             let value = if secret { "'***'".to_owned() } else { value.repr()?.to_string() };
             fields.push(format!("{name}={value}"));
         }
