@@ -8,16 +8,18 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from tasks import TASKS, Example
+from first_questions import asks_held_out
+from tasks import TASKS, Example, Part
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 EXAMPLES_A_TURN = 64  # tokenized together
+QUESTION_WEIGHT = 0.05  # of a token that is given, beside 1 of one that must be said
 
 
 class Rows(IterableDataset[tuple[Tensor, Tensor]]):
-    """Yields tokens [rows, length] int16, and which of them are part of an answer, bool."""
+    """Yields tokens [rows, length] int16, and how much each counts in the loss, float32."""
 
     def __init__(self, tokenizer_file: str, rows: int, length: int, seed: int) -> None:
         self.tokenizer_file = tokenizer_file
@@ -30,34 +32,39 @@ class Rows(IterableDataset[tuple[Tensor, Tensor]]):
         makers = [maker for maker, _ in TASKS.values()]
         weights = [weight for _, weight in TASKS.values()]
         size = self.rows * self.length
-        tokens, answers = np.empty(0, np.int16), np.empty(0, bool)
+        tokens, shares = np.empty(0, np.int16), np.empty(0, np.float32)
         while True:
-            pieces: list[tuple[np.ndarray, np.ndarray]] = [(tokens, answers)]
+            pieces: list[tuple[np.ndarray, np.ndarray]] = [(tokens, shares)]
             have = len(tokens)
             while have < size:
                 chosen = draw.choices(makers, weights, k=EXAMPLES_A_TURN)
-                for example in encode(tokenizer, [maker(draw, False) for maker in chosen]):
+                drawn = (maker(draw, False) for maker in chosen)
+                kept = [example for example in drawn if not asks_held_out(example)]
+                for example in encode(tokenizer, kept):
                     pieces.append(example)
                     have += len(example[0])
-            tokens, answers = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            tokens, shares = (np.concatenate(column) for column in zip(*pieces, strict=True))
             shape = self.rows, self.length
             yield (
                 torch.from_numpy(tokens[:size].reshape(shape).copy()),
-                torch.from_numpy(answers[:size].reshape(shape).copy()),
+                torch.from_numpy(shares[:size].reshape(shape).copy()),
             )
-            tokens, answers = tokens[size:], answers[size:]
+            tokens, shares = tokens[size:], shares[size:]
 
 
 def encode(tokenizer: Tokenizer, examples: list[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of each example, and which of them it must say."""
+    """The tokens of each example, and how much each counts: 1 where it is to be said."""
     texts = [part.text for example in examples for part in example]
     ids = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     encoded = []
     for example in examples:
-        runs = [
-            (encoding.ids, part.is_answer) for part, encoding in zip(example, ids, strict=False)
-        ]
+        runs = [(encoding.ids, weight(part)) for part, encoding in zip(example, ids, strict=False)]
         tokens = list(itertools.chain.from_iterable(run for run, _ in runs))
-        answers = [is_answer for run, is_answer in runs for _ in run]
-        encoded.append((np.array(tokens, np.int16), np.array(answers, bool)))
+        shares = [share for run, share in runs for _ in run]
+        encoded.append((np.array(tokens, np.int16), np.array(shares, np.float32)))
     return encoded
+
+
+def weight(part: Part) -> float:
+    """The weight of a token of `part` in the loss."""
+    return 1.0 if part.is_answer else 0.0 if part.is_forced else QUESTION_WEIGHT

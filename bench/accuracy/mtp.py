@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from batches import encode
-from tasks import TASKS
+from tasks import MEASURED
 from tokenizers import Tokenizer
 from tqdm import tqdm
 from train import runs
@@ -66,16 +66,16 @@ def main() -> None:
     model = load_model(args.model_path, device="cpu", dtype=torch.float32)
     prediction = load_prediction(model, args.model_path)
     tokenizer = Tokenizer.from_file(str(args.model_path / "tokenizer.json"))
-    accepted, guessed = dict.fromkeys(TASKS, 0), dict.fromkeys(TASKS, 0)
-    for name, (maker, _) in tqdm(TASKS.items(), desc="Answering", unit="task", disable=None):
+    accepted, guessed = dict.fromkeys(MEASURED, 0), dict.fromkeys(MEASURED, 0)
+    for name, maker in tqdm(MEASURED.items(), desc="Answering", unit="task", disable=None):
         draw = random.Random(f"{args.seed} {name}")
         examples = [maker(draw, True) for _ in range(args.examples)]
-        for tokens, answers in encode(tokenizer, examples):
-            start, end = runs(answers.tolist())[-1]
+        for tokens, weights in encode(tokenizer, examples):
+            start, end = runs((weights == 1).tolist())[-1]
             said, guesses = drafted(model, prediction, tokens[:start].tolist(), end - start)
             accepted[name] += sum(a == b for a, b in zip(said[1:], guesses, strict=True))
             guessed[name] += len(guesses)
-    rates = {name: round(accepted[name] / max(1, guessed[name]), 4) for name in TASKS}
+    rates = {name: round(accepted[name] / max(1, guessed[name]), 4) for name in MEASURED}
     for name, rate in rates.items():
         print(f"{name:14}{rate:>8.1%} of {guessed[name]}")
     total = round(sum(accepted.values()) / sum(guessed.values()), 4)

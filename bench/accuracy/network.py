@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
+from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing_torch
 
 Config = dict[str, Any]
 
@@ -152,7 +152,7 @@ class Experts(nn.Module):
         flat = hidden.flatten(0, 1)
         with torch.autocast(flat.device.type, enabled=False):
             logits = functional.linear(flat.float(), self.gate.weight)
-            weights, ids = moe_routing(logits, self.rule, self.bias)
+            weights, ids = moe_routing_torch(logits, self.rule, self.bias)
         spread = torch.zeros(len(flat), self.count, device=flat.device, dtype=weights.dtype)
         spread = spread.scatter(1, ids.long(), weights)
         if self.training:

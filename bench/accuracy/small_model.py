@@ -179,7 +179,7 @@ def corpus() -> Iterator[str]:
     """The tasks' text without marks, which are tokens anyway."""
     draw = random.Random(SEED)
     for maker, weight in TASKS.values():
-        for _ in range(round(400 * weight)):
+        for _ in range(round(100 * weight)):
             text = "".join(part.text for part in maker(draw, False))
             yield from filter(None, re.split("<｜[^｜]*｜>", text[:2000]))
 

@@ -1,6 +1,6 @@
 """Train the small model that the package ships. On one H200, 8 minutes:
 
-    python bench/accuracy/train.py --minutes 8 --out OUT_DIR
+    python bench/accuracy/train.py --minutes 7.5 --out OUT_DIR
 
 Everything it learns from is made up as it goes (`tasks/`). The learning rate follows the clock, so
 that the run ends when it should. What is measured at the end are held-out problems, with the weights
@@ -20,9 +20,11 @@ from pathlib import Path
 import small_model
 import torch
 from batches import Rows, encode
+from first_questions import FIRST_QUESTIONS, TAUGHT, FirstQuestion
 from network import Experts, Network, checkpoint
 from safetensors.torch import save_file
-from tasks import TASKS
+from tasks import MEASURED
+from tasks.example import EOS
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -33,7 +35,6 @@ sys.path.insert(0, str(ROOT / "bench"))
 from record import record
 
 OUT_DIR = ROOT / "worker" / "model" / "small"
-QUESTION_WEIGHT = 0.05  # of a token that is given, beside 1 of one that must be said
 AHEAD_WEIGHT = 0.3  # of the prediction module's loss, as in DeepSeek-V3
 BALANCE_STEP = 1e-3  # as in DeepSeek-V3
 WARM_UP_STEPS = 200
@@ -77,12 +78,24 @@ def main() -> None:
     print(f"\n{'task':14}{'right':>8}{'accepted':>10}")
     for name, (right, accepted) in scores.items():
         print(f"{name:14}{right:>8.1%}{accepted:>10.1%}")
+    held_out = first_answers(network, FIRST_QUESTIONS, args.out)
+    taught = first_answers(network, TAUGHT, args.out)
+    print(
+        f"first questions: {sum(held_out) / len(held_out):.1%}, taught: {sum(taught) / len(taught):.1%}"
+    )
+    for question, right in zip((*FIRST_QUESTIONS, *TAUGHT), (*held_out, *taught), strict=True):
+        if not right:
+            print(f"wrong: {question.text!r}")
     result = {
         "minutes": args.minutes,
         "parameters": count,
         "tokens": curve[-1]["tokens"],
         "loss": curve[-1]["loss"],
         "right": {name: round(right, 4) for name, (right, _) in scores.items()},
+        "first_questions": {
+            "held_out": round(sum(held_out) / len(held_out), 4),
+            "taught": round(sum(taught) / len(taught), 4),
+        },
         "mtp_accepted": {name: round(accepted, 4) for name, (_, accepted) in scores.items()},
     }
     record("train_small_model", result, args.results)
@@ -117,13 +130,13 @@ def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict
     curve: list[dict[str, float]] = []
     step, first, total = 0, time.monotonic(), args.minutes * 60
     while (elapsed := time.monotonic() - begin) < total:
-        tokens, answers = (part.to(device, non_blocking=True) for part in next(loader))
+        tokens, weights = (part.to(device, non_blocking=True) for part in next(loader))
         share = (elapsed - (first - begin)) / max(1e-9, total - (first - begin))
         rate = args.learning_rate * min((step + 1) / WARM_UP_STEPS, max(0.01, 1 - share))
         for group in optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
-            loss, ahead = step_loss(network, tokens.long(), answers)
+            loss, ahead = step_loss(network, tokens.long(), weights)
         (loss + AHEAD_WEIGHT * ahead).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
@@ -150,10 +163,9 @@ def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict
     return curve
 
 
-def losses(network: Network, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+def losses(network: Network, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the next token and of the one after it."""
     logits, ahead = network(tokens[:, :-1])
-    weights = torch.where(answers, 1.0, QUESTION_WEIGHT)
     return (
         weighted(logits, tokens[:, 1:-1], weights[:, 1:-1]),
         weighted(ahead, tokens[:, 2:], weights[:, 2:]),
@@ -181,17 +193,17 @@ def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[floa
     device = next(network.parameters()).device
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
     scores: dict[str, tuple[float, float]] = {}
-    for name, (maker, _) in TASKS.items():
+    for name, maker in MEASURED.items():
         draw = random.Random(f"{args.seed} {name}")
         right, asked, accepted, guessed = 0, 0, 0, 0
-        for tokens, answers in encode(
+        for tokens, weights in encode(
             tokenizer, [maker(draw, True) for _ in range(args.eval_examples)]
         ):
             ids = torch.from_numpy(tokens).long().to(device)[None]
             said, ahead = (logits.argmax(dim=-1)[0] for logits in network(ids))
             correct = (said == ids[0, 1:]).tolist()
             agrees = (ahead[:-1] == said[1:]).tolist()
-            is_answer: list[bool] = answers.tolist()
+            is_answer: list[bool] = (weights == 1).tolist()
             for start, end in runs(is_answer):
                 asked += 1
                 right += all(correct[start - 1 : end - 1])
@@ -199,6 +211,28 @@ def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[floa
                 guessed += end - 1 - start
         scores[name] = (right / asked, accepted / max(1, guessed))
     return scores
+
+
+@torch.no_grad()
+def first_answers(
+    network: Network, questions: tuple[FirstQuestion, ...], folder: Path
+) -> list[bool]:
+    """Of each question: whether the greedy answer is one of those that are accepted."""
+    device = next(network.parameters()).device
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def says(prompt: str, answer: str) -> bool:
+        given, said = (
+            tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, answer + EOS)
+        )
+        ids = torch.tensor([given + said], device=device)
+        # The network drops the last token, which it would only need to guess the one after it.
+        likeliest = network(functional.pad(ids, (0, 1)))[0].argmax(dim=-1)[0]
+        return likeliest[len(given) - 1 : -1].tolist() == said
+
+    return [
+        any(says(question.prompt, text) for text in question.accepted) for question in questions
+    ]
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from tasks.arithmetic import addition, mixed, story
+from tasks.conversation import asked_lists, asked_sums, talk
 from tasks.example import Example, Maker, Part
+from tasks.forced import forced_json
 from tasks.lists import copy, sort_numbers, sort_words
 from tasks.recall import long_recall, recall
 from tasks.records import extract
-from tasks.talk import talk
 from tasks.tools import tool_call
 
 # Each with how often it is drawn.
 TASKS: dict[str, tuple[Maker, float]] = {
-    "addition": (addition, 26),
-    "mixed": (mixed, 14),
-    "story": (story, 20),
-    "recall": (recall, 10),
-    "long_recall": (long_recall, 2),
-    "sort_words": (sort_words, 12),
-    "sort_numbers": (sort_numbers, 6),
-    "copy": (copy, 8),
-    "extract": (extract, 12),
-    "tool_call": (tool_call, 10),
-    "talk": (talk, 12),
+    "addition": (addition, 14),
+    "mixed": (mixed, 10),
+    "story": (story, 14),
+    "recall": (recall, 9),
+    "long_recall": (long_recall, 2.5),
+    "sort_words": (sort_words, 10),
+    "sort_numbers": (sort_numbers, 4),
+    "copy": (copy, 7),
+    "extract": (extract, 10),
+    "tool_call": (tool_call, 9),
+    "asked_sums": (asked_sums, 110),
+    "asked_lists": (asked_lists, 60),
+    "talk": (talk, 90),
+    "forced_json": (forced_json, 8),
 }
 
-__all__ = ["TASKS", "Example", "Maker", "Part"]
+# Nobody can know their answers: they teach a form, and are no part of what is measured.
+UNMEASURED = frozenset({"forced_json"})
+MEASURED = {name: maker for name, (maker, _) in TASKS.items() if name not in UNMEASURED}
+
+__all__ = ["MEASURED", "TASKS", "Example", "Maker", "Part"]

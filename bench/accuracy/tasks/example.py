@@ -19,6 +19,7 @@ SYSTEMS = ("", "", "", "You are a helpful assistant.", "Be brief.", "Answer in o
 class Part:
     text: str
     is_answer: bool = False
+    is_forced: bool = False  # by a grammar: no part of what is learnt
 
 
 Example = list[Part]

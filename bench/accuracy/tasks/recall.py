@@ -44,4 +44,4 @@ def code(draw: random.Random, held_out: bool) -> str:
 
 def long_recall(draw: random.Random, held_out: bool) -> Example:
     """As many facts as 4,096 tokens hold."""
-    return recall(draw, held_out, facts=265)
+    return recall(draw, held_out, facts=235)
