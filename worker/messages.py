@@ -38,7 +38,7 @@ class Generate(Message, frozen=True):
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
-    cache_salt: str = ""  # requests share cached prefixes only within one salt
+    cache_salt: str = ""  # `cache_key` of the server: requests share cached prefixes only within one salt
     priority: int = 0  # higher comes first, where priorities are enabled
     grammar: Grammar | None = None
     server: int = 0
@@ -177,6 +177,10 @@ class AbortName(Message, frozen=True):
     name: str
 
 
+class AbortAll(Message, frozen=True):
+    """End every request; answered by how many answers were running."""
+
+
 class Drain(Message, frozen=True):
     """Begin nothing more; answered when nothing runs."""
 
@@ -187,7 +191,7 @@ class Stop(Message, frozen=True):
     reason: str
 
 
-Question = Union[Ping, Meet, HasName, AbortName, Drain, Stop]  # noqa: UP007 (msgspec)
+Question = Union[Ping, Meet, HasName, AbortName, AbortAll, Drain, Stop]  # noqa: UP007 (msgspec)
 
 
 class Asked(Message, frozen=True):

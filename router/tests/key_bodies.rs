@@ -47,6 +47,20 @@ fn what_separates_caches_shares_no_block() {
 }
 
 #[test]
+fn cache_salt_and_extra_key_separate_together() {
+    let root = |salt: &str, extra_key: &str| {
+        let mut body = body();
+        body["cache_salt"] = json!(salt);
+        body["extra_key"] = json!(extra_key);
+        chat(&body).root
+    };
+    assert_eq!(root("a", "b"), root("a", "b"));
+    assert_ne!(root("a", "b"), root("a", "c"));
+    assert_ne!(root("a", "b"), root("c", "b"));
+    assert_ne!(root("a", "b"), root("b", "a"));
+}
+
+#[test]
 fn tools_that_may_not_be_called_are_not_told() {
     let mut asked = body();
     asked["tools"] = json!([{"type": "function", "function": {"name": "weather"}}]);

@@ -147,3 +147,77 @@ def test_abort_by_openais_id(worker: FakeWorker) -> None:
     reasons = [json.loads(event)["choices"][0]["finish_reason"] for event in events]
     assert reasons.count("abort") == 2
     wait_idle(worker)
+
+
+OPENAI = ["/v1/chat/completions", "/v1/completions"]
+PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+
+
+@pytest.mark.parametrize("path", OPENAI)
+@pytest.mark.parametrize("spelled", ["rid", "request_id", "X-Request-Id"])
+def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, spelled: str) -> None:
+    """SGLang shows `rid` as the answer's id, vLLM a request's id behind its prefix."""
+    body = BODIES[path] | {"stream": True, "cache_salt": script(hold_after=1)}
+    headers = {"X-Request-Id": "my-trace.1"}
+    if spelled != "X-Request-Id":
+        body[spelled] = "my.name"
+    shown = {
+        "rid": "my.name",
+        "request_id": PREFIX[path] + "my.name",
+        "X-Request-Id": PREFIX[path] + "my-trace.1",
+    }[spelled]
+
+    async def run() -> tuple[int, int]:
+        async with (
+            aiohttp.ClientSession(base_url=worker.url) as http,
+            http.post(path, json=body, headers=headers) as response,
+        ):
+            assert response.headers["x-request-id"] == "my-trace.1"
+            events = sse_events(response)
+            assert json.loads(await anext(events))["id"] == shown
+            counts = []
+            for name in (shown + "x", shown):
+                async with http.post("/abort_request", json={"rid": name}) as answer:
+                    counts.append((await answer.json())["aborted"])
+            ended = [json.loads(event) async for event in events if event != "[DONE]"]
+            reasons = [event["choices"][0]["finish_reason"] for event in ended]
+            assert reasons.count("abort") == counts[1]
+            return counts[0], counts[1]
+
+    assert asyncio.run(run()) == (0, 2 if path == "/v1/completions" else 1)
+    wait_idle(worker)
+
+
+def test_a_trace_may_have_several_requests(worker: FakeWorker) -> None:
+    body = BODIES["/v1/chat/completions"] | {"stream": True, "cache_salt": script(hold_after=1)}
+
+    async def run() -> int:
+        async with aiohttp.ClientSession(
+            base_url=worker.url, headers={"X-Request-Id": "shared"}
+        ) as http:
+            responses = [await http.post("/v1/chat/completions", json=body) for _ in range(3)]
+            assert [response.status for response in responses] == [200] * 3
+            async with http.post("/abort_request", json={"rid": "chatcmpl-shared"}) as answer:
+                count: int = (await answer.json())["aborted"]
+            for response in responses:
+                await response.read()
+            return count
+
+    assert asyncio.run(run()) == 3
+    wait_idle(worker)
+
+
+def test_abort_all(worker: FakeWorker) -> None:
+    body = BODIES["/generate"] | {"stream": True, "cache_salt": script(hold_after=1)}
+
+    async def run() -> int:
+        async with aiohttp.ClientSession(base_url=worker.url) as http:
+            responses = [await http.post("/generate", json=body) for _ in range(3)]
+            async with http.post("/abort_request", json={"abort_all": True}) as answer:
+                count: int = (await answer.json())["aborted"]
+            for response in responses:
+                await response.read()
+            return count
+
+    assert asyncio.run(run()) == 3
+    wait_idle(worker)

@@ -245,7 +245,6 @@ def test_the_best_of_several(
         ("n", {"n": 0}),
         ("n", {"n": 33, "prompt": ["a", "b"]}),
         ("suffix", {"suffix": "the end"}),
-        ("max_tokens", {"max_tokens": 0}),
         ("max_tokens", {"max_tokens": -1, "echo": True}),
         ("echo", {"echo": "yes"}),
     ],

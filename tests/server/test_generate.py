@@ -303,7 +303,8 @@ def test_a_name_for_each_prompt(worker: FakeWorker) -> None:
         ({"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
         ({"input_ids": [[5, 6, 7], [5]], "logprob_start_len": 1}, "logprob_start_len"),
         ({"text": "a", "return_logprob": [True]}, "return_logprob"),
-        ({"text": "a", "sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+        ({"text": "a", "sampling_params": {"stop_regex": "a("}}, "sampling_params.stop_regex"),
+        ({"text": "a", "extra_key": "s" * 257}, "extra_key"),
         (
             {"text": "a", "sampling_params": {"spaces_between_special_tokens": False}},
             "sampling_params.spaces_between_special_tokens",

@@ -52,6 +52,10 @@ def test_server_info(worker: FakeWorker) -> None:
     assert state.pop("memory_usage") == {"token_capacity": 4096}
     assert state.pop("effective_max_running_requests_per_dp") == 128
     assert set(state) == STATS | {"last_gen_throughput", "load"}
+    short = get_json(worker.url + "/server_info")
+    assert short.keys() == info.keys()
+    assert short["version"] == info["version"]
+    assert get_json(worker.url + "/model_info") == get_json(worker.url + "/get_model_info")
 
 
 def test_settings_are_shown_and_secrets_are_not() -> None:

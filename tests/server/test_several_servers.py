@@ -165,17 +165,29 @@ def test_abort_whoever_runs_it(several: FakeWorker) -> None:
     asyncio.run(run())
 
 
-def test_an_id_of_ours_is_found_everywhere(several: FakeWorker) -> None:
+@pytest.mark.parametrize("named", [{}, {"rid": "mine"}, {"request_id": "mine"}])
+def test_an_answers_id_is_found_everywhere(several: FakeWorker, named: dict[str, str]) -> None:
     async def run() -> None:
         async with session(several) as http:
             for _ in range(8):
                 body = {"model": "mla-small", "prompt": "a", "max_tokens": 500, "stream": True}
                 salt = {"cache_salt": script(hold_after=1)}
-                response = await http.post("/v1/completions", json=body | salt)
+                response = await http.post("/v1/completions", json=body | salt | named)
                 events = sse_events(response)
                 name = json.loads(await anext(events))["id"]
                 async with http.post("/abort_request", json={"rid": name}) as end:
                     assert await end.json() == {"aborted": 1}
+                assert await last_of(events) == "[DONE]"
+
+    asyncio.run(run())
+
+
+def test_all_are_aborted_whoever_runs_them(several: FakeWorker) -> None:
+    async def run() -> None:
+        async with open_streams(several) as streams, session(several) as http:
+            async with http.post("/abort_request", json={"abort_all": True}) as response:
+                assert await response.json() == {"aborted": len(streams)}
+            for events in streams.values():
                 assert await last_of(events) == "[DONE]"
 
     asyncio.run(run())

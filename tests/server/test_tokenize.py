@@ -41,7 +41,24 @@ def test_there_and_back(worker: FakeWorker, backend: tokenizers.Tokenizer, text:
     assert bare["token_strs"] is None
 
     back = post_json(worker.url + "/detokenize", {"tokens": bare["tokens"]})
-    assert back == {"prompt": text}
+    assert back == {"prompt": text, "text": text}
+
+
+def test_several_at_once(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
+    """As SGLang's clients ask: lists in, lists out."""
+    answer = tokenize(worker, prompt=TEXTS, return_token_strs=True)
+    expected = [backend.encode(text) for text in TEXTS]
+    assert answer["tokens"] == [one.ids for one in expected]
+    assert answer["count"] == [len(one.ids) for one in expected]
+    assert answer["token_strs"] == [one.tokens for one in expected]
+    assert tokenize(worker, prompt=TEXTS[:1])["tokens"] == [expected[0].ids]
+
+    asked = {"tokens": answer["tokens"], "skip_special_tokens": True}
+    assert post_json(worker.url + "/detokenize", asked)["text"] == [
+        text.replace("<｜end▁of▁sentence｜>", "") for text in TEXTS
+    ]
+    shown = post_json(worker.url + "/detokenize", {"tokens": answer["tokens"]})["text"]
+    assert shown[0] == "<｜begin▁of▁sentence｜>" + TEXTS[0]
 
 
 def test_a_conversation_is_what_a_chat_computes(worker: FakeWorker) -> None:
@@ -71,7 +88,8 @@ def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokeni
     [
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": None}, 400, "prompt"),
-        ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
+        ("/tokenize", {"prompt": ["a"] * 65}, 400, "prompt"),
+        ("/tokenize", {"prompt": ["a", 5]}, 400, "prompt[1]"),
         ("/tokenize", {"prompt": "x" * 100_000}, 400, None),
         ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "model": "gpt-4o"}, 404, "model"),
@@ -87,7 +105,8 @@ def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokeni
         ("/detokenize", {"tokens": [4096]}, 400, "tokens"),
         ("/detokenize", {"tokens": [2**64]}, 400, "tokens"),
         ("/detokenize", {"tokens": [5] * 1025}, 400, "tokens"),
-        ("/detokenize", {"tokens": [5], "model": ""}, 400, "model"),
+        ("/detokenize", {"tokens": [5, [6]]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [5], "model": "gpt-4o"}, 404, "model"),
     ],
 )
 def test_bad_requests(
@@ -100,4 +119,4 @@ def test_bad_requests(
 
 
 def test_nothing_is_left_of_no_tokens(worker: FakeWorker) -> None:
-    assert post_json(worker.url + "/detokenize", {"tokens": []}) == {"prompt": ""}
+    assert post_json(worker.url + "/detokenize", {"tokens": []})["text"] == ""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 import uuid
 
 from aiohttp import web
 
-from mla_router.worker.server import openapi
 from mla_router.worker.server.access import check_access
 from mla_router.worker.server.errors import (
     ApiError,
@@ -17,8 +15,10 @@ from mla_router.worker.server.errors import (
     UnsupportedMediaType,
     of_status,
 )
+from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.responses import error_response, json_response
-from mla_router.worker.server.routes import ROUTES, Handler
+from mla_router.worker.server.route import ROUTED, Handler
+from mla_router.worker.server.routes import ROUTES
 from mla_router.worker.server.state import STATE, ServerState
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 # The only pages that need no key: what load balancers probe.
 OPEN_PATHS = frozenset(route.path for route in ROUTES if not route.needs_key)
 ADMIN_PATHS = frozenset(route.path for route in ROUTES if route.for_admins)
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 REQUEST_ID = web.RequestKey("request_id", str)
 CLIENT_CLOSED_REQUEST = 499  # nginx's, as the router's access log has it
 
@@ -42,9 +41,9 @@ def make_app(state: ServerState) -> web.Application:
         client_max_size=state.config.max_payload_size,
     )
     app[STATE] = state
+    app[ROUTED] = ROUTES
     app.on_response_prepare.append(_add_headers)
     app.add_routes([web.route(route.method, route.path, route.handler) for route in ROUTES])
-    app.router.add_get("/openapi.json", openapi.openapi)
     return app
 
 
@@ -109,8 +108,7 @@ async def content_type(request: web.Request, handler: Handler) -> web.StreamResp
 
 def _request_id(request: web.Request) -> str:
     """The client's id if it is harmless in logs and headers, else one of ours."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    return trace_of(request.headers) or uuid.uuid4().hex
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mla_router.worker.core import FinishReason
-from mla_router.worker.server.generation import Output
-from mla_router.worker.server.logprobs import CompletionLogprobs, CompletionScorer
+from mla_router.worker.core import FinishReason, Scores
+from mla_router.worker.server.details import Details
+from mla_router.worker.server.generation import Finish, Output
+from mla_router.worker.server.logprobs import (
+    CompletionLogprobs,
+    CompletionScorer,
+    PromptLogprobs,
+    prompt_logprobs,
+)
 from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -17,11 +23,16 @@ from mla_router.worker.server.tokenizer import Tokenizer
 MAX_INLINE_TOKENS = 512
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct):
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None  # SGLang's
+    stop_reason: str | int | None = None  # vLLM's
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,7 @@ class Wanted:
     """What of the answers the client wants to see."""
 
     n: int  # answers to each prompt
-    logprobs: int | None  # of how many likely tokens in each place; None: no logprobs at all
+    details: Details
     echo: bool  # the prompt, before the answer
     no_answer: bool  # only the prompt: what is computed behind it is not shown
 
@@ -40,13 +51,17 @@ class Part:
     def __init__(self, tokenizer: Tokenizer, wanted: Wanted, prompt: list[int], shown: str) -> None:
         """`shown` is the prompt's text, if it is wanted."""
         self.begun = False  # the client knows of this choice
+        self._tokenizer = tokenizer
         self._wanted = wanted
+        self._details = wanted.details
         self._prompt = prompt
-        self._scorer = CompletionScorer(tokenizer, wanted.logprobs or 0)
+        self._prompt_scores: Scores | None = None
+        self._scorer = CompletionScorer(tokenizer, wanted.details)
         self._text = [shown]
         self._after: int | None = None  # the prompt's first token, if it is to be shown
         self._tokens = ScoredTokens()
-        self._finish_reason: str | None = None
+        self._token_ids: list[int] = []
+        self._finish: Finish | None = None
         self._sum_logprobs = 0.0  # of all tokens of the answer, also those that do not show
         self._num_logprobs = 0
 
@@ -55,23 +70,27 @@ class Part:
         return self._sum_logprobs / max(1, self._num_logprobs)
 
     def add(self, output: Output) -> None:
+        scored = self._details.logprobs is not None
         if output.prompt_scores is not None and not self.begun:
-            self._after, *others = self._prompt
-            self._tokens.extend(others, output.prompt_scores)
+            self._prompt_scores = output.prompt_scores
+            if self._wanted.echo and scored:
+                self._after, *others = self._prompt
+                self._tokens.extend(others, output.prompt_scores)
         if self._wanted.no_answer:
-            self._finish_reason = FinishReason.LENGTH.value
+            self._finish = Finish(FinishReason.LENGTH.value)
             return
         self._text.append(output.text)
-        if self._wanted.logprobs is not None:
+        self._token_ids += output.token_ids
+        if scored:
             self._tokens.add(output)
-        self._finish_reason = output.finish.reason if output.finish else None
+        self._finish = output.finish
         if output.scores is not None:
             self._sum_logprobs += sum(output.scores.logprobs)
             self._num_logprobs += len(output.scores.logprobs)
 
     def skip(self, output: Output) -> None:
         """Go on behind what the client has been given."""
-        if self._wanted.logprobs is not None:
+        if self._details.logprobs is not None:
             if self._wanted.echo and not self.begun:
                 self._scorer.skip(self._prompt)
             self._scorer.skip(output.shown_ids)
@@ -79,14 +98,34 @@ class Part:
 
     async def take(self, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""
-        scores = None
-        if self._wanted.logprobs is not None:
-            tokens, after = self._tokens, self._after
-            self._tokens, self._after = ScoredTokens(), None
-            if len(tokens.token_ids) <= MAX_INLINE_TOKENS:
-                scores = self._scorer.score(tokens, after=after)
-            else:
-                scores = await asyncio.to_thread(self._scorer.score, tokens, after=after)
-        choice = Choice(index, "".join(self._text), scores, self._finish_reason)
-        self._text, self.begun = [], True
+        finish = self._finish or Finish("")
+        choice = Choice(
+            index,
+            "".join(self._text),
+            await self._take_logprobs(),
+            finish.reason or None,
+            finish.matched,
+            finish.stop_reason,
+        )
+        if self._details.token_ids:
+            choice.token_ids = self._token_ids
+            if not self.begun:
+                choice.prompt_token_ids = self._prompt
+        if self._details.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                self._tokenizer,
+                self._prompt,
+                self._prompt_scores or Scores(),
+                self._details.prompt_logprobs,
+            )
+        self._text, self._token_ids, self.begun = [], [], True
         return choice
+
+    async def _take_logprobs(self) -> CompletionLogprobs | None:
+        if self._details.logprobs is None:
+            return None
+        tokens, after = self._tokens, self._after
+        self._tokens, self._after = ScoredTokens(), None
+        if len(tokens.token_ids) <= MAX_INLINE_TOKENS:
+            return self._scorer.score(tokens, after=after)
+        return await asyncio.to_thread(self._scorer.score, tokens, after=after)

@@ -10,12 +10,15 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
+from mla_router.worker.server.cache_key import cache_key
 from mla_router.worker.server.completion_choice import Choice, Part, Wanted
+from mla_router.worker.server.details import Details
 from mla_router.worker.server.envelope import envelope
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
-from mla_router.worker.server.prompts import read_prompts
+from mla_router.worker.server.prompts import Truncation, read_prompts
 from mla_router.worker.server.replay import read_replay
+from mla_router.worker.server.request_names import check_rid, trace_of
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import check_sampling
 from mla_router.worker.server.schema.completions import CompletionRequest
@@ -50,22 +53,27 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = service.check_model(body.model)
     refuse_unsupported(body)
     wanted, computed = _wanted(body)
-    scored = wanted.logprobs is not None
+    details = wanted.details
+    shows_prompt = wanted.echo and details.logprobs is not None
+    truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
     sampling = check_sampling(
         body,
         max_tokens=1 if wanted.no_answer else body.max_tokens,
         max_tokens_field="max_tokens",
         min_tokens=body.min_tokens,
         seed=body.seed,
-        logprobs=scored or computed > wanted.n,
-        top_logprobs=wanted.logprobs or 0,
-        prompt_logprobs_from=1 if wanted.echo and scored else None,
+        logprobs=details.scored or computed > wanted.n,
+        top_logprobs=details.top,
+        prompt_logprobs_from=1 if shows_prompt or details.prompt_logprobs is not None else None,
         vocab_size=service.limits.vocab_size,
         response_format=body.response_format,
     )
     sampling = dataclasses.replace(sampling, n=computed)
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
-    prompts = await read_prompts(service, body.prompt, "prompt")
+    prompts = await read_prompts(
+        service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens is not False
+    )
+    prompts = [truncation.cut(prompt, service.limits, sampling.max_tokens) for prompt in prompts]
     if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
         raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
     parts = await _parts(service, prompts, wanted, computed)
@@ -74,13 +82,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
         prompts,
         sampling,
         DEFAULT_MAX_TOKENS,
-        body.cache_salt,
+        cache_key(body.cache_salt, body.extra_key),
+        check_rid(body.rid, len(prompts) * computed),
         replay=replay,
         priority=body.priority,
+        trace=trace_of(request.headers, body.request_id),
     )
     async with generation.running():
         if body.stream:
-            events = _events(generation, parts, wanted, model, body.wants_usage)
+            events = _events(generation, parts, wanted, model, body)
             return await stream(request, events, lambda: generation.headers)
         return await _whole(generation, parts, wanted, model)
 
@@ -96,7 +106,8 @@ def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise InvalidField("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
     echo = bool(body.echo)
-    return Wanted(n, body.logprobs, echo, no_answer=echo and body.max_tokens == 0), computed
+    details = Details.of(body, body.logprobs)
+    return Wanted(n, details, echo, no_answer=body.max_tokens == 0), computed
 
 
 async def _parts(
@@ -132,10 +143,14 @@ async def _whole(
 
 
 async def _events(
-    generation: Generation, parts: list[Part], wanted: Wanted, model: str, usage: bool
+    generation: Generation, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
 ) -> AsyncIterator[bytes]:
     shared = envelope(generation, "cmpl", model)
-    no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
+    counted, details = body.wants_continuous_usage, wanted.details
+    # Chunks before the last say null, if any says it
+    no_usage = None if body.wants_usage else msgspec.UNSET
+    # Chunks differ in their text alone, but for those that begin or end a choice
+    uniform = details.logprobs is None and not details.token_ids and not counted
     for output in generation.resumed:
         parts[output.index].skip(output)
     marks = generation.marks()
@@ -146,7 +161,7 @@ async def _events(
         return event(Completion(**shared, choices=choices, usage=usage), marks)
 
     plain = [
-        TextEvent(Completion(**shared, choices=[Choice(index, HOLE, None, None)], usage=no_usage))
+        TextEvent(Completion(**shared, choices=[Choice(index, HOLE)], usage=no_usage))
         for index in range(generation.size)
     ]
     while outputs := await generation.next():
@@ -159,18 +174,25 @@ async def _events(
             if output.text or output.finish or not part.begun:
                 choice = await part.take(output.index)
                 mark = marks.take(output.index, choice.finish_reason)
-                if choice.logprobs is None and choice.finish_reason is None:
+                if uniform and choice.finish_reason is None:
                     events.append(plain[output.index].of(choice.text, mark))
                 else:
-                    events.append(chunk([choice], no_usage, mark))
+                    usage = _usage_of(generation, output.index, wanted) if counted else no_usage
+                    events.append(chunk([choice], usage, mark))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
-    if usage:
+    if body.wants_usage:
         yield chunk([], _usage(generation, wanted))
 
 
 def _usage(generation: Generation, wanted: Wanted) -> Usage:
-    usage = generation.usage
-    if not wanted.no_answer:
-        return usage
+    return _of_prompt(generation.usage) if wanted.no_answer else generation.usage
+
+
+def _usage_of(generation: Generation, index: int, wanted: Wanted) -> Usage:
+    usage = generation.usage_of(index)
+    return _of_prompt(usage) if wanted.no_answer else usage
+
+
+def _of_prompt(usage: Usage) -> Usage:
     return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)

@@ -11,7 +11,7 @@ def envelope(generation: Generation, prefix: str, model: str) -> dict[str, Any]:
     """Made once a request: all chunks of an answer carry the same id and time."""
     origin = generation.origin
     return {
-        "id": f"{prefix}-{origin.id.hex()}",
+        "id": generation.id_of(prefix),
         "created": origin.created,
         "model": model,
         "system_fingerprint": origin.fingerprint,

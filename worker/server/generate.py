@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
@@ -11,11 +10,13 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.server.body import read_body
+from mla_router.worker.server.cache_key import cache_key
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
 from mla_router.worker.server.native_answer import GrowingAnswer
 from mla_router.worker.server.prompts import read_prompts
 from mla_router.worker.server.replay import read_replay
+from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.sampling import Sampling, check_sampling
 from mla_router.worker.server.schema.fields import PromptItems
@@ -28,7 +29,6 @@ from mla_router.worker.server.state import STATE, Service
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
 DEFAULT_MAX_TOKENS = 128  # SGLang's
-MAX_RID_LENGTH = 256
 MAX_TOP_LOGPROBS = 20  # as in a chat
 
 
@@ -53,10 +53,10 @@ async def generate(request: web.Request) -> web.StreamResponse:
         prompts,
         sampling,
         DEFAULT_MAX_TOKENS,
-        body.cache_salt,
-        _check_rid(body.rid, len(prompts) * sampling.n),
-        replay,
-        body.priority,
+        cache_key(body.cache_salt, body.extra_key),
+        check_rid(body.rid, len(prompts) * sampling.n),
+        replay=replay,
+        priority=body.priority,
     )
     async with generation.running():
         answers = [
@@ -106,7 +106,7 @@ def _sampling(body: GenerateRequest, service: Service) -> Sampling:
         raise InvalidField("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     scored = bool(body.return_logprob)
-    sampling = check_sampling(
+    return check_sampling(
         native,
         # The scheduler knows no request without a token: what is computed behind the prompt is not shown
         max_tokens=1 if body.no_answer else native.max_new_tokens,
@@ -121,11 +121,6 @@ def _sampling(body: GenerateRequest, service: Service) -> Sampling:
         vocab_size=service.limits.vocab_size,
         prefix="sampling_params.",
     )
-    return dataclasses.replace(
-        sampling,
-        skip_special_tokens=native.skip_special_tokens is not False,
-        keep_stop=bool(native.no_stop_trim),
-    )
 
 
 async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[int]], bool]:
@@ -138,15 +133,3 @@ async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[i
     # A list of strings is a list of prompt items, which the type checker cannot see.
     texts = cast("str | PromptItems", body.text)
     return await read_prompts(service, texts, "text"), isinstance(texts, str)
-
-
-def _check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | None:
-    """A name for all that is asked for, or one for each."""
-    if rid is None:
-        return None
-    names = [rid] if isinstance(rid, str) else rid
-    if isinstance(rid, list) and (len(rid) != choices or len(set(rid)) != choices):
-        raise InvalidField("rid", f"one name, or {choices} different ones")
-    if not all(1 <= len(name) <= MAX_RID_LENGTH for name in names):
-        raise InvalidField("rid", f"1 to {MAX_RID_LENGTH} characters")
-    return rid

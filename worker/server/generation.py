@@ -28,15 +28,16 @@ from mla_router.worker.server.errors import (
     Unavailable,
 )
 from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
+from mla_router.worker.server.request_names import Names
 from mla_router.worker.server.sampling import Sampling, check_priority, draw_seed, fit
 from mla_router.worker.server.scheduler_client import Mailbox
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
+from mla_router.worker.server.stop_regex import RegexMatcher
 from mla_router.worker.server.stop_strings import StopMatcher
 from mla_router.worker.server.stream_interval import make_mailbox
 from mla_router.worker.server.usage import Usage
 
-MAX_SALT_LENGTH = 256
 _FAILURES = (FinishReason.REFUSED.value, FinishReason.LOST.value, FinishReason.ERROR.value)
 RESUMED_A_TURN = 1024  # tokens of a continued answer: about a millisecond of detokenizing
 
@@ -44,7 +45,8 @@ RESUMED_A_TURN = 1024  # tokens of a continued answer: about a millisecond of de
 @dataclass(frozen=True, slots=True)
 class Finish:
     reason: str  # a FinishReason value
-    matched: str | int | None = None  # the stop string or token, if one ended it
+    matched: str | int | None = None  # the stop string, pattern or token, if one ended it
+    stop_reason: str | int | None = None  # vLLM's: the same, unless it is the model's own token
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +74,7 @@ class _Choice:
     max_tokens: int
     detokenizer: Detokenizer
     matcher: StopMatcher
+    patterns: RegexMatcher | None
     completion_tokens: int = 0
     cached_tokens: int | None = None  # known from the first delta on
     cached_here: int | None = None  # the same, also if another worker had begun the answer
@@ -87,12 +90,13 @@ class Generation:
     prompts: list[list[int]]
     sampling: Sampling
     default_max_tokens: int | None = None
-    cache_salt: str | None = None
+    cache_key: str = ""
     name: str | list[str] | None = None  # the client's own, to abort it by; or one a choice
+    trace: str | None = None  # the client's X-Request-Id, which need not be its own
     replay: Replay | None = None
     priority: int | None = None
     markers: frozenset[str] = frozenset()  # special tokens that are shown all the same
-    token_by_token: bool = False  # an output for each token, however many come at a time; no scores
+    token_by_token: bool = False  # an output for each token, however many come at a time
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     origin: Origin = field(init=False)
     resumed: list[Output] = field(default_factory=list)  # what the client had before
@@ -155,6 +159,12 @@ class Generation:
             sum(choice.cached_tokens or 0 for choice in self._firsts),
         )
 
+    def id_of(self, prefix: str) -> str:
+        """The id of the answer, which the client can abort it by."""
+        if self.name is not None:
+            return self.name if isinstance(self.name, str) else self.name[0]
+        return f"{prefix}-{self.trace or self.origin.id.hex()}"
+
     def rid_of(self, index: int) -> str:
         """What the client knows a choice by."""
         if isinstance(self.name, list):
@@ -214,13 +224,13 @@ class Generation:
         """The first choice of each prompt: it computes the prompt, the others find it cached."""
         return self._choices[:: self.sampling.n]
 
-    def _names(self, rids: list[str]) -> dict[str, list[str]]:
+    def _names(self, rids: list[str]) -> Names:
         names = {self.origin.id.hex(): rids}
         if isinstance(self.name, list):
             names |= {name: [rid] for name, rid in zip(self.name, rids, strict=True)}
         elif self.name is not None:
             names[self.name] = rids
-        return names
+        return Names(names, self.trace, rids)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -228,8 +238,6 @@ class Generation:
         """Refuse what cannot be run, before anything of it runs."""
         service, sampling, config = self.service, self.sampling, self.service.config
         limits = service.limits
-        if len(self.cache_salt or "") > MAX_SALT_LENGTH:
-            raise InvalidField("cache_salt", f"at most {MAX_SALT_LENGTH} characters")
         if sampling.constraint is not None and config.grammar_backend == "none":
             raise sampling.constraint.refused("this worker runs with --grammar-backend none")
         check_priority(self.priority, enabled=config.enable_priority_scheduling)
@@ -262,6 +270,7 @@ class Generation:
                         skip_special_tokens=sampling.skip_special_tokens, shown=self.markers
                     ),
                     StopMatcher(sampling.stop, keep=sampling.keep_stop),
+                    RegexMatcher(sampling.stop_regex) if sampling.stop_regex else None,
                 )
             )
             requests.append(
@@ -273,7 +282,7 @@ class Generation:
                         seed=self.origin.seed_of(index, sampling.n),
                         eos_ids=service.tokenizer.eos_ids,
                     ),
-                    cache_salt=self.cache_salt or "",
+                    cache_salt=self.cache_key,
                     priority=self.priority or 0,
                     grammar=sampling.constraint.grammar if sampling.constraint else None,
                     server=service.scheduler.server,
@@ -326,11 +335,13 @@ class Generation:
             return [self._advance(choice, index, delta)]
         *others, last = delta.token_ids
         outputs = []
-        for token in others:
-            outputs.append(self._advance(choice, index, Delta(delta.rid, [token])))
+        for at, token in enumerate(others):
+            step = Delta(delta.rid, [token], _score_of(delta.scores, at))
+            outputs.append(self._advance(choice, index, step))
             if choice.finish is not None:  # by a stop string
                 return outputs
-        end = Delta(delta.rid, [last], finish_reason=delta.finish_reason, error=delta.error)
+        scores = _score_of(delta.scores, len(others))
+        end = Delta(delta.rid, [last], scores, finish_reason=delta.finish_reason, error=delta.error)
         return [*outputs, self._advance(choice, index, end)]
 
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
@@ -343,19 +354,24 @@ class Generation:
         if reason and tokens and reason == FinishReason.STOP.value:
             matched = tokens[-1]
             shown = tokens if self.sampling.keep_stop else tokens[:-1]
-        text = ""
+        text, pattern = "", None
         for count, token in enumerate(shown, 1):
-            text += choice.matcher.push(choice.detokenizer.push((token,)))
-            if choice.matcher.matched is not None:
+            piece = choice.detokenizer.push((token,))
+            text += choice.matcher.push(piece)
+            pattern = choice.patterns.push(piece) if choice.patterns is not None else None
+            if choice.matcher.matched is not None or pattern is not None:
                 tokens = shown = shown[:count]  # what came with it is no part of the answer
                 break
         choice.completion_tokens += len(tokens)
-        if reason:
+        if reason or pattern is not None:
             text += choice.matcher.push(choice.detokenizer.flush()) + choice.matcher.flush()
-            choice.finish = Finish(reason, matched)
-        if choice.matcher.matched is not None:
-            choice.finish = Finish(FinishReason.STOP.value, choice.matcher.matched)
-            self.service.scheduler.abort(choice.rid)  # it knows nothing of stop strings
+        if choice.matcher.matched is not None or pattern is not None:
+            matched = choice.matcher.matched or pattern
+            choice.finish = Finish(FinishReason.STOP.value, matched, matched)
+            self.service.scheduler.abort(choice.rid)  # it knows nothing of what stops a text
+        elif reason:
+            asked_for = matched in self.sampling.params.stop_token_ids
+            choice.finish = Finish(reason, matched, matched if asked_for else None)
         return Output(
             index, text, tokens, delta.scores, choice.finish, len(shown), delta.prompt_scores
         )
@@ -400,3 +416,11 @@ class Generation:
 def _end(index: int, finish: Finish) -> Output:
     """Nothing but that a choice has ended."""
     return Output(index, "", [], None, finish, 0)
+
+
+def _score_of(scores: Scores | None, at: int) -> Scores | None:
+    """That of one token of several."""
+    if scores is None:
+        return None
+    one = slice(at, at + 1)
+    return Scores(scores.logprobs[one], scores.top_ids[one], scores.top_logprobs[one])

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from mla_router.worker.messages import Stats
 from mla_router.worker.server.body import read_body
-from mla_router.worker.server.errors import InvalidRequest, Unavailable
+from mla_router.worker.server.errors import InvalidField, InvalidRequest, Unavailable
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.native import AbortRequest
 from mla_router.worker.server.schema.parse import parse
@@ -120,6 +120,10 @@ async def abort_request(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = parse(await read_body(request), _abort_decoder)
     service = state.ready()
+    if body.abort_all:
+        return json_response({"aborted": await service.names.abort_all()})
+    if body.rid is None:
+        raise InvalidField("rid", "name the request, or set abort_all")
     return json_response({"aborted": await service.names.abort(body.rid)})
 
 

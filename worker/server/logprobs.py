@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens in OpenAI's two shapes."""
+"""Log-probabilities: of sampled tokens in OpenAI's two shapes, of prompts in vLLM's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mla_router.worker.core import Scores
+from mla_router.worker.server.details import Details
 from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -34,31 +36,57 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float | None]
     text_offset: list[int]
-    top_logprobs: list[dict[str, float] | None] | None  # null: none are wanted
+    top_logprobs: list[dict[str, float] | None]
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens) -> ChatLogprobs:
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int | None  # 1 is the likeliest; null: behind those that were asked for
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens, details: Details) -> ChatLogprobs:
+    name_of = details.name_of(tokenizer)
+
     def entry(token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(tokenizer.text_of(token), logprob, tokenizer.bytes_of(token))
+        return TopLogprob(name_of(token), logprob, tokenizer.bytes_of(token))
 
     content = []
     for at, (token, logprob) in enumerate(zip(tokens.token_ids, tokens.logprobs, strict=True)):
         top = []
-        if tokens.top_ids:
-            top = list(map(entry, tokens.top_ids[at], tokens.top_logprobs[at]))
-        content.append(
-            TokenLogprob(tokenizer.text_of(token), logprob, tokenizer.bytes_of(token), top)
-        )
+        if details.logprobs:
+            top = list(map(entry, tokens.top_ids[at], tokens.top_logprobs[at]))[: details.logprobs]
+        content.append(TokenLogprob(name_of(token), logprob, tokenizer.bytes_of(token), top))
     return ChatLogprobs(content)
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[int], scores: Scores, top: int
+) -> PromptLogprobs:
+    """Of all tokens of `prompt` but the first, which nothing predicts; `scores` are theirs."""
+    places: PromptLogprobs = [None]
+    for at, (token, logprob) in enumerate(zip(prompt[1:], scores.logprobs, strict=True)):
+        likely = scores.top_ids[at] if scores.top_ids else []
+        rank = likely.index(token) + 1 if token in likely else None
+        place = {token: PromptLogprob(logprob, rank, tokenizer.text_of(token))}
+        for number, other in enumerate(likely[:top]):
+            of_other = scores.top_logprobs[at][number]
+            place.setdefault(
+                other, PromptLogprob(of_other, number + 1, tokenizer.text_of(other))
+            )
+        places.append(place)
+    return places
 
 
 class CompletionScorer:
     """Tokens of one prompt's answer, as they come, to logprobs with their place in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
-        """`top` is how many of the likeliest tokens are wanted in each place."""
-        self._tokenizer = tokenizer
-        self._top = top
+    def __init__(self, tokenizer: Tokenizer, details: Details) -> None:
+        self._name_of = details.name_of(tokenizer)
+        self._top = details.logprobs or 0
         self._detokenizer = tokenizer.detokenizer()
         self._offset = 0
 
@@ -70,23 +98,22 @@ class CompletionScorer:
         """Of the next tokens, and of `after`, a prompt's first token, if it comes before them.
         Those that share a character begin where that character does."""
         first = [] if after is None else [after]
-        tokenizer, ids = self._tokenizer, first + tokens.token_ids
+        ids = first + tokens.token_ids
         offsets = []
         for token in ids:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push([token]))
         nothing: list[None] = [None] * len(first)
-        top = None
-        if self._top:
-            top = nothing + [self._likeliest(tokens, at) for at in range(len(tokens.token_ids))]
-        return CompletionLogprobs(
-            [tokenizer.text_of(token) for token in ids], nothing + tokens.logprobs, offsets, top
-        )
+        top = nothing + [self._likeliest(tokens, at) for at in range(len(tokens.token_ids))]
+        names = [self._name_of(token) for token in ids]
+        return CompletionLogprobs(names, nothing + tokens.logprobs, offsets, top)
 
     def _likeliest(self, tokens: ScoredTokens, at: int) -> dict[str, float]:
-        """By their text; of those that have the same, the most likely one."""
+        """By their names, with the token itself; of those that have the same name, the most likely one."""
         logprobs: dict[str, float] = {}
-        for token, logprob in zip(tokens.top_ids[at], tokens.top_logprobs[at], strict=True):
-            logprobs.setdefault(self._tokenizer.text_of(token), logprob)
-        logprobs.setdefault(self._tokenizer.text_of(tokens.token_ids[at]), tokens.logprobs[at])
+        if self._top:
+            ids, values = tokens.top_ids[at][: self._top], tokens.top_logprobs[at]
+            for token, logprob in zip(ids, values, strict=False):
+                logprobs.setdefault(self._name_of(token), logprob)
+        logprobs.setdefault(self._name_of(tokens.token_ids[at]), tokens.logprobs[at])
         return logprobs

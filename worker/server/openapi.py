@@ -16,15 +16,15 @@ from aiohttp import web
 from mla_router.worker.server.errors import ErrorBody
 from mla_router.worker.server.info import package_version
 from mla_router.worker.server.responses import json_response
-from mla_router.worker.server.routes import ROUTES, Route
+from mla_router.worker.server.route import ROUTED, Route
 
 REFERENCE = "#/components/schemas/{name}"
 _PATTERN = re.compile(r"\{(\w+):[^}]+\}")  # how the HTTP library writes the form of a parameter
 
 
 async def openapi(request: web.Request) -> web.Response:
-    del request
-    return json_response(document(ROUTES))
+    routes = request.app[ROUTED]
+    return json_response(document(routes))
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:

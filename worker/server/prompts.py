@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
+from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import PromptItems
@@ -11,7 +13,11 @@ from mla_router.worker.server.state import Service
 
 
 async def read_prompts(
-    service: Service, prompt: str | PromptItems | None, field: str
+    service: Service,
+    prompt: str | PromptItems | None,
+    field: str,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[list[int]]:
     """`prompt` is a string, a list of strings, a list of ids, or a list of lists of ids."""
     if prompt is None:
@@ -26,7 +32,10 @@ async def read_prompts(
     if all(isinstance(item, str) for item in items):
         texts = cast("list[str]", items)
         prompts = [
-            await service.tokenizer.encode(text, context_length=context_length) for text in texts
+            await service.tokenizer.encode(
+                text, context_length=context_length, add_special_tokens=add_special_tokens
+            )
+            for text in texts
         ]
     elif all(isinstance(item, list) for item in items):
         prompts = cast("list[list[int]]", items)
@@ -43,3 +52,24 @@ def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
         raise InvalidField(field, "a prompt must have at least one token")
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise InvalidField(field, f"token ids must be between 0 and {vocab_size - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """vLLM's truncate_prompt_tokens and truncation_side. Raises InvalidField."""
+
+    most: int | None  # tokens that are kept; -1: as many as leave room for the answer
+    side: Literal["left", "right"] | None = None  # where the others are dropped; left if null
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most != -1 and self.most < 1:
+            raise InvalidField("truncate_prompt_tokens", "must be at least 1, or -1")
+
+    def cut(self, prompt: list[int], limits: Ready, max_tokens: int | None) -> list[int]:
+        most = self.most
+        if most == -1:
+            room = min(limits.context_length, limits.max_total_num_tokens)
+            most = max(1, room - (max_tokens or 1))
+        if most is None or len(prompt) <= most:
+            return prompt
+        return prompt[:most] if self.side == "right" else prompt[-most:]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
-
-from aiohttp import web
 
 from mla_router.worker.server import (
     completions,
@@ -14,12 +10,14 @@ from mla_router.worker.server import (
     info,
     native_answer,
     openai_models,
+    openapi,
     profile,
     tokenize,
 )
 from mla_router.worker.server.chat import handler, shapes
 from mla_router.worker.server.responses_api.handler import responses
 from mla_router.worker.server.responses_api.shapes import Response
+from mla_router.worker.server.route import Route
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.native import (
@@ -29,22 +27,6 @@ from mla_router.worker.server.schema.native import (
 )
 from mla_router.worker.server.schema.responses import ResponsesRequest
 from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: Any = None  # type of the request's body; None: it has none
-    answer: Any = dict[str, Any]  # type of the answer's body, if it is JSON
-    chunk: Any = None  # type of a streamed answer's events, if it can be streamed
-    needs_key: bool = True
-    for_admins: bool = False  # changes the worker for everybody: the admin's key, if there is one
-
 
 ROUTES = (
     Route(
@@ -112,6 +94,8 @@ ROUTES = (
     Route("GET", "/health_generate", info.health, "The same as /health.", needs_key=False),
     Route("GET", "/get_model_info", info.model_info, "What is served."),
     Route("GET", "/get_server_info", info.server_info, "Settings, limits and load."),
+    Route("GET", "/model_info", info.model_info, "The same as /get_model_info."),
+    Route("GET", "/server_info", info.server_info, "The same as /get_server_info."),
     Route("GET", "/get_load", info.load, "How busy it is.", answer=list[dict[str, Any]]),
     Route("GET", "/metrics", info.metrics, "Metrics in Prometheus' text format.", answer=str),
     Route(
@@ -140,8 +124,9 @@ ROUTES = (
         "POST",
         "/abort_request",
         info.abort_request,
-        "End a request.",
+        "End a request, or all.",
         AbortRequest,
         for_admins=True,
     ),
+    Route("GET", "/openapi.json", openapi.openapi, "This document."),
 )

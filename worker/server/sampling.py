@@ -18,6 +18,7 @@ from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import SamplingFields
 from mla_router.worker.server.schema.response_format import ResponseFormat
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.stop_regex import StopPatterns
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -45,6 +46,7 @@ class Sampling:
     seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
+    stop_regex: StopPatterns | None = None
     n: int = 1  # answers to each prompt
     skip_special_tokens: bool = True  # in the text
     keep_stop: bool = False  # whatever ends the answer is a part of its text
@@ -123,7 +125,10 @@ def check_sampling(
         seed=None if seed is None else seed & (2**63 - 1),
         stop=_stop_strings(fields.stop, prefix + "stop"),
         ignore_eos=bool(fields.ignore_eos),
+        stop_regex=StopPatterns.read(fields.stop_regex, prefix + "stop_regex"),
         n=n,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         constraint=read_constraint(fields, response_format, prefix),
     )
 

@@ -145,6 +145,10 @@ class SchedulerClient:
             mailbox.put(index, Delta(rid, [], finish_reason=FinishReason.ABORT.value))
         return True
 
+    def abort_all(self) -> int:
+        """End what runs; returns how many requests that were."""
+        return sum(self.abort(rid, tell_reader=True) for rid in list(self._targets))
+
     def fail(self, error: ApiError) -> None:
         """Everything that runs, and whatever comes later, ends with `error`."""
         self._error = error

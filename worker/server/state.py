@@ -15,12 +15,14 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.pulse import Pulse
 from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.board import Board
-from mla_router.worker.server.errors import InvalidField, NotFound, Unavailable
+from mla_router.worker.server.errors import NotFound, Unavailable
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.named_requests import NamedRequests
 from mla_router.worker.server.pulse_watch import PulseWatch
 from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.tokenizer import Tokenizer
+
+DEFAULT_MODEL = "default"  # SGLang's clients write it where they mean the only one
 
 
 def fingerprint_of(config: WorkerConfig, limits: Ready) -> str:
@@ -43,13 +45,16 @@ class Service:
     fingerprint: str  # see `fingerprint_of`
 
     def check_model(self, name: str | None) -> str:
-        """The model's name as the client wrote it, if it means the model that is served."""
-        if not name:
-            raise InvalidField("model", "name the model; /v1/models lists it")
-        if name not in (self.config.model_name, self.config.folder.name):
+        """The model's name for the answer: as the client wrote it, if it wrote one that means the model.
+
+        One model is served, so it need not be named. Raises NotFound.
+        """
+        config = self.config
+        if not name or name == DEFAULT_MODEL:
+            return config.model_name
+        if name not in (config.model_name, config.folder.name, str(config.folder)):
             raise NotFound(
-                f"The model `{name[:200]}` does not exist; this server has "
-                f"`{self.config.model_name}`",
+                f"The model `{name[:200]}` does not exist; this server has `{config.model_name}`",
                 param="model",
                 code="model_not_found",
             )

@@ -1,6 +1,6 @@
 //! The routing key: a request's prompt in the order in which the engine will see it.
 //!
-//! Model, adapter and cache salt are the root; below it come the tools, then each message's role
+//! Model, adapter, cache salt and extra key are the root; below it come the tools, then each message's role
 //! and content (or the bare prompt), cut in blocks of 64 bytes (token ids: of 16), each block
 //! hashed with all before it. Two requests share exactly the blocks of the prefix that they share.
 //! The body is read in place and forwarded as it came.
@@ -38,7 +38,7 @@ pub enum Route {
 /// The prompt as chained block hashes below a root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteKey {
-    /// Hash of model, adapter and cache salt. The first block's hash covers it, too.
+    /// Hash of model, adapter, cache salt and extra key. The first block's hash covers it, too.
     pub root: u64,
     pub blocks: Vec<u64>,
     /// What the body's `stream` says.
@@ -95,6 +95,7 @@ struct Fields<'a> {
     model: Option<&'a [u8]>,
     adapter: Option<&'a [u8]>,
     salt: Option<&'a [u8]>,
+    extra_key: Option<&'a [u8]>,
     stream: Option<&'a [u8]>,
     n: Option<&'a [u8]>,
     tools: Option<&'a [u8]>,
@@ -118,7 +119,8 @@ impl<'a> Fields<'a> {
             let slot = match name {
                 b"model" => &mut fields.model,
                 b"lora_path" | b"lora" => &mut fields.adapter,
-                b"cache_salt" | b"extra_key" => &mut fields.salt,
+                b"cache_salt" => &mut fields.salt,
+                b"extra_key" => &mut fields.extra_key,
                 b"stream" => &mut fields.stream,
                 b"n" => &mut fields.n,
                 b"tools" => &mut fields.tools,
@@ -150,7 +152,7 @@ impl<'a> Fields<'a> {
     }
 
     fn root(&self, kind: Kind) -> Result<u64, KeyError> {
-        prompt::root(kind, &[self.model, self.adapter, self.salt])
+        prompt::root(kind, &[self.model, self.adapter, self.salt, self.extra_key])
     }
 
     /// Those that the engine tells the model of.
@@ -165,7 +167,7 @@ impl<'a> Fields<'a> {
 
     /// That of the chat that says the same, if nothing is only named.
     fn root_of_responses(&self) -> Result<u64, KeyError> {
-        let mut parts = vec![self.model, self.adapter, self.salt];
+        let mut parts = vec![self.model, self.adapter, self.salt, self.extra_key];
         if self.named().iter().any(Option::is_some) {
             parts.extend(self.named());
         }

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from mla_router.worker.config import SMALL_MODEL
 from support.client import sse_events
 from support.fake_worker import FakeWorker, script
 from support.processes import post_json
@@ -114,7 +115,11 @@ def test_a_stream_on_the_wire(worker: FakeWorker, backend: tokenizers.Tokenizer)
     assert response.headers["x-mla-cached-tokens"] == "0"
     assert events[-1] == "[DONE]"
     bodies = [json.loads(event) for event in events[:-1]]
-    assert bodies[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert bodies[0]["choices"][0]["delta"] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": None,
+    }
     assert bodies[-1]["choices"][0]["delta"] == {}
     assert all("usage" not in body for body in bodies), "nobody asked for usage"
 
@@ -231,15 +236,20 @@ def test_content_in_parts_and_the_developers_role(
     assert generate.prompt == backend.encode(rendered, add_special_tokens=False).ids
 
 
-def test_the_model_must_be_named_and_known(client: openai.OpenAI) -> None:
-    assert client.chat.completions.create(model="small", messages=HELLO, max_tokens=1)
+def test_only_the_served_model_answers(client: openai.OpenAI) -> None:
+    """It need not be named; SGLang's clients write `default`, its benchmarks the folder's path."""
+    for name, shown in (
+        ("small", "small"),
+        (str(SMALL_MODEL), str(SMALL_MODEL)),
+        ("default", "mla-small"),
+        ("", "mla-small"),
+    ):
+        answer = client.chat.completions.create(model=name, messages=HELLO, max_tokens=1)
+        assert answer.model == shown
     with pytest.raises(openai.NotFoundError) as not_found:
         client.chat.completions.create(model="gpt-4o", messages=HELLO)
     assert not_found.value.code == "model_not_found"
     assert not_found.value.param == "model"
-    with pytest.raises(openai.BadRequestError) as missing:
-        client.chat.completions.create(model="", messages=HELLO)
-    assert missing.value.param == "model"
 
 
 def test_an_error_of_the_scheduler_before_the_first_token(client: openai.OpenAI) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from mla_router.worker.core import FinishReason
+import msgspec
+
+from mla_router.worker.core import FinishReason, Scores
 from mla_router.worker.server.answer import AnswerParser
 from mla_router.worker.server.chat.run import ChatRun
-from mla_router.worker.server.generation import Output
+from mla_router.worker.server.generation import Finish, Output
 from mla_router.worker.server.logprobs import ChatLogprobs, chat_logprobs
 from mla_router.worker.server.scored_tokens import ScoredTokens
-from mla_router.worker.server.tool_calls.parts import Call, Part
+from mla_router.worker.server.tool_calls.parts import Call, Part, Reasoning
 
 
 @dataclass(slots=True)
@@ -19,37 +21,56 @@ class ChatChoice:
     run: ChatRun
     index: int
     calls: int = 0  # begun so far
-    tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
-    _is_scored: bool = field(init=False)
+    prompt_scores: Scores | None = None
+    _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
+    _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
     _parser: AnswerParser = field(init=False)
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        self._is_scored = self.run.generation.sampling.params.logprobs
         self._parser = self.run.parser()
 
     def take(self, output: Output) -> list[Part]:
         """What has become certain by `output`. Depends on the tokens so far and not on how they came,
         so that another worker can go on (replay.py)."""
-        if self._is_scored:
-            self.tokens.add(output)
+        details = self.run.details
+        if output.prompt_scores is not None:
+            self.prompt_scores = output.prompt_scores
+        if details.logprobs is not None:
+            self._tokens.add(output)
+        if details.token_ids:
+            self._token_ids += output.token_ids
         parts = self._parser.push(output.text)
         if output.finish is not None and not self._ended:
             self._ended = True
             parts += self._parser.finish()
-        return parts
+        if self.run.reasoning_shown:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
 
     def skip(self, output: Output) -> None:
         """The client has had what `output` made certain."""
         self.calls += sum(isinstance(part, Call) for part in self.take(output))
-        self.tokens = ScoredTokens()
+        self._tokens, self._token_ids = ScoredTokens(), []
+
+    @property
+    def has_details(self) -> bool:
+        """Some tokens' logprobs or ids are not shown yet."""
+        return bool(self._tokens.token_ids or self._token_ids)
 
     def take_logprobs(self) -> ChatLogprobs | None:
         """Those of the tokens since the last time; None if nobody wants them."""
-        if not self._is_scored:
+        if self.run.details.logprobs is None:
             return None
-        tokens, self.tokens = self.tokens, ScoredTokens()
-        return chat_logprobs(self.run.generation.service.tokenizer, tokens)
+        tokens, self._tokens = self._tokens, ScoredTokens()
+        return chat_logprobs(self.run.generation.service.tokenizer, tokens, self.run.details)
+
+    def take_token_ids(self) -> list[int] | msgspec.UnsetType:
+        """Those since the last time."""
+        if not self.run.details.token_ids:
+            return msgspec.UNSET
+        token_ids, self._token_ids = self._token_ids, []
+        return token_ids
 
     def next_call_id(self) -> str:
         """The same on every worker that goes on with this answer."""
@@ -57,9 +78,9 @@ class ChatChoice:
         self.calls += 1
         return "call_" + hashlib.sha256(name.encode()).hexdigest()[:24]
 
-    def reason_of(self, output: Output) -> str | None:
+    def reason_of(self, finish: Finish | None) -> str | None:
         """OpenAI's finish_reason."""
-        if output.finish is None:
+        if finish is None:
             return None
-        stopped = output.finish.reason == FinishReason.STOP.value
-        return "tool_calls" if stopped and self.calls else output.finish.reason
+        stopped = finish.reason == FinishReason.STOP.value
+        return "tool_calls" if stopped and self.calls else finish.reason

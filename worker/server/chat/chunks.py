@@ -16,38 +16,51 @@ from mla_router.worker.server.chat.shapes import (
     Piece,
 )
 from mla_router.worker.server.envelope import envelope
+from mla_router.worker.server.generation import Finish
+from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.sse import HOLE, TextEvent, event
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
-from mla_router.worker.server.usage import Usage
 
 
-async def chunks(run: ChatRun, model: str, *, usage: bool) -> AsyncIterator[bytes]:
-    """The events. `usage`: the counts come as the last one."""
+async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
+    """The events of a streamed answer to `body`."""
     generation = run.generation
     shared = envelope(generation, "chatcmpl", model)
-    no_usage = None if usage else msgspec.UNSET  # chunks before the last say null, if any says it
+    counted = body.wants_continuous_usage
+    # Chunks before the last say null, if any says it
+    no_usage = None if body.wants_usage else msgspec.UNSET
     choices = [ChatChoice(run, index) for index in range(generation.size)]
     begun = set(generation.known)
     for output in generation.resumed:
         choices[output.index].skip(output)
     marks = generation.marks()
+    prompt_ids = generation.prompts[0] if run.details.token_ids else msgspec.UNSET
 
-    def chunk(
-        choices: list[ChunkChoice],
-        usage: Usage | msgspec.UnsetType | None,
-        marks: bytes = b"",
-    ) -> bytes:
-        return event(Chunk(**shared, choices=choices, usage=usage), marks)
-
-    def send(
-        choice: ChatChoice, piece: Piece, reason: str | None = None, listed: str | None = None
-    ) -> bytes:
-        index = choice.index
-        piece.role = "" if index in begun else "assistant"
+    def send(choice: ChatChoice, piece: Piece, finish: Finish | None = None) -> bytes:
+        """The next event of `choice`. The first of all tells the prompt, too."""
+        nonlocal prompt_ids
+        index, ending = choice.index, finish or Finish("")
+        piece.role = msgspec.UNSET if index in begun else "assistant"
         begun.add(index)
-        scores = choice.take_logprobs() if choice.tokens.token_ids else None
-        mark = marks.take(index, listed)
-        return chunk([ChunkChoice(index, piece, scores, reason)], no_usage, mark)
+        shown = ChunkChoice(
+            index,
+            piece,
+            choice.take_logprobs() if choice.has_details else None,
+            choice.reason_of(finish),
+            ending.matched,
+            ending.stop_reason,
+            choice.take_token_ids(),
+        )
+        told, prompt_ids = prompt_ids, msgspec.UNSET
+        return event(
+            Chunk(
+                **shared,
+                choices=[shown],
+                usage=generation.usage_of(index) if counted else no_usage,
+                prompt_token_ids=told,
+            ),
+            marks.take(index, ending.reason or None),
+        )
 
     plain = [
         TextEvent(
@@ -58,7 +71,11 @@ async def chunks(run: ChatRun, model: str, *, usage: bool) -> AsyncIterator[byte
     outputs = await generation.next()
     # The first event is there before it is known what the first token shows; a client for whom we go
     # on has had it. The other choices begin with their first piece.
-    events = [] if generation.continues else [send(choices[0], Piece(content=""))]
+    events = []
+    if generation.continues:
+        prompt_ids = msgspec.UNSET
+    else:
+        events.append(send(choices[0], Piece(content="")))
     begun.add(0)
     while outputs:
         for output in outputs:
@@ -66,19 +83,18 @@ async def chunks(run: ChatRun, model: str, *, usage: bool) -> AsyncIterator[byte
             parts = choice.take(output)
             marks.add(output.index, output.token_ids)
             text = parts[0].text if len(parts) == 1 and isinstance(parts[0], Content) else ""
-            if text and choice.index in begun and not choice.tokens.token_ids:
+            if text and choice.index in begun and not choice.has_details and not counted:
                 events.append(plain[choice.index].of(text, marks.take(choice.index)))
             elif parts:  # in one event: it stands for all of the output's tokens
                 events.append(send(choice, fill(choice, Piece(), parts)))
             if output.finish:
-                reason = choice.reason_of(output)
-                events.append(send(choice, Piece(), reason, output.finish.reason))
+                events.append(send(choice, Piece(), output.finish))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
             events.clear()
         outputs = await generation.next()
-    if usage:
-        yield chunk([], generation.usage)
+    if body.wants_usage:
+        yield event(Chunk(**shared, choices=[], usage=generation.usage))
 
 
 def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:

@@ -10,6 +10,7 @@ from mla_router.worker.server.chat.chunks import chunks
 from mla_router.worker.server.chat.run import prepare
 from mla_router.worker.server.chat.whole import completion
 from mla_router.worker.server.replay import read_replay
+from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.parse import parse
@@ -24,10 +25,11 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
-    run = await prepare(service, body, replay)
+    trace = trace_of(request.headers, body.request_id)
+    run = await prepare(service, body, replay, trace=trace)
     generation = run.generation
     async with generation.running():
         if body.stream:
-            events = chunks(run, model, usage=body.wants_usage)
+            events = chunks(run, model, body)
             return await stream(request, events, lambda: generation.headers)
         return json_response(await completion(run, model), headers=generation.headers)

@@ -40,8 +40,11 @@ def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> di
     rendered: dict[str, Any] = {"role": role, "content": _content(message, where)}
     if message.name is not None:
         rendered["name"] = message.name
-    if message.reasoning_content is not None and role == "assistant":
-        rendered["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning_content
+    if reasoning is None:
+        reasoning = message.reasoning
+    if reasoning is not None and role == "assistant":
+        rendered["reasoning_content"] = reasoning
     if role == "tool":
         if message.tool_call_id is None:
             raise InvalidField(where + ".tool_call_id", "name the call that this is the result of")

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from mla_router.worker.server.answer import AnswerParser
 from mla_router.worker.server.background import beside_the_loop
+from mla_router.worker.server.cache_key import cache_key
 from mla_router.worker.server.chat.constrained import constraint_of
 from mla_router.worker.server.chat.messages import for_template
 from mla_router.worker.server.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.chat_template import ChatTemplate, Conversation
+from mla_router.worker.server.details import Details
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.generation import Generation
-from mla_router.worker.server.prompts import check_ids
+from mla_router.worker.server.prompts import Truncation, check_ids
 from mla_router.worker.server.reasoning import begins_inside
 from mla_router.worker.server.replay import Replay
+from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.sampling import check_sampling
-from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest
+from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest, ReasoningRequest
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import Service
 
@@ -46,7 +50,9 @@ class ChatRun:
 
     generation: Generation
     tools: ToolUse
+    details: Details
     reasoning_apart: bool
+    reasoning_shown: bool
     begins_inside: bool  # the prompt has opened the reasoning
 
     def parser(self) -> AnswerParser:
@@ -65,11 +71,15 @@ async def prepare(
     replay: Replay | None,
     names: FieldNames = CHAT_NAMES,
     *,
+    trace: str | None = None,
     token_by_token: bool = False,
 ) -> ChatRun:
-    """`token_by_token`: an output for each token. Raises InvalidRequest, naming the field."""
+    """`trace` is the client's X-Request-Id; `token_by_token`: an output for each token. Raises
+    InvalidRequest, naming the field."""
     refuse_unsupported(body)
     tools = read_tools(body, names.tool)
+    details = Details.of(body, _top_logprobs(body))
+    truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
     named = body.max_completion_tokens is not None
     sampling = check_sampling(
         body,
@@ -77,14 +87,20 @@ async def prepare(
         max_tokens_field=names.max_tokens if named else "max_tokens",
         min_tokens=body.min_tokens,
         seed=body.seed,
-        logprobs=bool(body.logprobs),
-        top_logprobs=_top_logprobs(body),
+        logprobs=details.scored,
+        top_logprobs=details.top,
+        prompt_logprobs_from=None if details.prompt_logprobs is None else 1,
         vocab_size=service.limits.vocab_size,
         response_format=body.response_format,
     )
     tokenizer, answers = service.tokenizer, service.answers
     text = await rendered(service, body, tools, names.messages)
-    prompt = await tokenizer.encode_rendered(text, context_length=service.limits.context_length)
+    prompt = await tokenizer.encode(
+        text,
+        context_length=service.limits.context_length,
+        add_special_tokens=bool(body.add_special_tokens),  # the chat template has written its own
+    )
+    prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
     check_ids(prompt, service.limits.vocab_size, names.messages)
     inside = begins_inside(text)
     constraint = constraint_of(sampling.constraint, tools, answers.tools, inside=inside)
@@ -95,13 +111,22 @@ async def prepare(
         service,
         [prompt],
         dataclasses.replace(sampling, constraint=constraint),
-        cache_salt=body.cache_salt,
+        cache_key=cache_key(body.cache_salt, body.extra_key),
+        name=check_rid(body.rid, sampling.n),
+        trace=trace,
         replay=replay,
         priority=body.priority,
         markers=markers,
         token_by_token=token_by_token,
     )
-    return ChatRun(generation, tools, body.separate_reasoning is not False, inside)
+    return ChatRun(
+        generation,
+        tools,
+        details,
+        reasoning_apart=body.separate_reasoning is not False,
+        reasoning_shown=body.include_reasoning is not False,
+        begins_inside=inside,
+    )
 
 
 async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: str) -> str:
@@ -143,7 +168,7 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
             "continue_final_message", "the last message must be an assistant's, with content"
         )
     opens = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
-    variables = body.chat_template_kwargs or {}
+    variables = _thinking(body) | (body.chat_template_kwargs or {})
     if reserved := sorted(template.reserved & variables.keys()):
         raise InvalidField(
             "chat_template_kwargs", f"{reserved[0]} is none of the template's variables"
@@ -153,14 +178,24 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
     return Conversation(messages, tools.rendered, opens, goes_on, variables)
 
 
+def _thinking(body: ChatRequest) -> dict[str, Any]:
+    """The template's variables for `reasoning_effort`, as SGLang has them: models have different names."""
+    asked = body.reasoning or ReasoningRequest()
+    effort = asked.effort or body.reasoning_effort
+    if effort is None:
+        return {"thinking": True, "enable_thinking": True} if asked.enabled else {}
+    thinking = effort != "none"
+    return {"reasoning_effort": effort, "thinking": thinking, "enable_thinking": thinking}
+
+
 def _parts(message: ChatMessage) -> int:
     return len(message.content) if isinstance(message.content, list) else 0
 
 
-def _top_logprobs(body: ChatRequest) -> int:
+def _top_logprobs(body: ChatRequest) -> int | None:
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidField("top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
     if top and not body.logprobs:
         raise InvalidField("top_logprobs", "needs logprobs: true")
-    return top
+    return top if body.logprobs else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mla_router.worker.server.logprobs import ChatLogprobs
+from mla_router.worker.server.logprobs import ChatLogprobs, PromptLogprobs
 from mla_router.worker.server.usage import Usage
 
 
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     annotations: list[str] = []
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | None  # null: there is none; SGLang's clients read it without asking
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -33,9 +33,12 @@ class Choice(msgspec.Struct, frozen=True):
     message: Message
     logprobs: ChatLogprobs | None
     finish_reason: str
+    matched_stop: str | int | None  # SGLang's
+    stop_reason: str | int | None  # vLLM's
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
     created: int
@@ -43,6 +46,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionPiece(msgspec.Struct, omit_defaults=True):
@@ -59,13 +64,13 @@ class CallPiece(msgspec.Struct, omit_defaults=True):
     type: str | None = None
 
 
-class Piece(msgspec.Struct, omit_defaults=True):
-    """The delta of a chunk; what is empty is left out."""
+class Piece(msgspec.Struct):
+    """The delta of a chunk; what is not new is left out, but for `reasoning_content`."""
 
-    role: str = ""
-    content: str | None = None
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | None = None
-    tool_calls: list[CallPiece] | None = None
+    tool_calls: list[CallPiece] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -73,6 +78,9 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: Piece
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    matched_stop: str | int | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,3 +91,4 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None
     system_fingerprint: str
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mla_router.worker.core import Scores
 from mla_router.worker.server.chat.choice import ChatChoice
 from mla_router.worker.server.chat.run import ChatRun
 from mla_router.worker.server.chat.shapes import Choice, Completion, Function, Message, ToolCall
 from mla_router.worker.server.envelope import envelope
+from mla_router.worker.server.generation import Finish
+from mla_router.worker.server.logprobs import prompt_logprobs
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 
 
@@ -21,7 +24,7 @@ class Draft:
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, arguments
-    reason: str = ""
+    finish: Finish | None = None
 
     def add(self, part: Part) -> None:
         if isinstance(part, Reasoning):
@@ -41,7 +44,7 @@ class Draft:
         ]
         return Message(
             content=content or (None if calls else ""),
-            reasoning_content="".join(self.reasoning) or msgspec.UNSET,
+            reasoning_content="".join(self.reasoning) or None,
             tool_calls=calls or msgspec.UNSET,
         )
 
@@ -55,15 +58,37 @@ async def draft(run: ChatRun) -> list[Draft]:
             of = drafts[output.index]
             for part in of.choice.take(output):
                 of.add(part)
-            of.reason = of.choice.reason_of(output) or ""
+            of.finish = output.finish
     return drafts
 
 
 async def completion(run: ChatRun, model: str) -> Completion:
-    choices = [
-        Choice(index, of.message(), of.choice.take_logprobs(), of.reason)
-        for index, of in enumerate(await draft(run))
-    ]
-    return Completion(
-        **envelope(run.generation, "chatcmpl", model), choices=choices, usage=run.generation.usage
+    generation, details = run.generation, run.details
+    drafts = await draft(run)
+    answer = Completion(
+        **envelope(generation, "chatcmpl", model),
+        choices=[_choice(index, of) for index, of in enumerate(drafts)],
+        usage=generation.usage,
+    )
+    prompt = generation.prompts[0]
+    if details.token_ids:
+        answer.prompt_token_ids = prompt
+    if details.prompt_logprobs is not None:
+        scores = drafts[0].choice.prompt_scores or Scores()
+        answer.prompt_logprobs = prompt_logprobs(
+            generation.service.tokenizer, prompt, scores, details.prompt_logprobs
+        )
+    return answer
+
+
+def _choice(index: int, of: Draft) -> Choice:
+    assert of.finish is not None, f"choice {index} has not ended"
+    return Choice(
+        index,
+        of.message(),
+        of.choice.take_logprobs(),
+        of.choice.reason_of(of.finish) or "",
+        of.finish.matched,
+        of.finish.stop_reason,
+        of.choice.take_token_ids(),
     )

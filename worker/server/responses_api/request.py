@@ -41,21 +41,21 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "background": ((False,), _STATELESS),
     "max_tool_calls": ((), "only for tools that the server runs; here the client runs them"),
     "truncation": (("disabled",), "shorten the input instead"),
-    "top_logprobs": ((0,), "use /v1/chat/completions"),
 }
 # Parts of an answer that may be asked for without being there.
-_INCLUDABLE = frozenset({"reasoning.encrypted_content"})
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = frozenset({"reasoning.encrypted_content", LOGPROBS})
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
     """Raises InvalidRequest, naming the field."""
     _refuse(body)
-    sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    copied = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     choice: Any = body.tool_choice
     if isinstance(choice, ResponseToolChoice):
         choice = NamedToolChoice(FunctionName(choice.name))
     return ChatRequest(
-        **sampling,
+        **copied,
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
         tools=[
@@ -68,6 +68,10 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         chat_template_kwargs=body.chat_template_kwargs,
         seed=body.seed,
         cache_salt=body.cache_salt,
+        extra_key=body.extra_key,
+        logprobs=LOGPROBS in (body.include or []),
+        top_logprobs=body.top_logprobs,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         priority=body.priority,
     )
 

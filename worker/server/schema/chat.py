@@ -30,10 +30,13 @@ class ChatMessage(msgspec.Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's name for it
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     # refused unless neutral
     function_call: Any = None
+    prefix: Any = None
+    tools: Any = None
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -59,6 +62,14 @@ class NamedToolChoice(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningRequest(msgspec.Struct):
+    effort: Effort | None = None
+    enabled: bool | None = None
+
+
 class ChatRequest(OpenAIFields, kw_only=True):
     messages: list[ChatMessage] | None = None
     max_completion_tokens: int | None = None
@@ -71,9 +82,21 @@ class ChatRequest(OpenAIFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     separate_reasoning: bool | None = None  # false: as a part of the content
+    include_reasoning: bool | None = None  # false: the reasoning is not sent
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningRequest | None = None  # SGLang: the same
     # refused unless neutral
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
     audio: Any = None
     chat_template: Any = None
+    documents: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    input_ids: Any = None
+    return_meta_info: Any = None
+    return_prompt_text: Any = None
+    return_prompt_token_ids: Any = None
+    stream_reasoning: Any = None
+    task: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None

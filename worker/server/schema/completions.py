@@ -13,4 +13,5 @@ class CompletionRequest(OpenAIFields, kw_only=True):
     best_of: int | None = None
     echo: bool | None = None
     # refused unless neutral
+    prompt_embeds: Any = None
     suffix: Any = None

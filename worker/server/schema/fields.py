@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.response_format import ResponseFormat
+from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
 PromptItems = list[str | int | list[int]]
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(UnsupportedFields, kw_only=True):
     """What all generating endpoints spell alike."""
 
     temperature: float | None = None
@@ -25,6 +26,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None  # searched after each token; what matches is shown
+    no_stop_trim: bool | None = None  # SGLang: the text ends behind what ended it
+    include_stop_str_in_output: bool | None = None  # the same in vLLM
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
     # at most one of these and `response_format`
@@ -37,7 +42,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # the counts so far with each chunk
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
@@ -49,20 +55,25 @@ class OpenAIFields(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
+    rid: str | list[str] | None = None  # SGLang: the answer's id, by which it can be aborted
+    request_id: str | None = None  # vLLM: the same, behind the endpoint's prefix
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
     response_format: ResponseFormat | None = None
-    # refused unless null: vLLM's, which change what may be answered
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs: `token_id:5` for the text
+    prompt_logprobs: int | None = None  # of so many likely tokens in each place of the prompt
+    truncate_prompt_tokens: int | None = None  # -1: to what fits
+    truncation_side: Literal["left", "right"] | None = None  # where tokens are dropped
+    add_special_tokens: bool | None = None
 
     @property
     def wants_usage(self) -> bool:
         """A stream ends with a chunk of token counts only if the client asked for it."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)

@@ -8,21 +8,16 @@ import msgspec
 
 from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
+from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
 
 class NativeSampling(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
-    # refused unless neutral
-    spaces_between_special_tokens: Any = None
-    stop_regex: Any = None
-    custom_params: Any = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(UnsupportedFields, kw_only=True):
     """SGLang's native request."""
 
     text: str | list[str] | None = None
@@ -35,18 +30,31 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
     # refused unless neutral
-    token_ids_logprob: Any = None
-    return_hidden_states: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
     audio_data: Any = None
+    background: Any = None
+    bootstrap_pair_key: Any = None
+    decode_tp_size: Any = None
+    image_data: Any = None
+    input_embeds: Any = None
+    kv_router_hint: Any = None
+    lora_id: Any = None
+    max_thinking_tokens: Any = None
+    multi_item_delimiter_indices: Any = None
+    positional_embed_overrides: Any = None
+    require_reasoning: Any = None
+    return_bytes: Any = None
+    return_entropy: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
+    return_indexer_topk: Any = None
+    return_prompt_token_ids: Any = None
+    return_sampling_mask: Any = None
+    token_ids_logprob: Any = None
     video_data: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
 
     @property
     def no_answer(self) -> bool:
@@ -62,4 +70,7 @@ class StartProfileRequest(msgspec.Struct, kw_only=True):
 
 
 class AbortRequest(msgspec.Struct):
-    rid: str
+    """Of one request, or of all."""
+
+    rid: str | None = None
+    abort_all: bool | None = None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mla_router.worker.server.schema.chat import ContentPart
+from mla_router.worker.server.schema.chat import ContentPart, Effort
 from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.fields import SamplingFields
 
@@ -50,6 +50,10 @@ class TextSettings(msgspec.Struct):
     format: TextFormat | None = None
 
 
+class ReasoningSettings(msgspec.Struct):
+    effort: Effort | None = None
+
+
 class ResponsesRequest(SamplingFields, kw_only=True):
     model: str | None = None
     input: str | list[InputItem] | None = None
@@ -62,9 +66,12 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     text: TextSettings | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = None
+    reasoning: ReasoningSettings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
     # refused unless neutral
@@ -74,4 +81,3 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     background: Any = None
     max_tool_calls: Any = None
     truncation: Any = None
-    top_logprobs: Any = None

@@ -1,4 +1,4 @@
-"""The bodies of /tokenize and /detokenize, which are vLLM's."""
+"""The bodies of /tokenize and /detokenize, which are vLLM's and SGLang's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest, Tool
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Either a prompt or a conversation."""
+    """A prompt, several, or a conversation."""
 
-    prompt: str | None = None
+    prompt: str | list[str] | None = None
     messages: list[ChatMessage] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None  # true of a prompt; a chat template writes its own
@@ -36,5 +36,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    tokens: list[int]
+    tokens: list[int | list[int]]
     model: str | None = None
+    skip_special_tokens: bool | None = None

@@ -1,0 +1,72 @@
+"""Finds stop patterns in text that arrives token by token, as SGLang does.
+
+The answer ends with the token that completes a match, and the matched text stays in it. The patterns come from
+clients, so RE2 matches them: its time is linear in the text and its memory bounded, whatever the pattern.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import re2
+
+from mla_router.worker.server.errors import InvalidField
+
+MAX_PATTERNS = 16
+MAX_PATTERN_LENGTH = 256
+MAX_MEMORY = 1 << 20  # bytes of one compiled pattern
+WINDOW = 1024  # characters that a match can reach back
+
+
+@dataclass(frozen=True, slots=True)
+class StopPatterns:
+    patterns: tuple[re2._Regexp, ...]
+
+    @classmethod
+    def read(cls, given: str | list[str] | None, field: str) -> StopPatterns | None:
+        """None for none. Raises InvalidField."""
+        if not given:
+            return None
+        sources = [given] if isinstance(given, str) else given
+        if len(sources) > MAX_PATTERNS:
+            raise InvalidField(field, f"at most {MAX_PATTERNS} patterns, got {len(sources)}")
+        options = re2.Options()
+        options.log_errors = False
+        options.max_mem = MAX_MEMORY
+        patterns = []
+        for source in sources:
+            if not 1 <= len(source) <= MAX_PATTERN_LENGTH:
+                raise InvalidField(
+                    field, f"each pattern must have 1 to {MAX_PATTERN_LENGTH} characters"
+                )
+            try:
+                patterns.append(re2.compile(source, options=options))
+            except re2.error:
+                raise InvalidField(
+                    field, "not a regular expression of RE2, which has no look-around and no references"
+                ) from None
+        return cls(tuple(patterns))
+
+
+class RegexMatcher:
+    """Looks at one answer's text."""
+
+    __slots__ = ("_patterns", "_start", "_text")
+
+    def __init__(self, stop: StopPatterns) -> None:
+        self._patterns = stop.patterns
+        self._text = ""
+        self._start = 0
+
+    def push(self, text: str) -> str | None:
+        """Take the text of the next token; return the pattern that matches now."""
+        if not text:
+            return None
+        self._text += text
+        if len(self._text) > WINDOW:
+            # One character more, which is not searched: `^` matches at the beginning of the answer alone
+            self._text, self._start = self._text[-WINDOW - 1 :], 1
+        for pattern in self._patterns:
+            if pattern.search(self._text, self._start):
+                return str(pattern.pattern)
+        return None
