@@ -15,6 +15,7 @@ from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.named_requests import NamedRequests
 from mla_router.worker.server.peers import Meeting, Peers, join
+from mla_router.worker.server.request_names import Names
 from mla_router.worker.server.scheduler_client import Mailbox, SchedulerClient, Shared, connect
 
 SERVERS = 3
@@ -113,7 +114,8 @@ def test_names_are_those_of_all(tmp_path: Path) -> None:
             named = [NamedRequests(*each) for each in zip(clients, peers, strict=True)]
             for each, names in zip(peers, named, strict=True):
                 each.start(names.answer)
-            mine, others = {"a" * 32: ["a1"], "mine": ["a1"]}, {"b" * 32: ["b2"], "mine": ["b2"]}
+            mine = Names({"a" * 32: ["a1"], "mine": ["a1"]})
+            others = Names({"b" * 32: ["b2"], "mine": ["b2"]})
             mailbox = Mailbox()
             clients[0].submit(Generate("a1", [1], SamplingParams(5)), mailbox, 0)
             await named[0].add(mine)

@@ -12,6 +12,7 @@ import tokenizers
 import transformers
 
 from support.fake_worker import FakeWorker
+from support.processes import post_json
 
 Asking = Callable[..., dict[str, Any]]
 
@@ -80,14 +81,14 @@ def test_an_answer_without(
     message: Any = deepseek.chat.completions.create(**asked).choices[0].message
     assert prompt_of(deepseek_worker, reference).endswith("<｜Assistant｜></think>")
     assert message.content == "2"
-    assert not hasattr(message, "reasoning_content")
+    assert message.reasoning_content is None
 
 
 def test_not_apart(deepseek: openai.OpenAI, asking: Asking) -> None:
     asked = asking(ANSWER, separate_reasoning=False)
     message: Any = deepseek.chat.completions.create(**asked).choices[0].message
     assert message.content == ANSWER
-    assert not hasattr(message, "reasoning_content")
+    assert message.reasoning_content is None
 
 
 def test_calls_that_it_only_thinks_of_are_not_made(deepseek: openai.OpenAI, asking: Asking) -> None:
@@ -136,3 +137,33 @@ def test_what_is_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         deepseek.chat.completions.create(**asking("x", **fields))
     assert caught.value.param == param
+
+
+def test_effort_opens_the_reasoning(
+    deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
+) -> None:
+    """As in SGLang: any effort but `none` makes a model think that can do both."""
+    body = {"messages": [{"role": "user", "content": "1 + 1?"}], "max_tokens": 1}
+    url = deepseek_worker.url + "/v1/chat/completions"
+    for fields, opened in (
+        ({"reasoning_effort": "low"}, True),
+        ({"reasoning": {"effort": "high"}}, True),
+        ({"reasoning": {"enabled": True}}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}}, False),
+        ({}, False),
+    ):
+        post_json(url, body | fields)
+        prompt = backend.decode(deepseek_worker.generates()[-1].prompt, skip_special_tokens=False)
+        assert prompt.endswith("<think>") == opened, fields
+
+
+def test_reasoning_can_be_left_out(
+    deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
+) -> None:
+    ids = backend.encode("<think>Hm.</think>Two.", add_special_tokens=False).ids
+    body = {"messages": [{"role": "user", "content": "1 + 1?"}], "include_reasoning": False}
+    salt = {"cache_salt": deepseek_worker.say([*ids, 1])}
+    answer = post_json(deepseek_worker.url + "/v1/chat/completions", body | salt)
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Two.", None)

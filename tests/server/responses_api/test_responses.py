@@ -132,7 +132,7 @@ def test_what_clients_send_by_default_is_accepted(deepseek: openai.OpenAI, askin
         include=["reasoning.encrypted_content"],
         service_tier="auto",
         text={"format": {"type": "text"}},
-        reasoning={"effort": "low"},
+        reasoning={"effort": "none"},
         user="u",
     )
     assert response.output_text == "x"

@@ -41,10 +41,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "background": ((False,), _STATELESS),
     "max_tool_calls": ((), "only for tools that the server runs; here the client runs them"),
     "truncation": (("disabled",), "shorten the input instead"),
+    "top_logprobs": ((0,), "use /v1/chat/completions"),
 }
 # Parts of an answer that may be asked for without being there.
-LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = frozenset({"reasoning.encrypted_content", LOGPROBS})
+_INCLUDABLE = frozenset({"reasoning.encrypted_content"})
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
@@ -69,8 +69,6 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         seed=body.seed,
         cache_salt=body.cache_salt,
         extra_key=body.extra_key,
-        logprobs=LOGPROBS in (body.include or []),
-        top_logprobs=body.top_logprobs,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         priority=body.priority,
     )
