@@ -38,7 +38,9 @@ class Generate(Message, frozen=True):
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
-    cache_salt: str = ""  # `cache_key` of the server: requests share cached prefixes only within one salt
+    cache_salt: str = (
+        ""  # `cache_key` of the server: requests share cached prefixes only within one salt
+    )
     priority: int = 0  # higher comes first, where priorities are enabled
     grammar: Grammar | None = None
     server: int = 0

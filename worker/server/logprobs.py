@@ -74,9 +74,7 @@ def prompt_logprobs(
         place = {token: PromptLogprob(logprob, rank, tokenizer.text_of(token))}
         for number, other in enumerate(likely[:top]):
             of_other = scores.top_logprobs[at][number]
-            place.setdefault(
-                other, PromptLogprob(of_other, number + 1, tokenizer.text_of(other))
-            )
+            place.setdefault(other, PromptLogprob(of_other, number + 1, tokenizer.text_of(other)))
         places.append(place)
     return places
 

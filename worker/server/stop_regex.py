@@ -43,7 +43,8 @@ class StopPatterns:
                 patterns.append(re2.compile(source, options=options))
             except re2.error:
                 raise InvalidField(
-                    field, "not a regular expression of RE2, which has no look-around and no references"
+                    field,
+                    "not a regular expression of RE2, which has no look-around and no references",
                 ) from None
         return cls(tuple(patterns))
 

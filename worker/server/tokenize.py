@@ -90,7 +90,9 @@ async def detokenize(request: web.Request) -> web.Response:
             )
         if ids:
             check_ids(ids, service.limits.vocab_size, "tokens")
-    decode = service.tokenizer.decode_shown if body.skip_special_tokens else service.tokenizer.decode
+    decode = (
+        service.tokenizer.decode_shown if body.skip_special_tokens else service.tokenizer.decode
+    )
     texts = [await asyncio.to_thread(decode, ids) for ids in lists]
     text = texts if several else texts[0]
     return json_response(DetokenizeResponse(text, text))
