@@ -120,7 +120,7 @@ def test_a_stream_on_the_wire(worker: FakeWorker, backend: tokenizers.Tokenizer)
         "content": "",
         "reasoning_content": None,
     }
-    assert bodies[-1]["choices"][0]["delta"] == {}
+    assert bodies[-1]["choices"][0]["delta"] == {"reasoning_content": None}
     assert all("usage" not in body for body in bodies), "nobody asked for usage"
 
 
