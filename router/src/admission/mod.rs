@@ -10,4 +10,4 @@ pub use budget::Budget;
 pub use memory::BodyMemory;
 pub(crate) use memory::Held;
 pub(crate) use queue::Ticket;
-pub use queue::{Queue, Slot};
+pub use queue::{Lane, Queue, Slot};

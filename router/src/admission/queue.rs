@@ -4,7 +4,8 @@
 //! There are two reasons to wait here. `--max-concurrent-requests` is reached: then the next free
 //! slot goes to who waits longest. Or every worker has answered that it is busy: then requests stand
 //! in line, and the first in it tries again whenever a request has ended, or after a little pause,
-//! for others may use these workers, too. Whoever comes while there is a line goes to its end.
+//! for others may use these workers, too. Requests that come while there is a line go to its end. Each
+//! model has a line of its own: its workers may be busy while those of another model are idle.
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +28,7 @@ use crate::{
     config::Config,
     error::Error,
     metrics::{Metrics, QueueEnd},
+    names::ModelName,
 };
 
 /// Pause of the first in line when nothing happens.
@@ -34,6 +36,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Advice longer than this is not about the present any more.
 const LONGEST_ADVICE: u64 = 60;
+
+/// Requests that wait for the same workers: those for one model that is known to be served, or all others.
+pub type Lane = Option<ModelName>;
 
 #[derive(Debug)]
 pub struct Queue {
@@ -43,19 +48,45 @@ pub struct Queue {
     places: Semaphore,
     /// One permit per request that may be on the workers; none if there is no limit.
     slots: Option<Arc<Semaphore>>,
-    line: Mutex<Line>,
-    /// How long the line is, for those who only want to know whether there is one.
+    lines: Mutex<Lines>,
+    /// Requests in all lines, for a look without the lock.
     in_line: AtomicUsize,
     /// Requests that have ended.
     ended: Window,
+    /// Requests that have left the queue because there was room for them.
+    served: Window,
+    /// When the queue was last empty.
+    filling_since: Mutex<Instant>,
 }
 
-/// By the order of coming.
 #[derive(Debug, Default)]
-struct Line {
+struct Lines {
+    /// The number of the next request. Numbers are by the order of coming.
     next: u64,
-    /// Whom to call; nobody while that request is trying.
-    tickets: BTreeMap<u64, Option<oneshot::Sender<()>>>,
+    /// Those that are not empty. There are few models, so a search is cheap.
+    lanes: Vec<(Lane, Line)>,
+}
+
+/// By number the way to call the request; none while that request is trying.
+type Line = BTreeMap<u64, Option<oneshot::Sender<()>>>;
+
+impl Lines {
+    fn of(&mut self, lane: Lane) -> &mut Line {
+        let at = self.lanes.iter().position(|(of, _)| *of == lane).unwrap_or_else(|| {
+            self.lanes.push((lane, Line::new()));
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at].1
+    }
+
+    fn remove(&mut self, lane: Lane, number: u64) {
+        self.of(lane).remove(&number);
+        self.lanes.retain(|(_, line)| !line.is_empty());
+    }
+
+    fn len(&self) -> usize {
+        self.lanes.iter().map(|(_, line)| line.len()).sum()
+    }
 }
 
 impl Queue {
@@ -67,9 +98,11 @@ impl Queue {
             metrics,
             places: Semaphore::new(size),
             slots: limit.map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)))),
-            line: Mutex::default(),
+            lines: Mutex::default(),
             in_line: AtomicUsize::new(0),
             ended: Window::new(Instant::now()),
+            served: Window::new(Instant::now()),
+            filling_since: Mutex::new(Instant::now()),
         }
     }
 
@@ -89,14 +122,23 @@ impl Queue {
             self.metrics.queue.ends.increment(QueueEnd::Full);
             return Err(Error::QueueFull { limit: self.size, retry_after: self.advice() });
         };
-        Ok(Place { queue: self, since: Instant::now(), _permit: permit })
+        let now = Instant::now();
+        if self.waiting() == 1 {
+            *self.filling_since.lock() = now;
+        }
+        Ok(Place { queue: self, since: now, _permit: Some(permit) })
     }
 
-    /// Seconds until those that wait now will have had their turn, at the rate at which requests end.
+    /// Seconds until the requests that wait now will have had their turn, at the rate at which requests
+    /// have left the queue for a worker since it was last empty.
     pub(crate) fn advice(&self) -> u64 {
         let now = Instant::now();
-        let seconds = self.ended.span(now).as_secs().max(1);
-        (self.waiting() as u64 * seconds).div_ceil(self.ended(now).max(1)).clamp(1, LONGEST_ADVICE)
+        let since = *self.filling_since.lock();
+        let (served, span) = self.served.since(since, now);
+        let waiting = u32::try_from(self.waiting()).unwrap_or(u32::MAX);
+        let served = u32::try_from(served).unwrap_or(u32::MAX).max(1);
+        let left = span.max(Duration::from_secs(1)).saturating_mul(waiting) / served;
+        left.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, LONGEST_ADVICE)
     }
 
     /// A slot, if there is a free one and nobody waits for it.
@@ -127,30 +169,54 @@ impl Queue {
         Ok(Some(Slot { queue: Arc::clone(self), _permit: permit.ok() }))
     }
 
-    pub(crate) fn has_line(&self) -> bool {
-        self.in_line.load(Ordering::Relaxed) > 0
+    /// Whether requests wait in that line. It is asked for only if there is any line.
+    pub(crate) fn has_line(&self, lane: impl FnOnce() -> Lane) -> bool {
+        if self.in_line.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let lane = lane();
+        self.lines.lock().lanes.iter().any(|(of, _)| *of == lane)
     }
 
     /// A place at the end of the line.
-    pub(crate) fn line_up(&self) -> Result<Ticket<'_>, Error> {
+    pub(crate) fn line_up(&self, lane: Lane) -> Result<Ticket<'_>, Error> {
         let place = self.place()?;
-        let mut line = self.line.lock();
-        line.next += 1;
-        let number = line.next;
-        line.tickets.insert(number, None);
-        self.in_line.store(line.tickets.len(), Ordering::Relaxed);
-        Ok(Ticket { place, standing: Standing { queue: self, number } })
+        let mut lines = self.lines.lock();
+        lines.next += 1;
+        let number = lines.next;
+        Ok(self.stand(place, lane, number, &mut lines))
     }
 
-    /// There may be room on a worker.
+    /// The place that a request had before a worker seemed to take it. It is never refused: requests
+    /// that came later are in the queue.
+    pub(crate) fn return_to(&self, lane: Lane, number: u64) -> Ticket<'_> {
+        let permit = self.places.try_acquire().ok();
+        let place = Place { queue: self, since: Instant::now(), _permit: permit };
+        self.stand(place, lane, number, &mut self.lines.lock())
+    }
+
+    fn stand<'a>(
+        &'a self,
+        place: Place<'a>,
+        lane: Lane,
+        number: u64,
+        lines: &mut Lines,
+    ) -> Ticket<'a> {
+        lines.of(lane).insert(number, None);
+        self.in_line.store(lines.len(), Ordering::Relaxed);
+        Ticket { place, standing: Standing { queue: self, lane, number } }
+    }
+
+    /// There may be room on a worker: the first in each line that is not trying already tries.
     fn call_next(&self) {
-        if !self.has_line() {
+        if self.in_line.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut line = self.line.lock();
-        let mut calls = line.tickets.values_mut().filter_map(Option::take);
-        // Whoever is just leaving does not listen.
-        let _called = calls.any(|call| call.send(()).is_ok());
+        for (_, line) in &mut self.lines.lock().lanes {
+            let mut calls = line.values_mut().filter_map(Option::take);
+            // A request that is just leaving does not listen.
+            let _called = calls.any(|call| call.send(()).is_ok());
+        }
     }
 }
 
@@ -172,11 +238,12 @@ impl Drop for Slot {
 pub(crate) struct Place<'a> {
     queue: &'a Queue,
     since: Instant,
-    _permit: SemaphorePermit<'a>,
+    _permit: Option<SemaphorePermit<'a>>,
 }
 
 impl Place<'_> {
     pub(crate) fn served(self) {
+        self.queue.served.add(Instant::now());
         self.end(QueueEnd::Served);
     }
 
@@ -199,10 +266,15 @@ pub(crate) struct Ticket<'a> {
 
 struct Standing<'a> {
     queue: &'a Queue,
+    lane: Lane,
     number: u64,
 }
 
 impl Ticket<'_> {
+    pub(crate) fn number(&self) -> u64 {
+        self.standing.number
+    }
+
     pub(crate) fn served(self) {
         self.place.served();
     }
@@ -213,9 +285,9 @@ impl Ticket<'_> {
 
     /// Waits until it is this one's turn to try; false if it was not by `at`.
     pub(crate) async fn turn(&self, alarm: &mut Alarm, at: Instant) -> bool {
-        let Standing { queue, number } = &self.standing;
+        let Standing { queue, lane, number } = &self.standing;
         let (call, mut called) = oneshot::channel();
-        queue.line.lock().tickets.insert(*number, Some(call));
+        queue.lines.lock().of(*lane).insert(*number, Some(call));
         loop {
             let now = Instant::now();
             if now >= at {
@@ -225,8 +297,8 @@ impl Ticket<'_> {
             if alarm.limit(at.min(now + pause), &mut called).await.is_some() {
                 return true;
             }
-            let line = queue.line.lock();
-            if line.tickets.first_key_value().is_some_and(|(first, _)| first == number) {
+            let is_first = |(first, _): (&u64, _)| first == number;
+            if queue.lines.lock().of(*lane).first_key_value().is_some_and(is_first) {
                 return Instant::now() < at;
             }
         }
@@ -235,10 +307,10 @@ impl Ticket<'_> {
 
 impl Drop for Standing<'_> {
     fn drop(&mut self) {
-        let mut line = self.queue.line.lock();
-        line.tickets.remove(&self.number);
-        self.queue.in_line.store(line.tickets.len(), Ordering::Relaxed);
-        drop(line);
+        let mut lines = self.queue.lines.lock();
+        lines.remove(self.lane, self.number);
+        self.queue.in_line.store(lines.len(), Ordering::Relaxed);
+        drop(lines);
         // Either it was taken, and there may be room for more; or it has given up its turn.
         self.queue.call_next();
     }
@@ -295,7 +367,8 @@ mod tests {
     async fn an_end_calls_the_first_in_line_which_keeps_its_place_until_it_is_taken() {
         let queue = queue(&Config::default());
         let ended = slot(&queue).await;
-        let (first, second) = (queue.line_up().expect("room"), queue.line_up().expect("room"));
+        let (first, second) =
+            (queue.line_up(None).expect("room"), queue.line_up(None).expect("room"));
         let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
         let [one, two] = &mut alarms;
         drop(ended);
@@ -308,8 +381,32 @@ mod tests {
         drop(first);
         assert!(second.turn(two, in_an_hour()).await);
         drop(second);
-        assert!(!queue.has_line());
+        assert!(!queue.has_line(|| None));
         assert_eq!(queue.waiting(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_do_not_block_each_other_and_a_return_is_to_the_same_place() {
+        let queue = queue(&Config { queue_size: 3, ..Config::default() });
+        let other = Some(ModelName::new("other"));
+        let first = queue.line_up(None).expect("room");
+        assert!(queue.has_line(|| None) && !queue.has_line(|| other));
+        let number = first.number();
+        let second = queue.line_up(None).expect("room");
+        first.served();
+        // Others have taken its room meanwhile.
+        let more = [other, None].map(|lane| queue.line_up(lane).expect("room"));
+        assert!(queue.line_up(None).is_err());
+        let first = queue.return_to(None, number);
+        let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
+        let [one, two] = &mut alarms;
+        tokio::select! {
+            biased;
+            _ = second.turn(two, in_an_hour()) => panic!("overtaken"),
+            mine = first.turn(one, in_an_hour()) => assert!(mine),
+        }
+        drop((first, second, more));
+        assert_eq!((queue.waiting(), queue.has_line(|| other)), (0, false));
     }
 
     #[tokio::test(start_paused = true)]
@@ -320,12 +417,17 @@ mod tests {
             Err(Error::QueueFull { limit: 40, retry_after }) => retry_after,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(&queue), 40, "nothing has ended yet");
-        for _ in 0..10 {
+        assert_eq!(refused(&queue), 40, "nothing has left the queue yet");
+        let mut places = places.into_iter();
+        for place in places.by_ref().take(10) {
+            place.served();
+        }
+        let _more: Vec<_> = (0..10).map(|_| queue.place().expect("room")).collect();
+        assert_eq!(refused(&queue), 4, "40 wait, 10 a second leave");
+        // What is refused ends, too, but leaves no room.
+        for _ in 0..1000 {
             drop(slot(&queue).await);
         }
-        assert_eq!(refused(&queue), 4, "40 wait, 10 a second end");
-        drop(places);
-        assert_eq!(queue.advice(), 1);
+        assert_eq!(refused(&queue), 4);
     }
 }

@@ -42,14 +42,21 @@ impl Window {
         recent.map(|slot| slot & u64::from(u32::MAX)).sum()
     }
 
+    /// The events after `then`, give or take those of its second, and for how long they were counted.
+    pub(super) fn since(&self, then: Instant, now: Instant) -> (u64, Duration) {
+        let (first, last) = (self.second(then), self.second(now));
+        let slots = self.slots.iter().map(|slot| slot.load(Relaxed));
+        let recent = slots.filter(|slot| {
+            let second = slot >> 32;
+            second >= first && last.saturating_sub(second) < SECONDS
+        });
+        let sum = recent.map(|slot| slot & u64::from(u32::MAX)).sum();
+        (sum, now.saturating_duration_since(then).min(Duration::from_secs(SECONDS)))
+    }
+
     /// Counted so that a slot which was never written is always stale.
     fn second(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.begun).as_secs() + SECONDS
-    }
-
-    /// The time for which there are counts.
-    pub(super) fn span(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.begun).min(Duration::from_secs(SECONDS))
     }
 }
 
@@ -71,6 +78,8 @@ mod tests {
         }
         assert_eq!(window.sum(at(34)), 15);
         assert_eq!(window.sum(at(39)), 0);
+        assert_eq!(window.since(at(28), at(34)), (6, Duration::from_secs(6)));
+        assert_eq!(window.since(at(0), at(34)), (15, Duration::from_secs(10)));
         window.add(at(1000));
         assert_eq!(window.sum(at(1000)), 1);
     }

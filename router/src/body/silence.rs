@@ -12,6 +12,13 @@ use crate::alarm::Alarm;
 /// A stream may be stuck after this many times its mean pause.
 const PATIENCE: u32 = 20;
 
+/// A stream that has paused for so long looks whether its worker is lost, or --inter-token-timeout-secs
+/// if that is shorter,
+pub const QUIET: Duration = Duration::from_secs(1);
+
+/// and looks again after this.
+const GLANCE: Duration = Duration::from_millis(250);
+
 /// A stream that may be stuck, with a worker that may still come back, is looked at again after this.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
@@ -23,6 +30,8 @@ const GRAIN: Duration = Duration::from_millis(1);
 pub enum Due {
     /// A sign of life for the client and for the proxies on the way to it.
     KeepAlive,
+    /// A look at whether the worker has been found dead or frozen meanwhile.
+    Glance,
     /// A look at whether the worker is still there, after at least so long a pause.
     Look(Duration),
     /// The end of the request's time.
@@ -36,6 +45,12 @@ pub struct Limits {
     pub inter_token: Duration,
 }
 
+impl Limits {
+    fn quiet(&self) -> Duration {
+        QUIET.min(self.inter_token)
+    }
+}
+
 /// When something was last said. A frame costs two additions here and no look at a timer.
 #[derive(Debug)]
 pub struct Silence {
@@ -45,6 +60,7 @@ pub struct Silence {
     frames: u32,
     /// The last frame from the worker.
     heard: Instant,
+    glance: Instant,
     look: Instant,
     keepalive: Instant,
 }
@@ -52,7 +68,8 @@ pub struct Silence {
 impl Silence {
     pub fn new(limits: Limits, end: Instant, now: Instant) -> Self {
         let (look, keepalive) = (now + limits.inter_token, now + limits.keepalive);
-        Self { limits, end, begun: now, frames: 0, heard: now, look, keepalive }
+        let glance = now + limits.quiet();
+        Self { limits, end, begun: now, frames: 0, heard: now, glance, look, keepalive }
     }
 
     /// A frame has come, and the client gets it.
@@ -65,6 +82,7 @@ impl Silence {
     /// The silence of another worker counts from now.
     pub fn begins(&mut self, now: Instant) {
         self.heard = now;
+        self.glance = now + self.limits.quiet();
         self.look = now + self.limits.inter_token;
     }
 
@@ -76,7 +94,7 @@ impl Silence {
     /// Ready when something is due.
     pub fn poll(&mut self, alarm: &mut Alarm, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
-            let next = self.end.min(self.look).min(self.keepalive);
+            let next = self.end.min(self.glance).min(self.look).min(self.keepalive);
             ready!(alarm.poll(next, cx));
             let now = Instant::now();
             let patient_until = self.heard + self.patience();
@@ -85,13 +103,21 @@ impl Silence {
             } else if now >= self.keepalive {
                 self.keepalive = now + self.limits.keepalive;
                 return Poll::Ready(Due::KeepAlive);
-            } else if now < patient_until {
+            } else if now >= self.glance {
+                self.glance = now + GLANCE;
+                return Poll::Ready(Due::Glance);
+            } else if now >= self.look && now < patient_until {
                 self.look = patient_until;
             } else if now >= self.look {
                 self.look = now + SECOND_LOOK;
                 return Poll::Ready(Due::Look((now - self.heard).saturating_sub(GRAIN)));
             }
         }
+    }
+
+    /// For how long it has lasted.
+    pub fn length(&self) -> Duration {
+        self.heard.elapsed()
     }
 
     /// The longest pause that is like this stream.
@@ -123,10 +149,14 @@ mod tests {
             Self { begun, silence: Silence::new(limits, end, begun), alarm: Alarm::new(end) }
         }
 
-        /// What is due next, and in which second of the stream.
+        /// What is due next, glances aside, and in which second of the stream.
         async fn next(&mut self) -> (u64, Due) {
-            let due = poll_fn(|cx| self.silence.poll(&mut self.alarm, cx)).await;
-            (self.begun.elapsed().as_secs(), due)
+            loop {
+                let due = poll_fn(|cx| self.silence.poll(&mut self.alarm, cx)).await;
+                if due != Due::Glance {
+                    return (self.begun.elapsed().as_secs(), due);
+                }
+            }
         }
     }
 
@@ -143,6 +173,7 @@ mod tests {
                 }
                 (second, Due::KeepAlive) => (second, "keepalive"),
                 (second, Due::End) => (second, "end"),
+                (_, Due::Glance) => unreachable!("left out"),
             });
         }
         let looks = seen.iter().filter(|(_, due)| *due == "look").count();
@@ -171,6 +202,15 @@ mod tests {
             let wait = tokio::time::timeout(Duration::from_secs(4), stream.next()).await;
             assert!(wait.is_err(), "{wait:?}");
             stream.silence.broken(Instant::now());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quiet_stream_glances_at_its_worker_from_the_first_second_on() {
+        let mut stream = Stream::new(LIMITS, 3600);
+        for quarter in 4..12 {
+            let due = poll_fn(|cx| stream.silence.poll(&mut stream.alarm, cx)).await;
+            assert_eq!((due, stream.begun.elapsed() / 250), (Due::Glance, GLANCE * quarter / 250));
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
     body::{
         failure::Failure,
         replay::Replay,
-        silence::{Due, Limits, Silence},
+        silence::{Due, Limits, QUIET, Silence},
         usage,
         worker::WorkerFrames,
     },
@@ -218,7 +218,10 @@ impl EventStream {
                 Due::Look(pause) if self.is_stuck(pause) => {
                     return Poll::Ready(Err(Failure::Stuck(pause)));
                 }
-                Due::KeepAlive | Due::Look(_) => {}
+                Due::Glance if self.is_lost() => {
+                    return Poll::Ready(Err(Failure::Stuck(self.silence.length())));
+                }
+                Due::KeepAlive | Due::Glance | Due::Look(_) => {}
             }
         }
     }
@@ -273,13 +276,28 @@ impl EventStream {
         Ok(bytes)
     }
 
+    /// Whether its worker has been found dead or frozen while the stream paused. A worker that is silent
+    /// as a whole gets a health check now.
+    fn is_lost(&self) -> bool {
+        let State::Flowing { frames, .. } = &self.state else { return false };
+        let worker = frames.worker();
+        if worker.silent_for() >= QUIET {
+            worker.doubt();
+        }
+        worker.is_lost() && self.is_replayable()
+    }
+
+    fn is_replayable(&self) -> bool {
+        self.replay.as_ref().is_some_and(Replay::is_possible)
+    }
+
     /// Whether a stream that has paused for so long will not go on. Where it cannot be continued, a
     /// wrong yes costs the answer: then only a worker that is out of rotation counts as gone.
     fn is_stuck(&self, pause: Duration) -> bool {
-        let State::Flowing { frames, .. } = &self.state else { return false };
+        let State::Flowing { frames, job } = &self.state else { return false };
         let worker = frames.worker();
-        let is_replayable = self.replay.as_ref().is_some_and(Replay::is_possible);
-        worker.phase() != Phase::Healthy || is_replayable && worker.silent_for() >= pause
+        let is_stuck = || self.is_replayable() && worker.is_silent_for(pause);
+        worker.phase() != Phase::Healthy || is_stuck() && job.router.registry.has_other(worker)
     }
 
     /// Looks for another worker if that may help; else returns the last that the client gets.
@@ -300,7 +318,7 @@ impl EventStream {
             if let Some(Some(body)) = body {
                 tracing::info!("continuing a stream of worker {}: {failure}", frames.worker().url);
                 // There were events since the last one: only this worker may have died of them.
-                job.deaths = u32::from(matches!(failure, Failure::Broken(_)));
+                job.deaths = u32::from(matches!(failure, Failure::Broken(_) | Failure::Stuck(_)));
                 // The counts of a continuation are no word on the next worker's cache.
                 self.usage.close();
                 self.events = Events::default();

@@ -9,12 +9,13 @@ use http::HeaderMap;
 use memchr::memmem::{self, Finder};
 
 use crate::{
-    correct::Usage, endpoint::Endpoint, fleet::worker::Booking, key::json::Cursor, proxy::Job,
+    correct::Usage,
+    endpoint::Endpoint,
+    fleet::worker::Booking,
+    key::json::Cursor,
+    proxy::Job,
+    wire::headers::{CACHED_TOKENS, PROMPT_TOKENS},
 };
-
-/// What our workers tell with their first byte.
-const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
-const CACHED_TOKENS: &str = "x-mla-cached-tokens";
 
 /// The requests of all routers that the worker has.
 const REQUESTS: &str = "x-mla-requests";

@@ -192,7 +192,7 @@ pub struct Config {
     pub max_concurrent_requests: AtMost,
 
     /// Requests that may wait until a worker can take them; more are refused with 429, or with 503 if
-    /// no worker is healthy
+    /// no worker is healthy. 0: what the workers refuse is refused at once
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = ROUTING)]
     pub queue_size: usize,
 

@@ -74,7 +74,7 @@ pub enum Error {
     /// The answer is the worker's own: nobody had a better one.
     #[error("the worker answered {}", .0.status)]
     Refused(Box<Refusal>),
-    #[error("each of {deaths} workers broke the connection when it had this request")]
+    #[error("each of {deaths} workers broke the connection or froze when it had this request")]
     Poisonous { deaths: u32 },
     #[error("the request was not answered within {after:?}")]
     Timeout { after: Duration },

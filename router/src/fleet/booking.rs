@@ -57,6 +57,7 @@ pub struct Booking {
     tokens_before: u64,
     /// How long the first byte of a stream took, until the worker reports its prompt.
     waited: Option<Duration>,
+    booked: Instant,
     /// Until the first byte: since when it is waited for.
     waiting_since: Option<Instant>,
     /// Until the prompt is computed.
@@ -86,7 +87,7 @@ impl Worker {
         let now = Instant::now();
         if self.load.requests.fetch_add(1, Ordering::Relaxed) == 0 {
             // It had nothing to say before; its silence begins now.
-            self.pulse.beat(now);
+            self.pulse.begin(now);
         }
         let before = self.load.pending_tokens.fetch_add(pending_tokens, Ordering::Relaxed);
         Booking {
@@ -96,6 +97,7 @@ impl Worker {
             tokens_ahead: before + pending_tokens,
             tokens_before: before,
             waited: None,
+            booked: now,
             waiting_since: Some(now),
             epoch: Some(self.learned.begin()),
             promise: None,
@@ -135,7 +137,7 @@ impl Booking {
     /// What to wait for before the request is sent, and no longer than all that is to be computed
     /// before its first byte should take.
     pub fn prefix_computed(&mut self) -> Option<impl Future<Output = ()> + use<>> {
-        let limit = self.worker.pace.expected(self.tokens_ahead);
+        let limit = self.expected_prefill();
         self.awaited.take().map(|awaited| awaited.within(limit))
     }
 
@@ -159,6 +161,11 @@ impl Booking {
         }
     }
 
+    /// What the prompt should take to be computed, with all that is ahead of it.
+    pub fn expected_prefill(&self) -> Duration {
+        self.worker.pace.expected(self.tokens_ahead)
+    }
+
     /// What the first byte may take, from the worker's pace so far.
     pub fn first_token_limit(&self) -> Duration {
         self.worker.first_token_limit(self.tokens_ahead)
@@ -171,6 +178,9 @@ impl Booking {
         if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
             // All that is known of this one's time is that it is longer.
             self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+        }
+        if self.is_work && outcome == Outcome::Answered {
+            self.worker.longest_answer.observe(self.booked.elapsed());
         }
         if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
             return;

@@ -89,6 +89,15 @@ impl EngineLoad {
         load
     }
 
+    /// It has computed tokens since `before`.
+    pub fn is_ahead_of(&self, before: &Self) -> bool {
+        let more = |now: Option<f64>, then: Option<f64>| {
+            now.zip(then).is_some_and(|(now, then)| now > then)
+        };
+        more(self.output_tokens, before.output_tokens)
+            || more(self.prompt_tokens, before.prompt_tokens)
+    }
+
     /// Nothing of it is known.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -145,6 +154,9 @@ vllm:time_per_output_token_seconds_sum 0.8
 vllm:time_per_output_token_seconds_count 39
 "#;
         assert_eq!(EngineLoad::parse(vllm), load);
+        let later = EngineLoad { output_tokens: Some(41.0), ..load.clone() };
+        assert!(later.is_ahead_of(&load) && !load.is_ahead_of(&load));
+        assert!(!later.is_ahead_of(&EngineLoad::default()), "nothing to compare with");
         let both = [&sglang[..], &vllm[..]].concat();
         assert_eq!(EngineLoad::parse(&both), load, "no figure counts twice");
     }

@@ -3,12 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde::Deserialize;
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
 use crate::{
     config::Config,
     fleet::{
+        patience::Patience,
         registry::Registry,
         worker::{Phase, Worker, WorkerInfo},
     },
@@ -17,15 +19,39 @@ use crate::{
     upstream::{Connection, UpstreamError, call::Call},
 };
 
+/// The last worker in rotation stays there, however late its answers are, until it has been silent for
+/// this many times --health-check-timeout-secs.
+const LAST_ONE: u32 = 10;
+
+/// A limit that was exceeded by more than this share of it: the router itself did not get to run.
+const LATENESS: f64 = 0.25;
+
 /// Why a check has failed.
 #[derive(Debug, Error)]
 enum Trouble {
     #[error("no answer within {0:?}")]
     Silent(Duration),
+    #[error("its health check says that its engine makes no progress")]
+    Stuck,
     #[error("its health check answered {0}")]
     Status(http::StatusCode),
     #[error(transparent)]
     Broken(#[from] UpstreamError),
+}
+
+/// The body of a health check, as far as the worker sends one that says something. Ours does.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Report {
+    status: String,
+    /// Seconds since its scheduler was last seen to make progress.
+    last_step_age: Option<f64>,
+}
+
+impl Report {
+    fn parse(body: &[u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or_default()
+    }
 }
 
 /// What is known from one worker's checks so far.
@@ -35,6 +61,7 @@ pub struct HealthCheck {
     /// the sign of a restart between two checks, so that the worker's information need not be asked
     /// for at every one.
     connection: Option<Connection>,
+    patience: Patience,
     failures: u32,
     successes: u32,
     /// When the first check of the present row of failures was sent.
@@ -44,10 +71,11 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    pub fn new(worker: Arc<Worker>) -> Self {
+    pub fn new(worker: Arc<Worker>, config: &Config) -> Self {
         Self {
             worker,
             connection: None,
+            patience: Patience::new(config.health_check_timeout_secs.get()),
             failures: 0,
             successes: 0,
             failing_since: None,
@@ -61,20 +89,64 @@ impl HealthCheck {
         let (sent, kept) = (Instant::now(), self.opened_at());
         match self.ask(config).await {
             Ok(()) => {
+                self.patience.answered(sent.elapsed());
                 let reconnected = self.opened_at() != kept;
                 self.severed |= reconnected && kept.is_some();
                 self.good(config, registry, tree, reconnected).await;
             }
-            Err(trouble) => self.bad(config, registry, sent, &trouble),
+            Err(Trouble::Broken(error)) if error.is_local() => {
+                tracing::debug!("worker {} was not checked: {error}", self.worker.url);
+            }
+            Err(trouble) => {
+                if matches!(trouble, Trouble::Silent(_)) {
+                    self.patience.missed();
+                }
+                match self.excuse(config, registry, sent, &trouble) {
+                    Some(why) => {
+                        tracing::debug!("worker {}: {trouble}, but {why}", self.worker.url);
+                    }
+                    None => self.bad(config, registry, sent, &trouble),
+                }
+            }
         }
         self.worker.pool.sweep();
     }
 
+    /// Why a worker in rotation that has not answered in time stays there: slowness alone is no
+    /// reason to take it out. `None` if it goes.
+    fn excuse(
+        &mut self,
+        config: &Config,
+        registry: &Registry,
+        sent: Instant,
+        trouble: &Trouble,
+    ) -> Option<&'static str> {
+        let Trouble::Silent(limit) = trouble else { return None };
+        if self.worker.phase() != Phase::Healthy {
+            return None;
+        }
+        if self.worker.heard_since(sent) {
+            self.failing_since = None;
+            return Some("bytes of its responses have come meanwhile");
+        }
+        if sent.elapsed() > limit.mul_f64(1.0 + LATENESS) {
+            return Some("the router itself was late");
+        }
+        let failing_since = *self.failing_since.get_or_insert(sent);
+        let longest = config.health_check_timeout_secs.get().saturating_mul(LAST_ONE);
+        let is_last = !registry.has_other(&self.worker);
+        (is_last && failing_since.elapsed() < longest).then_some("it is the last one in rotation")
+    }
+
     async fn ask(&mut self, config: &Config) -> Result<(), Trouble> {
-        let limit = config.health_check_timeout_secs.get();
+        let limit = self.patience.limit();
         let call = Call::get(config.health_check_endpoint.as_str());
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
-            Ok(Ok((status, _))) if status.is_success() => Ok(()),
+            Ok(Ok((status, body))) if status.is_success() => {
+                self.worker.set_vouched(Report::parse(&body).last_step_age.is_some());
+                Ok(())
+            }
+            Ok(Ok((_, body))) if Report::parse(&body).status == "stuck" => Err(Trouble::Stuck),
             Ok(Ok((status, _))) => Err(Trouble::Status(status)),
             Ok(Err(error)) => Err(Trouble::Broken(error)),
             Err(_) => Err(Trouble::Silent(limit)),
@@ -140,7 +212,8 @@ impl HealthCheck {
         // A worker that is alive and busy may fail a check while its responses flow; and one that
         // shuts down in order answers badly, or not at all, until it has finished what it has.
         let silent = worker.silent_for() >= failing_since.elapsed();
-        let frozen = matches!(trouble, Trouble::Silent(_)) && registry.any_takes_requests();
+        let frozen =
+            matches!(trouble, Trouble::Silent(_) | Trouble::Stuck) && registry.has_other(worker);
         if silent && (frozen || is_down) {
             worker.give_up();
         }

@@ -35,6 +35,12 @@ impl WorkerInfo {
         self
     }
 
+    /// Whether some request could go to either of two workers, as far as they say.
+    pub fn shares_model(&self, other: &Self) -> bool {
+        let (names, others) = (&self.names, &other.names);
+        names.is_empty() || others.is_empty() || names.iter().any(|name| others.contains(name))
+    }
+
     /// Whether it says so.
     pub fn serves(&self, model: ModelName) -> bool {
         self.names.contains(&model)

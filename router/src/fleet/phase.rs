@@ -85,6 +85,10 @@ impl Rotation {
         self.gone.notify_waiters();
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::SeqCst)
+    }
+
     pub(super) async fn lost(&self) {
         let gone = self.gone.notified();
         tokio::pin!(gone);

@@ -11,30 +11,44 @@ use tokio::time::Instant;
 pub(super) const GRAIN: Duration = Duration::from_millis(1);
 
 /// Written for every frame, by any thread: so it has a cache line of its own, and is left alone
-/// while its value would not change.
+/// while its value would not change. All times are milliseconds from `born`.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Pulse {
-    /// Milliseconds from `born` to the last sign.
-    last: AtomicU64,
+    /// The last byte.
+    heard: AtomicU64,
+    /// When the worker, idle before, got its first request.
+    busy_since: AtomicU64,
     born: Instant,
 }
 
 impl Pulse {
     pub(super) fn new(now: Instant) -> Self {
-        Self { last: AtomicU64::new(0), born: now }
+        Self { heard: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
     }
 
+    /// A byte has come.
     pub(super) fn beat(&self, now: Instant) {
         let at = self.millis(now);
-        if self.last.load(Ordering::Relaxed) < at {
-            self.last.store(at, Ordering::Relaxed);
+        if self.heard.load(Ordering::Relaxed) < at {
+            self.heard.store(at, Ordering::Relaxed);
         }
     }
 
+    /// An idle worker has got a request: its silence begins now.
+    pub(super) fn begin(&self, now: Instant) {
+        self.busy_since.store(self.millis(now), Ordering::Relaxed);
+    }
+
     pub(super) fn silent_for(&self, now: Instant) -> Duration {
-        let last = self.last.load(Ordering::Relaxed);
+        let heard = self.heard.load(Ordering::Relaxed);
+        let last = heard.max(self.busy_since.load(Ordering::Relaxed));
         Duration::from_millis(self.millis(now).saturating_sub(last))
+    }
+
+    /// Whether a byte has come after `then`.
+    pub(super) fn heard_since(&self, then: Instant) -> bool {
+        self.heard.load(Ordering::Relaxed) > self.millis(then)
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -57,5 +71,16 @@ mod tests {
         pulse.beat(at(30)); // another thread, a little late
         assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(pulse.silent_for(at(10)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_new_request_begins_a_silence_and_is_no_sign_of_life() {
+        let born = Instant::now();
+        let at = |millis| born + Duration::from_millis(millis);
+        let pulse = Pulse::new(born);
+        pulse.beat(at(10));
+        pulse.begin(at(50));
+        assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
+        assert!(pulse.heard_since(at(5)) && !pulse.heard_since(at(20)));
     }
 }

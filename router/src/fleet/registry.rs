@@ -40,9 +40,12 @@ impl Registry {
         self.workers().iter().map(|worker| worker.view()).collect()
     }
 
-    /// Whether a request that leaves a worker now has somewhere to go.
-    pub fn any_takes_requests(&self) -> bool {
-        self.workers().iter().any(|worker| worker.takes_requests())
+    /// Whether a request that leaves `worker` now has somewhere to go.
+    pub fn has_other(&self, worker: &Worker) -> bool {
+        let info = worker.info.load();
+        self.workers().iter().any(|other| {
+            other.id != worker.id && other.takes_requests() && info.shares_model(&other.info.load())
+        })
     }
 
     /// Whether it depends on its model which workers can take a request.

@@ -28,6 +28,7 @@ use crate::{
         breaker::{Breaker, NEVER},
         computing::Computing,
         engine_load::EngineLoad,
+        longest::Longest,
         metrics::WorkerCounters,
         others::Others,
         pace::Pace,
@@ -64,6 +65,10 @@ pub struct Worker {
     pub(super) breaker: Breaker,
     pub(super) rotation: Rotation,
     troubles: Troubles,
+    /// Its good health checks mean that its engine makes progress, and not only that HTTP answers.
+    vouched: AtomicBool,
+    /// Seconds that its answers have taken, the longest of late.
+    pub(super) longest_answer: Longest,
     first_token_timeout: Duration,
     /// Its source wants it to get no requests for now.
     withheld: AtomicBool,
@@ -95,6 +100,8 @@ impl Worker {
             ),
             rotation: Rotation::new(),
             troubles: Troubles::default(),
+            vouched: AtomicBool::new(false),
+            longest_answer: Longest::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -170,15 +177,35 @@ impl Worker {
         self.rotation.give_up();
     }
 
-    /// Resolves when the worker turns out to be dead or frozen: who still waits for a first byte
-    /// should go elsewhere. Streams that go on, go on.
+    /// Resolves when the worker turns out to be dead or frozen: requests that still wait for a first
+    /// byte should go elsewhere. Streams that go on, go on.
     pub async fn lost(&self) {
         self.rotation.lost().await;
+    }
+
+    /// It has turned out to be dead or frozen.
+    pub fn is_lost(&self) -> bool {
+        self.rotation.is_lost()
+    }
+
+    /// Asks for a health check soon.
+    pub fn doubt(&self) {
+        self.rotation.doubt();
     }
 
     /// A byte of some response has come from it.
     pub fn heard(&self, now: Instant) {
         self.pulse.beat(now);
+    }
+
+    /// Nothing has come from it for so long, and it does not say itself that it makes progress.
+    pub fn is_silent_for(&self, limit: Duration) -> bool {
+        !self.makes_progress() && self.silent_for() + GRAIN >= limit
+    }
+
+    /// Whether a byte of some response has come from it after `then`.
+    pub fn heard_since(&self, then: Instant) -> bool {
+        self.pulse.heard_since(then)
     }
 
     /// How long it has said nothing although it had something to do.
@@ -190,6 +217,21 @@ impl Worker {
     /// if this worker's pace says so.
     pub fn first_token_limit(&self, tokens_ahead: u64) -> Duration {
         self.pace.limit(tokens_ahead, self.first_token_timeout)
+    }
+
+    /// How long an answer that comes in one piece may be waited for while the worker sends nothing
+    /// at all: some times --first-token-timeout-secs, or more if its answers take longer.
+    pub fn answer_limit(&self) -> Duration {
+        self.longest_answer.limit(self.first_token_timeout)
+    }
+
+    /// Its engine makes progress, by its own word: what takes long there is slow, and not stuck.
+    pub fn makes_progress(&self) -> bool {
+        self.vouched.load(Ordering::Relaxed) && self.phase() == Phase::Healthy
+    }
+
+    pub(super) fn set_vouched(&self, vouched: bool) {
+        self.vouched.store(vouched, Ordering::Relaxed);
     }
 
     pub fn breaker(&self) -> BreakerState {
@@ -221,7 +263,10 @@ impl Worker {
             Outcome::Late(limit) => {
                 // A check finds out whether it is frozen, and then all others that wait may go, too.
                 self.rotation.doubt();
-                self.silent_for() + GRAIN >= limit
+                if !self.is_silent_for(limit) {
+                    return;
+                }
+                true
             }
         };
         if let Some(time) = self.breaker.fail(on_trial, stuck, Instant::now()) {

@@ -8,15 +8,20 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
 use super::{
     Job, Reply,
     beginning::Beginning,
     exchange::{Exchange, Trouble},
     expect::Expect,
+    waiting::Waiting,
 };
 use crate::{
+    admission::Lane,
     config::Config,
     error::{Error, Refusal},
     fleet::{
@@ -30,6 +35,7 @@ use crate::{
         Router,
         select::{Selection, Wish},
     },
+    upstream::UpstreamError,
 };
 
 /// A request that so many workers have died of is not tried on another.
@@ -146,9 +152,11 @@ impl<'a> Round<'a> {
     /// One worker.
     async fn attempt(&mut self, booking: Booking) -> Result<Reply, Trouble> {
         let Job { deadline, failures, .. } = *self.job;
+        let model = self.job.lane();
         let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
+        let begun = Instant::now();
         router.metrics.retry(self.cause.take());
         let worker = Arc::clone(booking.worker());
         if let Some(trace) = journal.as_ref().and_then(|j| j.sent_to(&worker, booking.reason)) {
@@ -157,7 +165,14 @@ impl<'a> Round<'a> {
         let key = key.as_ref();
         let mut pending = Pending { router, key, booking: Some(booking) };
         let expect = Expect::of(*endpoint, key);
-        let exchange = Exchange { request, body: &self.body, expect, metrics: &router.metrics };
+        let prefilled = Notify::new();
+        let exchange = Exchange {
+            request,
+            body: &self.body,
+            expect,
+            metrics: &router.metrics,
+            prefilled: &prefilled,
+        };
         let prefix = pending.booking().prefix_computed().map(Box::pin);
         let asked = async {
             if let Some(prefix) = prefix {
@@ -165,36 +180,27 @@ impl<'a> Round<'a> {
             }
             exchange.with(&worker).await
         };
-        let mut asking = pin!(async {
+        let asking = pin!(async {
             tokio::select! {
                 biased;
                 outcome = asked => outcome,
                 () = worker.lost() => Err(Trouble::Lost),
             }
         });
-        let mut outcome = None;
-        let limit = || pending.booking().first_token_limit();
-        let limit = expect.is_stream().then(limit);
-        if let Some(limit) = limit.filter(|limit| Instant::now() + *limit < deadline) {
-            outcome = alarm.limit(Instant::now() + limit, asking.as_mut()).await;
-            let retries_left = failures < router.config.retries();
-            // Without anybody else to ask, waiting on is the best that can be done.
-            let leave = || has_other(router, worker.id, &self.tried) && afford_retry(router);
-            if outcome.is_none() && retries_left && leave() {
-                outcome = Some(Err(Trouble::Late(limit)));
-            } else if outcome.is_none() {
-                pending.booking().record(Outcome::Late(limit));
-            }
-        }
-        let outcome = match outcome {
-            Some(outcome) => outcome,
-            None => alarm.limit(deadline, asking).await.unwrap_or(Err(Trouble::Deadline)),
+        let may_leave = || {
+            // Moved once, a request that is late again is slow itself.
+            failures < router.config.retries()
+                && *deaths + 1 < DEATHS
+                && has_other(router, model, worker.id, &self.tried)
+                && afford_retry(router)
         };
+        let waiting = Waiting { alarm, deadline, expect, prefilled: &prefilled };
+        let outcome = waiting.on(pending.booking(), asking, may_leave).await;
         match outcome {
             Ok(beginning) => Ok(pending.has_begun(beginning)),
             Err(trouble) => {
                 *deaths += u32::from(trouble.is_death());
-                note(router, &trouble, pending.booking());
+                note(router, &trouble, pending.booking(), begun);
                 Err(trouble)
             }
         }
@@ -263,13 +269,19 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Tells those who keep count.
-fn note(router: &Router, trouble: &Trouble, booking: &mut Booking) {
+/// Tells those who keep count of an attempt that `begun` then.
+fn note(router: &Router, trouble: &Trouble, booking: &mut Booking, begun: Instant) {
     if let Some(outcome) = trouble.outcome() {
         booking.record(outcome);
     }
     let worker = booking.worker();
     match trouble {
+        // The kernel of a busy worker's machine has no place for one more connection.
+        Trouble::Broken(UpstreamError::ConnectTimeout(_))
+            if worker.heard_since(begun) || !router.registry.has_other(worker) =>
+        {
+            router.metrics.upstream_error(trouble.failure());
+        }
         Trouble::Broken(error) if !error.is_local() => {
             router.suspect(worker, trouble.failure(), error);
         }
@@ -281,10 +293,14 @@ fn note(router: &Router, trouble: &Trouble, booking: &mut Booking) {
     }
 }
 
-/// Somebody who has not been asked in this round takes requests.
-fn has_other(router: &Router, current: WorkerId, tried: &[WorkerId]) -> bool {
+/// A worker that has not been asked in this round takes requests for the model.
+fn has_other(router: &Router, model: Lane, current: WorkerId, tried: &[WorkerId]) -> bool {
     let is_other = |id| id != current && !tried.contains(&id);
-    router.registry.workers().iter().any(|worker| is_other(worker.id) && worker.takes_requests())
+    router
+        .registry
+        .workers()
+        .iter()
+        .any(|worker| is_other(worker.id) && worker.takes_requests() && worker.may_serve(model))
 }
 
 fn afford_retry(router: &Router) -> bool {

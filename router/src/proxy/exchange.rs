@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::header;
 use thiserror::Error;
+use tokio::sync::Notify;
 
 use super::{
     Rest,
@@ -15,6 +16,7 @@ use crate::{
     fleet::worker::{Outcome, Worker},
     metrics::{Metrics, UpstreamFailure},
     upstream::{Connection, UpstreamError},
+    wire::headers::PROMPT_TOKENS,
 };
 
 /// A worker's refusal is kept while others are asked. A longer one is not worth it.
@@ -49,9 +51,14 @@ impl Trouble {
         matches!(self, Self::Broken(_) | Self::Lost)
     }
 
-    /// The worker may have died of the request.
+    /// The worker may have died or frozen because of the request.
     pub(super) fn is_death(&self) -> bool {
-        matches!(self, Self::Broken(UpstreamError::Reset(_) | UpstreamError::Cut(_)))
+        matches!(
+            self,
+            Self::Broken(UpstreamError::Reset(_) | UpstreamError::Cut(_))
+                | Self::Lost
+                | Self::Late(_)
+        )
     }
 
     pub(super) fn failure(&self) -> UpstreamFailure {
@@ -87,6 +94,8 @@ pub(super) struct Exchange<'a> {
     pub(super) body: &'a Bytes,
     pub(super) expect: Expect,
     pub(super) metrics: &'a Metrics,
+    /// Rings when a head has come that says how long the prompt is: then it has been computed.
+    pub(super) prefilled: &'a Notify,
 }
 
 impl Exchange<'_> {
@@ -129,6 +138,9 @@ impl Exchange<'_> {
             worker.pool.checkin(connection);
             let refusal = Box::new(Refusal { status: head.status, headers: head.headers, body });
             return Err(if busy { Trouble::Busy(refusal) } else { Trouble::Failed(refusal) });
+        }
+        if head.headers.contains_key(PROMPT_TOKENS) {
+            self.prefilled.notify_one();
         }
         // What is compressed cannot be judged.
         let is_readable = !head.headers.contains_key(header::CONTENT_ENCODING);

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
-    admission::Slot,
+    admission::{Lane, Slot},
     alarm::Alarm,
     endpoint::Endpoint,
     error::Error,
+    fleet::registry::known,
     key::{self, Route, RouteKey},
     names::ModelName,
     proxy::{replay, request::WorkerRequest},
@@ -41,7 +42,7 @@ pub struct Job {
     pub(super) attempts: u32,
     /// Attempts in a row that count against --max-retries: all but those on busy workers.
     pub(super) failures: u32,
-    /// Workers that have broken the connection when they had this request.
+    /// Workers that have broken the connection or frozen when they had this request.
     pub deaths: u32,
     /// From the moment in which it need not wait in the queue any more.
     pub(super) slot: Option<Slot>,
@@ -106,6 +107,11 @@ impl Job {
         // Read once: it takes a look at the whole body.
         let model = || *self.model.get_or_init(|| key::model_of(&self.request.body));
         matters.then(model).flatten()
+    }
+
+    /// The line in which it waits: one for each model that is served, and one for all other requests.
+    pub(super) fn lane(&self) -> Lane {
+        known(&self.router.registry.workers(), self.model())
     }
 
     /// Until when it may wait in the queue, all its waits together.

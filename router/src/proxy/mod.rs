@@ -11,6 +11,7 @@ mod job;
 mod obtain;
 pub mod replay;
 pub mod request;
+mod waiting;
 
 pub use job::Job;
 pub use obtain::{Reply, Rest, obtain};

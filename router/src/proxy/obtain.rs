@@ -47,7 +47,7 @@ pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> 
         take_slot(job).await?;
     }
     // Nobody overtakes those who wait in line.
-    if !job.endpoint.is_work() || !job.router.queue.has_line() {
+    if !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
         match Round::new(job, body.as_ref()).run().await {
             Ok(reply) => return Ok(reply),
             Err(Stop::For(error)) => return Err(error),
@@ -66,11 +66,17 @@ async fn in_line(
 ) -> Result<Reply, Error> {
     let queue = Arc::clone(&job.router.queue);
     let mut ticket: Option<Ticket<'_>> = None;
+    let mut number = None;
     loop {
-        let held = match ticket.take() {
-            Some(held) => held,
-            None => queue.line_up().map_err(|full| answer(refusal.take(), full))?,
+        let held = match (ticket.take(), number) {
+            (Some(held), _) => held,
+            // A worker was asked and has refused after a while: back to the place that it had.
+            (None, Some(number)) => queue.return_to(job.lane(), number),
+            (None, None) => {
+                queue.line_up(job.lane()).map_err(|full| answer(refusal.take(), full))?
+            }
         };
+        number = Some(held.number());
         let until = job.patience();
         if !held.turn(&mut job.alarm, until).await {
             held.give_up();

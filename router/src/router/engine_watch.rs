@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Router;
 use crate::{
@@ -26,7 +26,8 @@ const OFTEN: u32 = 2;
 const SELDOM: u32 = 60;
 
 /// Asks until the router is gone or the worker removed, half as often as its health is checked. Over a
-/// connection of its own, and nothing waits for the answer: it is for people to see.
+/// connection of its own, and nothing waits for the answer: it is for people to see, and a
+/// sign of life where counts of tokens go up.
 pub(super) async fn run(router: Weak<Router>, worker: Arc<Worker>) {
     let mut connection = None;
     let mut pause = OFTEN;
@@ -47,6 +48,10 @@ pub(super) async fn run(router: Weak<Router>, worker: Arc<Worker>) {
                 Some(told) if told.is_empty() => pause = SELDOM,
                 told => load = told.unwrap_or_default(),
             }
+        }
+        if load.is_ahead_of(&worker.engine_load.load()) {
+            // Also while no byte of a response comes: it is busy with answers in one piece.
+            worker.heard(Instant::now());
         }
         worker.engine_load.store(Arc::new(load));
     }

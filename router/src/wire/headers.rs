@@ -19,6 +19,12 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 /// taken for the router's.
 const INTERNAL: &str = "x-mla-";
 
+/// In the heads of our workers' answers, which come when the prompt has been computed: its tokens,
+pub const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
+
+/// and those of them that were cached.
+pub const CACHED_TOKENS: &str = "x-mla-cached-tokens";
+
 /// Those that clients may use.
 const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 

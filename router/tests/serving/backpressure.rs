@@ -12,7 +12,10 @@ use std::{
 use http::StatusCode;
 use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
 
 use crate::support::{
     Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs,
@@ -58,6 +61,17 @@ async fn when_all_stay_busy_the_client_sees_the_workers_own_answer() {
     assert_eq!(answer.headers["retry-after"], "1");
     assert_nothing_booked(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_queue_clients_get_the_workers_own_refusal() {
+    let worker = FakeWorker::start(|_| Reply::status(429)).await;
+    let router = router(Config { queue_size: 0, ..in_turn() }, &[&worker]).await;
+    let begun = Instant::now();
+    let answer = Client::connect(router.local_addr()).await.post(PATH, prompt(0)).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(&answer.body[..], b"{\"from\":\"worker\"}");
+    assert!(begun.elapsed() < Duration::from_millis(50), "{:?}", begun.elapsed());
 }
 
 /// Twenty requests for four places that come free: all are served, who has waited longest first. The clock

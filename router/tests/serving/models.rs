@@ -1,9 +1,13 @@
 //! Workers with different models behind one router: a request goes to one that serves its model.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use mla_router::{Config, RouterHandle, config::PolicyName, fleet::worker::Phase};
 
-use crate::support::{Client, FakeWorker, all_in, config, router, soon};
+use tokio::time::Instant;
+
+use crate::support::{Client, FakeWorker, Reply, all_in, config, router, soon};
 
 const PATHS: [&str; 3] = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"];
 
@@ -67,6 +71,27 @@ async fn a_worker_that_comes_back_with_another_model_gets_no_requests_for_the_ol
     ask(&router, "new").await;
     assert_eq!(changing.requests_so_far(), PATHS.len());
     assert_eq!(staying.requests_so_far(), 4 * PATHS.len());
+}
+
+/// Nobody is in line for the workers of another model.
+#[tokio::test(start_paused = true)]
+async fn requests_for_a_busy_model_do_not_hold_up_those_for_another() {
+    let busy = FakeWorker::start(|_| Reply::status(503)).await;
+    busy.set_models(&["busy"]);
+    let idle = serving(&["idle"]).await;
+    let router = router(in_turn(), &[&busy, &idle]).await;
+    let address = router.local_addr();
+    let waiting = tokio::spawn(async move {
+        Client::connect(address).await.post(PATHS[0], body("busy")).await.status
+    });
+    while router.router().queue.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let begun = Instant::now();
+    let answer = Client::connect(address).await.post(PATHS[0], body("idle")).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    assert!(begun.elapsed() < Duration::from_millis(20), "{:?}", begun.elapsed());
+    waiting.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,11 @@
 //! A stream whose worker dies goes on with another one, and its client sees nothing of it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -10,6 +13,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use mla_router::{Config, RouterHandle, proxy::replay};
 use parking_lot::Mutex;
 use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use crate::support::{
     Client, FakeWorker, Process, Reply, Seen, Then, assert_nothing_booked, config, post, router,
@@ -256,6 +260,33 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
         }
     })
     .await;
+}
+
+/// With the settings that users have. HTTP is alive, and the health check says of the engine that it is not.
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_a_stuck_engine_goes_on_elsewhere_within_two_seconds_and_a_half() {
+    let mut fleet = Fleet::new(Config::default(), chat(1)).await;
+    let whole = fleet.whole();
+    let Fleet { engine, cuts, workers, router, client, .. } = &mut fleet;
+    cuts.lock().push((stream(1, None, true).len() / 2, Then::Silence));
+    let asked = async {
+        let answer = client.post(engine.path, engine.body).await;
+        (answer, Instant::now())
+    };
+    let stuck = async {
+        let busy = || router.workers().iter().position(|worker| worker.requests > 0);
+        while busy().is_none() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        sleep(Duration::from_millis(100)).await;
+        let number = busy().expect("it streams");
+        workers[number].report(503, r#"{"status":"stuck"}"#);
+        Instant::now()
+    };
+    let ((answer, ended), began) = tokio::join!(asked, stuck);
+    assert_eq!(answer.body, whole);
+    let gap = (ended - began).as_secs_f64();
+    assert!(gap <= 2.5, "{gap} s");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -111,6 +111,8 @@ struct State {
     script: Script,
     events: mpsc::UnboundedSender<Event>,
     healthy: Mutex<bool>,
+    /// What health checks are answered with instead.
+    report: Mutex<Option<(u16, &'static str)>>,
     /// Connections stay open and nothing is answered, as after SIGSTOP.
     frozen: AtomicBool,
     /// Rings when HTTP/2 connections should end in order.
@@ -170,6 +172,7 @@ impl FakeWorker {
             script: Box::new(script),
             events: sender,
             healthy: Mutex::new(true),
+            report: Mutex::new(None),
             frozen: AtomicBool::new(false),
             leaving: Notify::new(),
             checks: Mutex::default(),
@@ -215,6 +218,11 @@ impl FakeWorker {
     /// Asks clients to open another connection for their next requests.
     pub(crate) fn go_away(&self) {
         self.state.leaving.notify_waiters();
+    }
+
+    /// What health checks are answered with from now on, status and body.
+    pub(crate) fn report(&self, status: u16, body: &'static str) {
+        *self.state.report.lock() = Some((status, body));
     }
 
     pub(crate) fn set_healthy(&self, healthy: bool) {
@@ -346,6 +354,12 @@ async fn answer(
     match head.uri.path() {
         "/health" if state.frozen.load(Ordering::SeqCst) => std::future::pending().await,
         "/health" => {
+            let report = *state.report.lock();
+            if let Some((status, body)) = report {
+                let status = StatusCode::from_u16(status).expect("a status");
+                let reply = Reply::Whole(status, HeaderMap::new(), body.into());
+                return respond(Unfinished(None), reply).await;
+            }
             let status = state.check();
             return respond(Unfinished(None), Reply::status(status)).await;
         }

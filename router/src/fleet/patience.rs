@@ -1,0 +1,72 @@
+//! How long a worker's health check may take. A worker that answers in milliseconds and then not at all
+//! has stopped; one that answers a little later each time is busy.
+
+use std::time::Duration;
+
+/// A check may take this many times as long as the last one.
+const LENIENCE: u32 = 4;
+
+/// Upper bound, as a multiple of --health-check-timeout-secs.
+const MOST: u32 = 4;
+
+/// The limit grows with what checks take, doubles when one is missed, and shrinks by half with each
+/// answer, like the retransmission timeout of TCP.
+#[derive(Debug)]
+pub(super) struct Patience {
+    least: Duration,
+    limit: Duration,
+}
+
+impl Patience {
+    /// `least` is --health-check-timeout-secs.
+    pub(super) fn new(least: Duration) -> Self {
+        Self { least, limit: least }
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    pub(super) fn answered(&mut self, after: Duration) {
+        self.set((self.limit / 2).max(after.saturating_mul(LENIENCE)));
+    }
+
+    pub(super) fn missed(&mut self) {
+        self.set(self.limit.saturating_mul(2));
+    }
+
+    fn set(&mut self, limit: Duration) {
+        self.limit = limit.clamp(self.least, self.least.saturating_mul(MOST));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_worker_that_slows_down_is_given_more_and_less_when_it_is_quick_again() {
+        let mut patience = Patience::new(LEAST);
+        patience.answered(Duration::from_millis(2));
+        assert_eq!(patience.limit(), LEAST);
+        patience.answered(Duration::from_millis(600));
+        assert_eq!(patience.limit(), Duration::from_millis(2400));
+        patience.answered(Duration::from_secs(2));
+        assert_eq!(patience.limit(), MOST * LEAST);
+        for _ in 0..2 {
+            patience.answered(Duration::from_millis(2));
+        }
+        assert_eq!(patience.limit(), LEAST);
+    }
+
+    #[test]
+    fn a_missed_check_doubles_it() {
+        let mut patience = Patience::new(LEAST);
+        for limit in [2, 4, 4] {
+            patience.missed();
+            assert_eq!(patience.limit(), Duration::from_secs(limit));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Engines that stop behind an HTTP server that goes on: what is waited for there goes elsewhere. And
+//! engines that are slow: what is waited for there stays. The clock stands still while anything moves and
+//! jumps to the next timer when nothing does.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use mla_router::{Config, config::PolicyName};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+use crate::support::{
+    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, router, secs,
+};
+
+const PATH: &str = "/v1/completions";
+const WHOLE: &str = r#"{"prompt":"x"}"#;
+const STREAMED: &str = r#"{"prompt":"x","stream":true}"#;
+
+const STUCK: &str = r#"{"status":"stuck","last_step_age":1.1}"#;
+const WELL: &str = r#"{"status":"ok","last_step_age":0.1}"#;
+
+/// The settings that users have.
+fn in_turn() -> Config {
+    Config { policy: PolicyName::RoundRobin, ..Config::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
+    for body in [WHOLE, STREAMED] {
+        let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
+        let good = FakeWorker::start(|seen| {
+            Reply::ok(if seen.body == STREAMED.as_bytes() { "data: 1\n\n" } else { "{}" })
+        })
+        .await;
+        let router = router(in_turn(), &[&stuck, &good]).await;
+        let address = router.local_addr();
+        let asked =
+            tokio::spawn(
+                async move { Client::connect(address).await.post(PATH, body).await.status },
+            );
+        stuck.request().await;
+        stuck.report(503, STUCK);
+        let begun = Instant::now();
+        assert_eq!(asked.await.expect("no panic"), StatusCode::OK);
+        assert!(begun.elapsed() <= Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert!(matches!(stuck.event().await, Event::Aborted));
+        assert_nothing_booked(&router).await;
+    }
+}
+
+/// A foreign engine, of which nothing tells but its silence.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_takes_requests_and_never_answers_is_left_after_a_minute() {
+    let mut silent = FakeWorker::start(|_| Reply::Hang).await;
+    let good = FakeWorker::plain().await;
+    let router = router(in_turn(), &[&silent, &good]).await;
+    let address = router.local_addr();
+    let begun = Instant::now();
+    assert_eq!(Client::connect(address).await.post(PATH, WHOLE).await.status, StatusCode::OK);
+    assert!((60..=62).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    silent.request().await;
+    assert!(matches!(silent.event().await, Event::Aborted));
+    // And it is not asked again for now.
+    for _ in 0..4 {
+        assert_eq!(Client::connect(address).await.post(PATH, WHOLE).await.status, StatusCode::OK);
+    }
+    assert_eq!(silent.requests_so_far(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_prompt_is_not_taken_from_a_worker_that_makes_progress() {
+    let (frames, source) = mpsc::unbounded_channel();
+    let source = parking_lot::Mutex::new(Some(source));
+    let mut slow =
+        FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
+    let mut other = FakeWorker::start(|_| Reply::ok("data: 2\n\n")).await;
+    for worker in [&slow, &other] {
+        worker.report(200, WELL);
+    }
+    let router = router(in_turn(), &[&slow, &other]).await;
+    let address = router.local_addr();
+    let asked =
+        tokio::spawn(async move { Client::connect(address).await.post(PATH, STREAMED).await });
+    slow.request().await;
+    sleep(Duration::from_secs(900)).await;
+    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("it is still waited for");
+    drop(frames);
+    assert_eq!(&asked.await.expect("no panic").body[..], b"data: 1\n\n");
+    assert_eq!(other.requests_so_far(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_freezes_its_workers_freezes_two_and_no_more() {
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(FakeWorker::start(|_| Reply::Hang).await);
+    }
+    let router = router(in_turn(), &workers.iter().collect::<Vec<_>>()).await;
+    let address = router.local_addr();
+    let asked = tokio::spawn(async move { Client::connect(address).await.post(PATH, WHOLE).await });
+    let mut frozen = 0;
+    while !asked.is_finished() {
+        for worker in &mut workers {
+            if worker.requests_so_far() > 0 {
+                worker.report(503, STUCK);
+                frozen += 1;
+            }
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    let answer = asked.await.expect("no panic");
+    assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(answer.error_code(), "request_kills_workers");
+    assert_eq!(answer.headers["x-should-retry"], "false");
+    assert_eq!(frozen, 2);
+}
+
+/// Of two moves for lateness the second would only repeat the work of the first.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_late_is_moved_once() {
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        workers.push(FakeWorker::start(|_| Reply::Hang).await);
+    }
+    let config = Config {
+        policy: PolicyName::RoundRobin,
+        first_token_timeout_secs: secs(0.1),
+        request_timeout_secs: secs(60.0),
+        ..config()
+    };
+    let router = router(config, &workers.iter().collect::<Vec<_>>()).await;
+    let answer = Client::connect(router.local_addr()).await.post(PATH, STREAMED).await;
+    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+    let asked: usize = workers.iter_mut().map(FakeWorker::requests_so_far).sum();
+    assert_eq!(asked, 2);
+}
