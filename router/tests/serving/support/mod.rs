@@ -5,6 +5,7 @@ mod cable;
 mod client;
 mod folder;
 mod process;
+mod scripted;
 mod worker;
 
 use std::{net::Ipv4Addr, sync::Once, time::Duration};

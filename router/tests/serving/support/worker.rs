@@ -1,20 +1,17 @@
 //! A worker that answers what a test scripts, and tells what happened to it.
 
 use std::{
-    collections::VecDeque,
     io,
     net::SocketAddr,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header, request::Parts};
-use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use hyper::{
     body::Incoming,
@@ -32,7 +29,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::soon;
+use super::{
+    scripted::{ScriptedBody, Source, Unfinished},
+    soon,
+};
 
 /// A request of the data plane as it arrived.
 #[derive(Debug)]
@@ -110,9 +110,8 @@ type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
 struct State {
     script: Script,
     events: mpsc::UnboundedSender<Event>,
-    healthy: Mutex<bool>,
-    /// What health checks are answered with instead.
-    report: Mutex<Option<(u16, &'static str)>>,
+    /// Status and body of the answers to health checks.
+    health: Mutex<(u16, &'static str)>,
     /// Connections stay open and nothing is answered, as after SIGSTOP.
     frozen: AtomicBool,
     /// Rings when HTTP/2 connections should end in order.
@@ -127,16 +126,12 @@ struct State {
 }
 
 impl State {
-    /// The status of a health check, which is counted.
-    fn check(&self) -> u16 {
-        let mut checks = self.checks.lock();
-        if *self.healthy.lock() {
-            checks.1 += 1;
-            200
-        } else {
-            checks.0 += 1;
-            503
-        }
+    /// The answer to a health check, which is counted.
+    fn check(&self) -> (u16, &'static str) {
+        let (health, mut checks) = (*self.health.lock(), self.checks.lock());
+        let count = if health.0 == 200 { &mut checks.1 } else { &mut checks.0 };
+        *count += 1;
+        health
     }
 }
 
@@ -171,8 +166,7 @@ impl FakeWorker {
         let state = Arc::new(State {
             script: Box::new(script),
             events: sender,
-            healthy: Mutex::new(true),
-            report: Mutex::new(None),
+            health: Mutex::new((200, "")),
             frozen: AtomicBool::new(false),
             leaving: Notify::new(),
             checks: Mutex::default(),
@@ -222,11 +216,11 @@ impl FakeWorker {
 
     /// What health checks are answered with from now on, status and body.
     pub(crate) fn report(&self, status: u16, body: &'static str) {
-        *self.state.report.lock() = Some((status, body));
+        *self.state.health.lock() = (status, body);
     }
 
     pub(crate) fn set_healthy(&self, healthy: bool) {
-        *self.state.healthy.lock() = healthy;
+        self.report(if healthy { 200 } else { 503 }, "");
     }
 
     /// Health checks so far: answered badly, answered well.
@@ -354,14 +348,10 @@ async fn answer(
     match head.uri.path() {
         "/health" if state.frozen.load(Ordering::SeqCst) => std::future::pending().await,
         "/health" => {
-            let report = *state.report.lock();
-            if let Some((status, body)) = report {
-                let status = StatusCode::from_u16(status).expect("a status");
-                let reply = Reply::Whole(status, HeaderMap::new(), body.into());
-                return respond(Unfinished(None), reply).await;
-            }
-            let status = state.check();
-            return respond(Unfinished(None), Reply::status(status)).await;
+            let (status, body) = state.check();
+            let status = StatusCode::from_u16(status).expect("a status");
+            let reply = Reply::Whole(status, HeaderMap::new(), body.into());
+            return respond(Unfinished(None), reply).await;
         }
         "/get_server_info" if state.withholds_info.load(Ordering::SeqCst) => {
             std::future::pending::<()>().await;
@@ -423,96 +413,4 @@ async fn respond(mut unfinished: Unfinished, reply: Reply) -> io::Result<Respons
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     Ok(response)
-}
-
-enum Source {
-    Whole(Bytes),
-    Live(mpsc::UnboundedReceiver<Bytes>),
-    Endless(Arc<AtomicUsize>),
-    Broken(VecDeque<Bytes>),
-    Stream {
-        frames: VecDeque<Bytes>,
-        then: Then,
-        /// hyper has had a turn to send them.
-        out: bool,
-    },
-}
-
-struct ScriptedBody {
-    source: Source,
-    unfinished: Unfinished,
-}
-
-impl Body for ScriptedBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        let next = match &mut self.source {
-            Source::Whole(body) if body.is_empty() => None,
-            Source::Whole(body) => Some(std::mem::take(body)),
-            Source::Live(frames) => std::task::ready!(frames.poll_recv(cx)),
-            Source::Endless(taken) => {
-                taken.fetch_add(1, Ordering::Relaxed);
-                Some(Bytes::from_static(&[b'x'; ENDLESS_FRAME]))
-            }
-            Source::Stream { frames, then, out } => match (frames.pop_front(), then) {
-                (Some(frame), _) => Some(frame),
-                (None, Then::End) => None,
-                (None, Then::Break) if *out => {
-                    self.unfinished.done();
-                    return Poll::Ready(Some(Err(io::Error::other("scripted"))));
-                }
-                (None, Then::Break) => {
-                    *out = true;
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                (None, Then::Silence) => return Poll::Pending,
-            },
-            Source::Broken(frames) => {
-                let frame = frames.pop_front();
-                if frame.is_none() {
-                    self.unfinished.done();
-                    return Poll::Ready(Some(Err(io::Error::other("scripted"))));
-                }
-                frame
-            }
-        };
-        if next.is_none() || self.is_end_stream() {
-            self.unfinished.done();
-        }
-        Poll::Ready(next.map(|data| Ok(Frame::data(data))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        matches!(&self.source, Source::Whole(body) if body.is_empty())
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        match &self.source {
-            Source::Whole(body) => http_body::SizeHint::with_exact(body.len() as u64),
-            _ => http_body::SizeHint::default(),
-        }
-    }
-}
-
-/// Tells of an abort when it is dropped before it is done.
-struct Unfinished(Option<mpsc::UnboundedSender<Event>>);
-
-impl Unfinished {
-    fn done(&mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        if let Some(events) = self.0.take() {
-            let _told = events.send(Event::Aborted);
-        }
-    }
 }
