@@ -265,7 +265,9 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
 /// With the settings that users have. HTTP is alive, and the health check says of the engine that it is not.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_a_stuck_engine_goes_on_elsewhere_within_two_seconds_and_a_half() {
-    let mut fleet = Fleet::new(Config::default(), chat(1)).await;
+    let Config { allowed_hosts, replay_key, .. } = config();
+    let config = Config { allowed_hosts, replay_key, ..Config::default() };
+    let mut fleet = Fleet::new(config, chat(1)).await;
     let whole = fleet.whole();
     let Fleet { engine, cuts, workers, router, client, .. } = &mut fleet;
     cuts.lock().push((stream(1, None, true).len() / 2, Then::Silence));

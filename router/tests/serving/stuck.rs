@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::support::{
-    Client, Event, FakeWorker, Reply, assert_nothing_booked, config, router, secs,
+    Client, Event, FakeWorker, GOOD, Reply, assert_nothing_booked, config, router, secs,
 };
 
 const PATH: &str = "/v1/completions";
@@ -25,7 +25,8 @@ const WELL: &str = r#"{"status":"ok","last_step_age":0.1}"#;
 
 /// The settings that users have.
 fn in_turn() -> Config {
-    Config { policy: PolicyName::RoundRobin, ..Config::default() }
+    let allowed_hosts = config().allowed_hosts;
+    Config { policy: PolicyName::RoundRobin, allowed_hosts, ..Config::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -33,7 +34,7 @@ async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
     for body in [WHOLE, STREAMED] {
         let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
         let good = FakeWorker::start(|seen| {
-            Reply::ok(if seen.body == STREAMED.as_bytes() { "data: 1\n\n" } else { "{}" })
+            Reply::ok(if seen.body == STREAMED.as_bytes() { "data: 1\n\n" } else { GOOD })
         })
         .await;
         let router = router(in_turn(), &[&stuck, &good]).await;

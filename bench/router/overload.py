@@ -1,0 +1,224 @@
+"""What a router does when it is asked for more than its workers can do.
+
+    cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
+    python bench/router/overload.py --plot docs/overload.svg      # about 7 minutes; --peers: ours alone
+
+Requests arrive at random moments (Poisson), at a quarter of the capacity of two mock engines up to 16
+times as much, whether or not the ones before are answered; alone, and beside processes that only burn
+CPU. Goodput: good answers a second, of those within `--patience` seconds. An engine takes 200 ms for an
+answer, runs four at a time and refuses more than 16 that wait. Beside the load, `/health` and
+`/readiness` are asked ten times a second.
+
+Retry-After is compared with what it should say: the requests in the router's queue, divided by goodput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from overload_plot import plot
+from peers import RELEASE, System, free_port, peer, running, until_ready
+from record import record
+
+WORKERS, PLACES, TOKENS, STEP_MS = 2, 4, 16, 12.5
+CAPACITY = WORKERS * PLACES / (TOKENS * STEP_MS / 1e3)  # answers a second
+QUEUE = 64  # of the router
+LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+PEERS = ("sglang-router==0.3.2", "smg==1.13.0")
+PROBES = ("/health", "/readiness")
+PROBE_PERIOD = 0.1
+
+
+@dataclass
+class Felt:
+    """What the clients of one run have felt."""
+
+    latencies: list[float] = field(default_factory=list)
+    last: float = 0.0  # when the last good answer had come, in seconds from the start
+    ends: Counter[str] = field(default_factory=Counter)
+    advice: list[int] = field(default_factory=list)
+    probes: dict[str, list[float]] = field(default_factory=lambda: {path: [] for path in PROBES})
+    probe_statuses: Counter[int] = field(default_factory=Counter)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--loads", type=float, nargs="*", default=LOADS, help="times the capacity")
+    parser.add_argument("--seconds", type=float, default=10, help="of each run")
+    parser.add_argument("--patience", type=float, default=10, help="seconds a client waits")
+    parser.add_argument("--burners", type=int, nargs="*", default=(0, 8), help="processes beside")
+    parser.add_argument("--peers", nargs="*", default=PEERS, help="without any: ours alone")
+    parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
+    parser.add_argument("--binaries", type=Path, default=RELEASE, help="folder of cargo's output")
+    parser.add_argument("--plot", type=Path, help="SVG file to draw")
+    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    return parser.parse_args()
+
+
+def ours(binaries: Path) -> System:
+    def command(port: int, workers: Sequence[str]) -> list[str]:
+        flags = ["--port", str(port), "--queue-size", str(QUEUE), "--log-level", "error"]
+        return [str(binaries / "mla-router"), *flags, "--worker-urls", *workers]
+
+    return System("mla-router", command)
+
+
+@contextlib.contextmanager
+def engines(binaries: Path) -> Iterator[list[str]]:
+    first = free_port(WORKERS)
+    command = [
+        *(binaries / "mla-mock-worker", "--listen", f"127.0.0.1:{first}", "--count", WORKERS),
+        *("--max-running-requests", PLACES, "--max-queued-requests", 4 * PLACES),
+        *("--decode-base-ms", STEP_MS, "--decode-per-request-ms", 0, "--prefill-rate", "inf"),
+    ]
+    with running([str(word) for word in command]):
+        until_ready(first)
+        yield [f"http://127.0.0.1:{first + i}" for i in range(WORKERS)]
+
+
+@contextlib.contextmanager
+def burners(count: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(running([sys.executable, "-c", "while True: pass"]))
+        yield
+
+
+async def ask(
+    http: aiohttp.ClientSession, url: str, number: int, felt: Felt, started: float
+) -> None:
+    body = {"model": "mock", "prompt": f"{number} hello", "max_tokens": TOKENS}
+    begun = time.monotonic()
+    try:
+        async with http.post(url + "/v1/completions", json=body) as response:
+            await response.read()
+            felt.ends[str(response.status)] += 1
+            if response.status == 200:
+                now = time.monotonic()
+                felt.latencies.append(now - begun)
+                felt.last = now - started
+            elif response.status == 429 and "Retry-After" in response.headers:
+                felt.advice.append(int(response.headers["Retry-After"]))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        felt.ends[type(error).__name__] += 1
+
+
+async def probe(http: aiohttp.ClientSession, url: str, felt: Felt) -> None:
+    while True:
+        for path in PROBES:
+            begun = time.monotonic()
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with http.get(url + path) as response:
+                    await response.read()
+                    felt.probe_statuses[response.status] += 1
+            felt.probes[path].append(time.monotonic() - begun)
+        await asyncio.sleep(PROBE_PERIOD)
+
+
+async def load(url: str, rate: float, seconds: float, patience: float) -> Felt:
+    """Sends `rate` requests a second for so long, and waits for their ends."""
+    felt, rng = Felt(), random.Random(0)
+    timeout = aiohttp.ClientTimeout(total=patience)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
+        aiohttp.ClientSession(timeout=timeout) as own,
+    ):
+        probing = asyncio.create_task(probe(own, url, felt))
+        begun, at, asked = time.monotonic(), 0.0, []
+        while (at := at + rng.expovariate(rate)) < seconds:
+            await asyncio.sleep(begun + at - time.monotonic())
+            asked.append(asyncio.create_task(ask(http, url, len(asked), felt, begun)))
+        await asyncio.gather(*asked)
+        probing.cancel()
+    return felt
+
+
+def p99(values: Sequence[float]) -> float:
+    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
+
+
+def row_of(felt: Felt, seconds: float) -> dict[str, Any]:
+    # What is in the queues at the end is answered after the last request was sent.
+    goodput = felt.ends["200"] / max(seconds, felt.last)
+    row: dict[str, Any] = {"goodput": round(goodput, 2), "ends": dict(felt.ends)}
+    if felt.latencies:
+        row["p50_s"] = round(statistics.median(felt.latencies), 3)
+        row["p99_s"] = round(p99(felt.latencies), 3)
+    if felt.advice:
+        row["retry_after_s"] = statistics.median(felt.advice)
+        row["retry_after_due_s"] = round(QUEUE / max(goodput, 1e-9), 2)
+    for path, times in felt.probes.items():
+        row[path.strip("/") + "_p99_ms"] = round(p99(times) * 1e3, 1)
+    row["probe_statuses"] = {str(status): n for status, n in felt.probe_statuses.items()}
+    return row
+
+
+def measure(args: argparse.Namespace, system: System, count: int, folder: Path) -> Iterator[Any]:
+    """One row for each load, on engines and a router started afresh."""
+    for times in args.loads:
+        port = free_port()
+        with engines(args.binaries) as urls:
+            log = folder / f"{port}.log"
+            with running(system.command(port, urls), log):
+                until_ready(port, path="/v1/chat/completions")
+                with burners(count):
+                    felt = asyncio.run(
+                        load(
+                            f"http://127.0.0.1:{port}",
+                            times * CAPACITY,
+                            args.seconds,
+                            args.patience,
+                        )
+                    )
+        row = row_of(felt, args.seconds)
+        yield {"system": system.name, "burners": count, "load": times, **row}
+
+
+def main() -> None:
+    args = parse_args()
+    rows: list[dict[str, Any]] = []
+    print(f"capacity {CAPACITY:g} answers a second, {os.cpu_count()} cores\n")
+    print(f"{'system':<22}{'burners':>8}{'load':>7}{'goodput':>9}{'/health p99':>13}  ends")
+    with tempfile.TemporaryDirectory(prefix="overload-") as name:
+        folder = Path(name)
+        systems = [ours(args.binaries)]
+        systems += [peer(package, args.peers_folder or folder) for package in args.peers]
+        for count in args.burners:
+            for system in systems:
+                for row in measure(args, system, count, folder):
+                    rows.append(row)
+                    print(
+                        f"{row['system']:<22}{row['burners']:>8}{row['load']:>6g}x"
+                        f"{row['goodput']:>9.1f}{row['health_p99_ms']:>10.1f} ms  {row['ends']}",
+                        flush=True,
+                    )
+    if args.plot:
+        args.plot.write_text(plot(rows, CAPACITY))
+    print()
+    config = {
+        "workers": WORKERS,
+        "capacity": CAPACITY,
+        "queue": QUEUE,
+        "seconds": args.seconds,
+        "patience": args.patience,
+    }
+    record("router_overload", {"config": config, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()

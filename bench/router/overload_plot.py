@@ -1,0 +1,83 @@
+"""Goodput over offered load as an SVG picture, without a library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, GAP = 420, 300, 52, 46, 40, 30
+COLOURS = ("#0b6e4f", "#c8553d", "#3d5a80", "#8d6a9f")
+
+
+def plot(rows: Sequence[dict[str, Any]], capacity: float) -> str:
+    """One panel for each number of processes beside the load, one line for each system."""
+    panels = sorted({row["burners"] for row in rows})
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    loads = sorted({row["load"] for row in rows})
+    most = max(capacity, *(row["goodput"] for row in rows)) * 1.1
+    width = len(panels) * (WIDTH + GAP) + GAP
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 28}" '
+            'font-family="sans-serif" font-size="12" fill="#333">'
+        ),
+        f'<rect width="{width}" height="{HEIGHT + 28}" fill="#fff"/>',
+    ]
+    for number, burners in enumerate(panels):
+        left = GAP + number * (WIDTH + GAP)
+        own = [row for row in rows if row["burners"] == burners]
+        title = "alone" if burners == 0 else f"beside {burners} processes that burn CPU"
+        parts += _panel(left, title, own, loads, most, capacity, systems)
+    for number, system in enumerate(systems):
+        x = GAP + LEFT + number * 170
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(f'<rect x="{x}" y="{HEIGHT + 8}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 18}" y="{HEIGHT + 18}">{escape(system)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(
+    left: float,
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    loads: Sequence[float],
+    most: float,
+    capacity: float,
+    systems: Sequence[str],
+) -> list[str]:
+    right, base = left + WIDTH, HEIGHT - BOTTOM
+    lowest, highest = math.log2(loads[0]), math.log2(loads[-1])
+
+    def x(load: float) -> float:
+        share = (math.log2(load) - lowest) / ((highest - lowest) or 1)
+        return left + LEFT + share * (WIDTH - LEFT - 10)
+
+    def y(goodput: float) -> float:
+        return base - goodput / most * (base - TOP)
+
+    line = f'<line x1="{left + LEFT}" x2="{right}" stroke="#999"'
+    parts = [
+        f'<text x="{left + LEFT}" y="{TOP - 16}" font-weight="bold">{escape(title)}</text>',
+        f'{line} y1="{base}" y2="{base}"/>',
+        f'{line} y1="{y(capacity):.1f}" y2="{y(capacity):.1f}" stroke-dasharray="4"/>',
+        f'<text x="{left}" y="{y(capacity) + 4:.1f}">{capacity:g} /s</text>',
+        f'<text x="{left + LEFT + 60}" y="{HEIGHT - 10}">offered load, times the capacity</text>',
+    ]
+    parts += [
+        f'<text x="{x(load):.1f}" y="{base + 16}" text-anchor="middle">{load:g}</text>'
+        for load in loads
+    ]
+    for number, system in enumerate(systems):
+        colour = COLOURS[number % len(COLOURS)]
+        its = sorted((row["load"], row["goodput"]) for row in rows if row["system"] == system)
+        points = " ".join(f"{x(load):.1f},{y(goodput):.1f}" for load, goodput in its)
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        parts += [
+            f'<circle cx="{x(load):.1f}" cy="{y(goodput):.1f}" r="3" fill="{colour}"/>'
+            for load, goodput in its
+        ]
+    return parts

@@ -1,0 +1,37 @@
+"""The router's overload bench, small: what cannot be served is refused with a 429, and the rest is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.processes import ROOT
+
+
+def test_four_times_the_capacity_is_served_or_refused(tmp_path: Path) -> None:
+    build = ["cargo", "build", "--quiet", "--locked", "-p", "mla-router", "--bin", "mla-router"]
+    subprocess.run([*build, "-p", "mla-mock-worker", "--bins"], cwd=ROOT, check=True)
+    out, picture = tmp_path / "results.jsonl", tmp_path / "overload.svg"
+    sizes = ["--loads", "0.5", "4", "--seconds", "3", "--burners", "0", "--patience", "60"]
+    done = subprocess.run(
+        [
+            *(sys.executable, ROOT / "bench/router/overload.py", *sizes, "--peers"),
+            *("--binaries", ROOT / "target/debug", "--plot", picture, "--out", out),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    result = json.loads(out.read_text())
+    assert done.stdout.splitlines()[-1] == out.read_text().strip()
+    below, above = result["rows"]
+    assert set(below["ends"]) == {"200"}
+    assert set(above["ends"]) == {"200", "429"}
+    assert above["goodput"] > below["goodput"]
+    for row in result["rows"]:
+        assert set(row["probe_statuses"]) == {"200"}
+    # Two engines with eight places need 2.6 s for what is in the router's queue and in theirs.
+    assert 1 <= above["retry_after_s"] <= 30
+    assert picture.read_text().startswith("<svg")
