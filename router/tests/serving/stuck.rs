@@ -20,6 +20,8 @@ const PATH: &str = "/v1/completions";
 const WHOLE: &str = r#"{"prompt":"x"}"#;
 const STREAMED: &str = r#"{"prompt":"x","stream":true}"#;
 
+const EVENT: &str = "data: {\"choices\":[]}\n\n";
+
 const STUCK: &str = r#"{"status":"stuck","last_step_age":1.1}"#;
 const WELL: &str = r#"{"status":"ok","last_step_age":0.1}"#;
 
@@ -34,7 +36,7 @@ async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
     for body in [WHOLE, STREAMED] {
         let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
         let good = FakeWorker::start(|seen| {
-            Reply::ok(if seen.body == STREAMED.as_bytes() { "data: 1\n\n" } else { GOOD })
+            Reply::ok(if seen.body == STREAMED.as_bytes() { EVENT } else { GOOD })
         })
         .await;
         let router = router(in_turn(), &[&stuck, &good]).await;
@@ -78,7 +80,7 @@ async fn a_long_prompt_is_not_taken_from_a_worker_that_makes_progress() {
     let source = parking_lot::Mutex::new(Some(source));
     let mut slow =
         FakeWorker::start(move |_| Reply::Frames(source.lock().take().expect("one request"))).await;
-    let mut other = FakeWorker::start(|_| Reply::ok("data: 2\n\n")).await;
+    let mut other = FakeWorker::start(|_| Reply::ok(EVENT)).await;
     for worker in [&slow, &other] {
         worker.report(200, WELL);
     }
@@ -88,9 +90,9 @@ async fn a_long_prompt_is_not_taken_from_a_worker_that_makes_progress() {
         tokio::spawn(async move { Client::connect(address).await.post(PATH, STREAMED).await });
     slow.request().await;
     sleep(Duration::from_secs(900)).await;
-    frames.send(Bytes::from_static(b"data: 1\n\n")).expect("it is still waited for");
+    frames.send(Bytes::from_static(EVENT.as_bytes())).expect("it is still waited for");
     drop(frames);
-    assert_eq!(&asked.await.expect("no panic").body[..], b"data: 1\n\n");
+    assert_eq!(asked.await.expect("no panic").body, EVENT);
     assert_eq!(other.requests_so_far(), 0);
 }
 
