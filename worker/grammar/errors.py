@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_DEPTH = 64  # of what may nest
+
 
 class GrammarError(Exception):
     """The grammar cannot be used; the message is for the client who sent it."""

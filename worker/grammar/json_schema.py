@@ -1,60 +1,25 @@
-"""JSON schemas: what of them xgrammar honours, and what it would silently leave out.
+"""JSON schemas for xgrammar, which leaves some keywords out.
 
-An answer that breaks its schema is worse than a refusal, so a schema that says more than can be
-enforced is refused, with the place. What xgrammar 0.2.8 leaves out was found by asking it for each
-keyword of the 2020-12 drafts whether it accepts what the keyword forbids.
+An answer that breaks its schema is worse than a refusal. Such keywords are rewritten into others (`schema/`); a schema
+for which this is not possible is refused, with the place. What xgrammar 0.2.8 leaves out was found by asking it for
+each keyword of the 2020-12 drafts whether it accepts a value that the keyword forbids.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator
+import sys
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
 from mla_router.worker.grammar import json_pattern
-from mla_router.worker.grammar.errors import GrammarError
-
-MAX_DEPTH = 64
+from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
+from mla_router.worker.grammar.schema.rewrite import Rewriter
+from mla_router.worker.grammar.schema.values import Inexact
 
 # Keywords that would be ignored.
-_NOT_ENFORCED = frozenset(
-    {
-        "not",
-        "if",
-        "then",
-        "else",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "$dynamicRef",
-        "$recursiveRef",
-    }
-)
-# Keywords that say nothing about a value.
-_ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$schema",
-        "$id",
-        "$anchor",
-        "$defs",
-        "definitions",
-        "nullable",
-        "discriminator",
-    }
-)
+_NOT_ENFORCED = ("$dynamicRef", "$recursiveRef")
 # Keywords that are enforced only beside the type that they are about.
 _NEEDS_TYPE = {
     "minimum": ("integer", "number"),
@@ -79,30 +44,23 @@ _OF_STRINGS = (("format",), ("pattern",), _LENGTHS)
 # What values of keywords must be that are looked at here.
 _SHAPES: dict[str, tuple[type, str]] = {
     "required": (list, "a list of names"),
-    "enum": (list, "a list"),
-    "properties": (dict, "an object"),
-    "patternProperties": (dict, "an object"),
+    **dict.fromkeys(("enum", "anyOf", "oneOf", "allOf", "prefixItems"), (list, "a list")),
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), (dict, "an object")),
+    **dict.fromkeys(("dependentRequired", "dependencies", "discriminator"), (dict, "an object")),
+    **dict.fromkeys(("$ref", "$anchor"), (str, "a string")),
     "pattern": (str, "a regular expression"),
-    "minLength": (int, "a whole number"),
-    "maxLength": (int, "a whole number"),
-    "multipleOf": (int, "a whole number"),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (int, "a whole number")),
+    **dict.fromkeys(("minProperties", "maxProperties"), (int, "a whole number")),
+    **dict.fromkeys(("minContains", "maxContains", "multipleOf"), (int, "a whole number")),
 }
-# Keywords beside which all others are ignored.
-_ALONE = ("$ref", "anyOf", "oneOf", "allOf", "const", "enum")
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
-_IN_DICT = ("properties", "patternProperties", "$defs", "definitions")
+_IN_DICT = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_IN_PLACE = ("items", "additionalProperties", "unevaluatedProperties", "propertyNames")
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "object": (dict,),
-    "array": (list,),
-}
+_IN_PLACE = (
+    *("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "contains"),
+    *("not", "if", "then", "else"),
+)
 
 
 def prepare(source: str) -> str:
@@ -114,29 +72,66 @@ def prepare(source: str) -> str:
         raise GrammarError(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise GrammarError(f"not valid JSON ({error})") from None
-    parts = dict(_parts(schema, "", MAX_DEPTH))
-    for where, part in parts.items():
-        problem = _misshapen(part) or _problem(part) or _leads_nowhere(part, parts)
-        if problem:
-            raise GrammarError(f"{where or 'the schema'}: {problem}")
-    for where, part in parts.items():
-        is_object, is_array = part.get("type") == "object", part.get("type") == "array"
-        if is_object and not {"properties", "patternProperties", "propertyNames"} & part.keys():
-            part.setdefault("additionalProperties", True)
-        if is_array and not {"items", "prefixItems", "unevaluatedItems"} & part.keys():
-            part["items"] = True
-        try:
-            if "pattern" in part:
-                part["pattern"] = json_pattern.of_text(part["pattern"])
-            if "patternProperties" in part:
-                named = part["patternProperties"]
-                part["patternProperties"] = {
-                    json_pattern.of_text(name): own for name, own in named.items()
-                }
-        except ValueError as error:
-            raise GrammarError(f"{where or 'the schema'}: {error}") from None
-        _bound_length(part)
-    return json.dumps(schema)
+    given = dict(_parts(schema, "", MAX_DEPTH))
+    for where, part in given.items():
+        if problem := _misshapen(part):
+            raise _error(where, problem)
+    root, targets = Rewriter(_Places(given).find).rewrite(schema)
+    if root is False:
+        raise GrammarError("the schema: no value satisfies it")
+    for first, inner in [("", root), *targets.items()]:
+        for where, part in _parts(inner, first, sys.maxsize):
+            if problem := _problem(part):
+                raise _error(where, problem)
+            try:
+                _finish(part)
+            except ValueError as error:
+                raise _error(where, str(error)) from None
+    if targets:
+        numbered = {str(number): target for number, target in enumerate(targets.values())}
+        root = {**root, "$defs": numbered}
+    return json.dumps(root)
+
+
+def _error(where: str, problem: str) -> GrammarError:
+    return GrammarError(f"{where or 'the schema'}: {problem}")
+
+
+class _Places:
+    """The schemas that `$ref` can name."""
+
+    def __init__(self, parts: dict[str, dict[str, Any]]) -> None:
+        self._parts = parts
+        self._anchors = {
+            part["$anchor"]: where for where, part in parts.items() if "$anchor" in part
+        }
+
+    def find(self, reference: str) -> tuple[str, dict[str, Any]]:
+        """The place that is named, and the schema there. Raises Inexact."""
+        name = unquote(reference.removeprefix("#"))
+        place = self._anchors.get(name, name.replace("~1", "/").replace("~0", "~"))
+        if not reference.startswith("#"):
+            raise Inexact(
+                f"`$ref` is `{reference}`, but must be a place in this schema: `#`, `#/...` or `#ANCHOR`"
+            )
+        if place not in self._parts:
+            raise Inexact(f"`$ref` names `{reference}`, where there is no schema")
+        return place, self._parts[place]
+
+
+def _finish(part: dict[str, Any]) -> None:
+    """What xgrammar needs to be told. Raises ValueError for a pattern that it does not know."""
+    is_object, is_array = part.get("type") == "object", part.get("type") == "array"
+    if is_object and not {"properties", "patternProperties", "propertyNames"} & part.keys():
+        part.setdefault("additionalProperties", True)
+    if is_array and not {"items", "prefixItems", "unevaluatedItems"} & part.keys():
+        part["items"] = True
+    if "pattern" in part:
+        part["pattern"] = json_pattern.of_text(part["pattern"])
+    if "patternProperties" in part:
+        named = part["patternProperties"]
+        part["patternProperties"] = {json_pattern.of_text(name): own for name, own in named.items()}
+    _bound_length(part)
 
 
 def _misshapen(part: dict[str, Any]) -> str:
@@ -146,16 +141,19 @@ def _misshapen(part: dict[str, Any]) -> str:
             return f"`{key}` must be {name}"
     if not all(isinstance(name, str) for name in part.get("required", [])):
         return "`required` must be a list of names"
+    types = part.get("type", [])
+    if not isinstance(types, str | list) or not all(isinstance(name, str) for name in types):
+        return "`type` must be a name or a list of names"
+    for key in _LIMITS:
+        if isinstance(part.get(key, 0), bool) or not isinstance(part.get(key, 0), int | float):
+            return f"`{key}` must be a number"
+    for key in ("dependentRequired", "dependencies"):
+        for names in part.get(key, {}).values():
+            is_schema = key == "dependencies" and isinstance(names, dict | bool)
+            is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            if not is_schema and not is_list:
+                return f"`{key}` must have lists of names"
     return ""
-
-
-def _leads_nowhere(part: dict[str, Any], places: Container[str]) -> str:
-    """A reference to what is no schema's place: nobody has looked at what it says."""
-    reference = part.get("$ref")
-    if not isinstance(reference, str):
-        return ""
-    place = unquote(reference.removeprefix("#")).replace("~1", "/").replace("~0", "~")
-    return "" if place in places else f"`$ref` names `{reference}`, where there is no schema"
 
 
 def _bound_length(part: dict[str, Any]) -> None:
@@ -188,52 +186,30 @@ def _parts(schema: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str,
     for key in _IN_PLACE:
         if key in schema:
             yield from _parts(schema[key], f"{where}/{key}", depth - 1)
+    dependencies = schema.get("dependencies")
+    if isinstance(dependencies, dict):
+        for name, part in dependencies.items():
+            if not isinstance(part, list):
+                yield from _parts(part, f"{where}/dependencies/{name}", depth - 1)
 
 
 def _problem(part: dict[str, Any]) -> str:
     """Why this part cannot be enforced; empty if it can. What is wrong in itself, xgrammar says."""
-    for key in sorted(_NOT_ENFORCED & part.keys()):
-        if part[key] is not False:
+    for key in _NOT_ENFORCED:
+        if key in part:
             return f"`{key}` is not supported"
     types = part.get("type")
     types = types if isinstance(types, list) else [types]
     for key, wanted in _NEEDS_TYPE.items():
-        if key in part and not set(wanted) & set(map(str, types)) and not _has_alone(part):
+        if key in part and not set(wanted) & set(map(str, types)):
             return f"`{key}` is supported only beside `type`: {' or '.join(wanted)}"
     given = [[key for key in keys if key in part] for keys in _OF_STRINGS]
     if len(several := [keys[0] for keys in given if keys]) > 1:
         return f"`{several[0]}` is not supported beside `{several[1]}`"
     if "multipleOf" in part and "number" in types:
         return "`multipleOf` is supported only of an integer"
-    reference = part.get("$ref")
-    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
-        return "`$ref` must be a place in this schema: `#` or `#/...`"
-    if isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1:
-        return "`allOf` of more than one schema is not supported"
-    alone = next((key for key in _ALONE if key in part), None)
-    if alone is not None:
-        beside = part.keys() - _ANNOTATIONS - {alone}
-        if alone in ("const", "enum"):
-            beside -= {"type"}
-            values = part["enum"] if alone == "enum" else [part["const"]]
-            if "type" in part and not all(_is_of(value, types) for value in values):
-                return f"`{alone}` has a value that is not of `type`"
-        if alone in ("anyOf", "oneOf", "$ref") and set(map(str, types)) == {"object"}:
-            beside -= {"type"}
-        if beside:
-            return f"`{min(beside)}` is not supported beside `{alone}`"
     named = part.get("properties", {})
     missing = [name for name in part.get("required", ()) if name not in named]
     if missing:
         return f"`required` names `{missing[0]}`, which is none of `properties`"
     return ""
-
-
-def _has_alone(part: dict[str, Any]) -> bool:
-    return any(key in part for key in _ALONE)
-
-
-def _is_of(value: Any, types: list[Any]) -> bool:
-    if isinstance(value, bool):
-        return "boolean" in types
-    return any(isinstance(value, _TYPES.get(str(name), ())) for name in types)

@@ -17,7 +17,7 @@ import xgrammar
 
 from mla_router.worker.grammar import json_schema
 from mla_router.worker.grammar.blanks import BlankRun, BlankTokens
-from mla_router.worker.grammar.errors import GrammarError
+from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
 from mla_router.worker.grammar.specialize import specialize
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
@@ -80,12 +80,12 @@ class Compiler:
             tag = json.loads(source)
         except (ValueError, RecursionError):
             raise GrammarError("not valid JSON") from None
-        self._prepare_inside(tag, json_schema.MAX_DEPTH)
+        self._prepare_inside(tag, MAX_DEPTH)
         return json.dumps(tag)
 
     def _prepare_inside(self, node: object, depth: int) -> None:
         if depth == 0:
-            raise GrammarError(f"nested deeper than {json_schema.MAX_DEPTH} levels")
+            raise GrammarError(f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(node, list):
             for item in node:
                 self._prepare_inside(item, depth - 1)
