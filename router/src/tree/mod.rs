@@ -105,14 +105,11 @@ impl PrefixTree {
         let stamp = self.tick();
         let Inserted { held, last_used } =
             shard.insert(&key.blocks[..fitting], slot, stamp, &workers);
-        quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
+        // In this order: what is in excess can be found.
         quota.set_oldest(index, shard.oldest(slot));
+        quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
         drop(shard); // the oldest blocks may be in any shard
-        // Who holds this is taking the excess away, this request's included.
-        if let Some(turn) = quota.evicting.try_lock() {
-            self.evict(&workers, slot, fitting as u64 + EVICTION_BATCH);
-            drop(turn);
-        }
+        self.evict_excess(&workers, slot, fitting as u64 + EVICTION_BATCH);
         Note { held: held as u32, last_used, stamp }
     }
 
@@ -164,6 +161,23 @@ impl PrefixTree {
         workers.quota(slot).set_capacity(blocks);
         drop(workers);
         while self.evict_batch(worker) {}
+    }
+
+    /// Takes what a worker has above its capacity, at most about `limit` blocks, unless another thread
+    /// does: that thread looks again after it has given back the lock, so no excess is left to nobody.
+    fn evict_excess(&self, workers: &Workers, slot: u32, mut limit: u64) {
+        let quota = workers.quota(slot);
+        while quota.excess() > 0
+            && limit > 0
+            && let Some(turn) = quota.evicting.try_lock()
+        {
+            let freed = self.evict(workers, slot, limit);
+            drop(turn);
+            if freed == 0 {
+                return; // a purge has taken it
+            }
+            limit = limit.saturating_sub(freed);
+        }
     }
 
     /// Takes a batch of what `worker` has above its capacity; whether there is more.
@@ -233,20 +247,22 @@ impl PrefixTree {
     }
 
     /// Brings a worker back to its capacity, oldest blocks of all shards first, by at most `limit`
-    /// blocks. The caller holds the quota's `evicting`, or two would evict for the same excess.
-    fn evict(&self, workers: &Workers, slot: u32, mut limit: u64) {
+    /// blocks; returns how many. The caller holds the quota's `evicting`, or two would evict for the same
+    /// excess.
+    fn evict(&self, workers: &Workers, slot: u32, limit: u64) -> u64 {
         let quota = workers.quota(slot);
+        let mut taken = 0;
         loop {
-            let excess = quota.excess().min(limit);
+            let excess = quota.excess().min(limit.saturating_sub(taken));
             let Some((index, _, next)) = quota.oldest_shard().filter(|_| excess > 0) else {
-                return;
+                return taken;
             };
             let mut shard = self.shards[index].lock();
             shard.sync(workers);
             let freed = shard.evict(slot, excess, next);
             quota.used.fetch_sub(freed, Ordering::Relaxed);
             quota.set_oldest(index, shard.oldest(slot));
-            limit = limit.saturating_sub(freed);
+            taken += freed;
         }
     }
 }
