@@ -69,8 +69,12 @@ class _Settings(TypedDict):
     first_token_timeout_secs: float
     inter_token_timeout_secs: float
     max_retries: int
+    disable_retries: bool
+    retry_initial_backoff_ms: int
+    retry_max_backoff_ms: int
     retry_budget: float
     disable_replay: bool
+    disable_circuit_breaker: bool
     cb_failure_threshold: int
     cb_timeout_duration_secs: float
     health_check_interval_secs: float
@@ -93,6 +97,7 @@ class _Worker(TypedDict):
     url: str
     phase: Literal["starting", "healthy", "suspect", "down"]
     healthy: bool
+    is_healthy: bool
     breaker: Literal["closed", "open", "half_open"]
     trouble: _Trouble | None  # why it gets no requests
     requests: int
@@ -226,8 +231,12 @@ class RouterConfig:
         first_token_timeout_secs: float | None = None,
         inter_token_timeout_secs: float | None = None,
         max_retries: int | None = None,
+        disable_retries: bool | None = None,
+        retry_initial_backoff_ms: int | None = None,
+        retry_max_backoff_ms: int | None = None,
         retry_budget: float | None = None,
         disable_replay: bool | None = None,
+        disable_circuit_breaker: bool | None = None,
         cb_failure_threshold: int | None = None,
         cb_timeout_duration_secs: float | None = None,
         health_check_interval_secs: float | None = None,

@@ -195,7 +195,7 @@ def test_chat_logprobs_of_the_sampled_tokens(client: openai.OpenAI, model: str) 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", 10_000_000),
         ("temperature", -1.0),
         ("top_p", 2.0),
@@ -235,7 +235,8 @@ def test_several_answers(client: openai.OpenAI, model: str) -> None:
     alone = client.chat.completions.create(model=model, **arguments | {"n": 1})
     assert alone.choices[0].message.content == texts[0], "the first has the request's own seed"
     other = client.chat.completions.create(model=model, **arguments | {"seed": 8})
-    assert not set(texts) & {choice.message.content for choice in other.choices}
+    # Seeds that are close have no answer's seed in common. Likely answers may be the same all the same.
+    assert [choice.message.content for choice in other.choices][:2] != texts[1:]
     assert first.usage is not None
     assert alone.usage is not None
     assert first.usage.prompt_tokens == alone.usage.prompt_tokens, "the prompt counts once"

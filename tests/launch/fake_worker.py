@@ -20,7 +20,11 @@ from pathlib import Path
 
 from mla_router.worker.child import die_with_parent
 
-CHUNKS = [b'data: {"n": 1}\n\n', b'data: {"n": 2}\n\n', b"data: [DONE]\n\n"]
+CHUNKS = [
+    b'data: {"choices": [], "n": 1}\n\n',
+    b'data: {"choices": [], "n": 2}\n\n',
+    b"data: [DONE]\n\n",
+]
 BOOT_ID = uuid.uuid4().hex
 
 

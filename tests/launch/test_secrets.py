@@ -20,7 +20,7 @@ def test_a_routers_arguments_show_no_key() -> None:
     one, two, three, four = KEYS
     given = ["--api-key", one, two, f"--admin-api-key={three}", "--replay-key", four]
     argv = ["-m", "mla_router.launch_router", f"--port={port}", *given, "--worker-urls", url]
-    with running(argv, url, "/health") as router:
+    with running(argv, url, "/liveness") as router:
         shown = Path(f"/proc/{router.pid}/cmdline").read_text().split("\0")
     stars = ["*" * len(key) for key in KEYS]
     expected = [

@@ -120,18 +120,18 @@ def test_ctrl_c_ends_a_drain(times: int, tmp_path: Path) -> None:
         # Two signals in a row may reach the process as one.
         assert launcher.process.wait() in {1: {0}, 2: {0, 130}}[times]
         gone(launcher)
-        assert stream.first == b'data: {"n": 1}\n'
+        assert stream.first == b'data: {"choices": [], "n": 1}\n'
 
 
 def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
     with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
-        assert stream.first == b'data: {"n": 1}\n'
+        assert stream.first == b'data: {"choices": [], "n": 1}\n'
         launcher.process.send_signal(signal.SIGTERM)
         wait_until(lambda: status_of(launcher.url + "/readiness") != 200, "it drains")
         assert launcher.process.poll() is None
         (tmp_path / "finish").touch()
-        assert stream.rest() == b'\ndata: {"n": 2}\n\ndata: [DONE]\n\n'
+        assert stream.rest() == b'\ndata: {"choices": [], "n": 2}\n\ndata: [DONE]\n\n'
         assert launcher.process.wait() == 0
         gone(launcher)
 

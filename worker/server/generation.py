@@ -303,7 +303,11 @@ class Generation:
                 raise invalid_ids(index, "go on after a token that ends the answer")
             if ids:
                 await self._feed(choice, index, ids, stop_ids)
-            if said.finish_reason is not None:
+            if said.finish_reason is not None and choice.finish is None:
+                # No token has said so, as of an abort: the client has had what was still held back, too.
+                end = Delta(choice.rid, [], finish_reason=said.finish_reason)
+                self.resumed.append(self._advance(choice, index, end))
+            elif said.finish_reason is not None:
                 choice.finish = Finish(said.finish_reason)
                 self.resumed.append(_end(index, choice.finish))
             elif choice.finish is not None:
