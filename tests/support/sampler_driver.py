@@ -66,7 +66,7 @@ class SamplerDriver:
             scores = self.sampler.sample(
                 rows, *at, plan, masks, last_token=self.last_token, out=tokens
             )
-            pending = self.readback.start(plan, tokens, scores, None)
+            pending = self.readback.start(plan, tokens, scores, None, began=0.0)
         result = pending.wait()
         for slot, token in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)
