@@ -112,7 +112,7 @@ import mla_router
 assert mla_router.__file__.startswith(PREFIX), mla_router.__file__
 assert importlib.util.find_spec("torch") is None
 with Router(RouterConfig(port=0, policy="round_robin")) as router:
-    answer = urllib.request.urlopen(router.url + "/health")
+    answer = urllib.request.urlopen(router.url + "/liveness")
     assert answer.status == 200
 print("version", __version__)
 """
