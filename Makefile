@@ -81,6 +81,10 @@ test-dashboard: build ## the dashboard in headless Chromium (5 minutes); its pic
 test-clients: build ## clients that others wrote, unchanged, from PyPI (10 minutes); ARGS="openai_sdk" for some
 	$(BIN)/python tests/clients/run.py $(ARGS)
 
+.PHONY: test-peers
+test-peers: build ## server tests of vLLM and of SGLang's router, unmodified, from PyPI; ARGS="vllm -k logprobs"
+	$(BIN)/python tests/peers/run.py $(ARGS)
+
 .PHONY: sizes
 sizes: ## how long the sources are
 	@$(PYTHON) tests/file_sizes.py

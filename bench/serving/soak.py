@@ -1,0 +1,328 @@
+"""Minutes of faults in real workers, in which no request may be lost or answered wrongly.
+
+    python bench/serving/soak.py               # --minutes 1 for a try; CPU, the small model
+
+`launch_server` with two workers, and clients that ask for texts, streams and grammars whose answers are known from
+a calm beginning. Meanwhile schedulers are stopped alone (SIGSTOP, their HTTP servers live on) or killed, servers and
+processes of grammars are killed, grammars come that take minutes to compile, bodies are uploaded a byte a second, and
+far more requests come at once than there is room for. One worker is unwell at a time.
+
+Each request must end within its deadline, with the known answer or with an error that `ALLOWED` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from launched import launched
+from record import record
+
+WORKERS = 2
+CLIENTS = 6
+DEADLINE_S = 60
+SLACK_S = 1.0
+BURST = 200  # requests at once
+BOMB = "a?" * 5000 + "a" * 5000
+SCHEMA = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}, "even": {"type": "boolean"}},
+    "required": ["sum", "even"],
+    "additionalProperties": False,
+}
+# Ends that are not the right answer, by kind of request. An overloaded router may refuse any of them.
+ALLOWED = {
+    "bomb": {(400, "invalid_grammar"), (503, "engine_died")},
+    "upload": {(408, "request_timeout")},
+}
+OVERLOADED = {429}
+
+
+@dataclass(frozen=True)
+class Ask:
+    kind: str
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return json.dumps(self.body, sort_keys=True)
+
+
+def questions() -> list[Ask]:
+    asks = []
+    for n in range(6):
+        messages = [{"role": "user", "content": f"What is {17 + n} + {25 - n}?"}]
+        chat = {"model": "mla-small", "messages": messages, "max_tokens": 24, "temperature": 0}
+        asks += [
+            Ask("chat", "/v1/chat/completions", chat),
+            Ask("stream", "/v1/chat/completions", chat | {"stream": True, "min_tokens": 20}),
+        ]
+        schema = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+        asks.append(
+            Ask(
+                "grammar",
+                "/v1/chat/completions",
+                chat | {"response_format": schema, "stream": True},
+            )
+        )
+    return asks
+
+
+class Refused(Exception):
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"{status} {code}")
+        self.status, self.code = status, code
+
+
+@dataclass
+class Ends:
+    ended: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    slowest: dict[str, float] = field(default_factory=dict)
+    longest_pause: float = 0.0
+
+
+class Clients:
+    def __init__(self, http: aiohttp.ClientSession, url: str, rng: random.Random) -> None:
+        self.http, self.url, self.rng = http, url, rng
+        self.ends = Ends()
+        self.expected: dict[str, str] = {}
+        self.asks = questions()
+        self._bombs = 0
+
+    async def learn(self) -> None:
+        for ask in self.asks:
+            self.expected[ask.name] = await self.text(ask)
+
+    async def text(self, ask: Ask) -> str:
+        """The whole answer. Raises Refused, and ValueError for what is no answer."""
+        async with self.http.post(self.url + ask.path, json=ask.body) as answer:
+            if answer.status != 200:
+                error = (await answer.json())["error"]
+                raise Refused(answer.status, str(error["code"]))
+            if not ask.body.get("stream"):
+                return str((await answer.json())["choices"][0]["message"]["content"])
+            text, done, last = "", False, time.monotonic()
+            async for line in answer.content:
+                now = time.monotonic()
+                if text:
+                    self.ends.longest_pause = max(self.ends.longest_pause, now - last)
+                last = now
+                if not line.startswith(b"data: "):
+                    continue
+                data = line.removeprefix(b"data: ").strip()
+                if done := data == b"[DONE]":
+                    break
+                event = json.loads(data)
+                if "error" in event:
+                    raise Refused(500, str(event["error"]["code"]))
+                text += event["choices"][0]["delta"].get("content") or ""
+            if not done:
+                raise ValueError("the stream has no [DONE]")
+            return text
+
+    async def one(self, ask: Ask) -> str:
+        try:
+            text = await self.text(ask)
+        except Refused as refused:
+            if refused.status in OVERLOADED:
+                return "refused: busy"
+            if (refused.status, refused.code) in ALLOWED.get(ask.kind, ()):
+                return f"refused: {refused}"
+            raise
+        if ask.kind != "bomb" and text != self.expected[ask.name]:
+            raise ValueError(f"{text!r} instead of {self.expected[ask.name]!r}")
+        return "answered"
+
+    async def timed(self, kind: str, end: Callable[[], Awaitable[str]]) -> None:
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(DEADLINE_S + SLACK_S):
+                self.ends.ended[f"{kind} {await end()}"] += 1
+        except TimeoutError:
+            self.ends.ended["lost"] += 1
+            self.ends.wrong.append(f"{kind}: no end within {DEADLINE_S + SLACK_S:g} s")
+        except (Refused, ValueError, KeyError, aiohttp.ClientError) as error:
+            self.ends.ended["wrong"] += 1
+            self.ends.wrong.append(f"{kind}: {error!r}")
+        took = time.monotonic() - begun
+        self.ends.slowest[kind] = max(self.ends.slowest.get(kind, 0.0), took)
+
+    async def run(self, until: float) -> None:
+        while time.monotonic() < until:
+            ask = self.rng.choice(self.asks)
+            await self.timed(ask.kind, lambda ask=ask: self.one(ask))
+
+    async def bombs(self, until: float) -> None:
+        while time.monotonic() < until:
+            self._bombs += 1
+            body = self.asks[0].body | {"regex": f"{self._bombs}{BOMB}", "stream": True}
+            ask = Ask("bomb", "/v1/chat/completions", body)
+            await self.timed("bomb", lambda ask=ask: self.one(ask))
+            await asyncio.sleep(self.rng.uniform(2, 8))
+
+    async def bursts(self, until: float) -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(self.rng.uniform(15, 30))
+            asks = [self.rng.choice(self.asks) for _ in range(BURST)]
+            await asyncio.gather(
+                *(self.timed("burst", lambda ask=ask: self.one(ask)) for ask in asks)
+            )
+
+    async def uploads(self, until: float) -> None:
+        """Bodies that come a byte a second."""
+        while time.monotonic() < until:
+            await self.timed("upload", self._upload)
+
+    async def _upload(self) -> str:
+        async def drip() -> Any:
+            for byte in b"x" * 10 * DEADLINE_S:
+                yield bytes([byte])
+                await asyncio.sleep(1)
+
+        try:
+            async with self.http.post(self.url + "/v1/chat/completions", data=drip()) as answer:
+                if answer.status == 408:
+                    return "refused: 408"
+                raise Refused(answer.status, await answer.text())
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            return "closed"
+
+
+def processes(title: str) -> list[int]:
+    """Descendants of this process with this title."""
+    parents, titles = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                titles[int(entry.name)] = (entry / "cmdline").read_bytes().split(b"\0")[0].decode()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat[1])
+    found = []
+    for pid, name in titles.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and name.startswith(title):
+            found.append(pid)
+    return found
+
+
+FAULTS = {
+    "scheduler stopped": ("mla_router scheduler", signal.SIGSTOP),
+    "scheduler killed": ("mla_router scheduler", signal.SIGKILL),
+    "server killed": ("mla_router server", signal.SIGKILL),
+    "grammar killed": ("mla_router grammar", signal.SIGKILL),
+    "nursery killed": ("mla_router grammar nursery", signal.SIGKILL),
+    "keeper killed": ("mla_router grammar keeper", signal.SIGKILL),
+}
+
+
+async def chaos(clients: Clients, until: float, struck: Counter[str]) -> None:
+    rng = clients.rng
+    while time.monotonic() < until:
+        await asyncio.sleep(rng.uniform(1, 5))
+        fault = rng.choice(list(FAULTS))
+        title, number = FAULTS[fault]
+        victims = processes(title)
+        if not victims:
+            continue
+        struck[fault] += 1
+        victim = rng.choice(victims)
+        os.kill(victim, number)
+        if number == signal.SIGSTOP:
+            await asyncio.sleep(rng.uniform(2, 8))
+            with contextlib.suppress(ProcessLookupError):  # it was replaced meanwhile
+                os.kill(victim, signal.SIGCONT)
+        await until_healthy(clients)
+
+
+async def until_healthy(clients: Clients) -> None:
+    while True:
+        async with clients.http.get(clients.url + "/workers") as answer:
+            workers = (await answer.json())["workers"]
+        if sum(worker["healthy"] for worker in workers) == WORKERS:
+            return
+        await asyncio.sleep(0.2)
+
+
+async def soak(args: argparse.Namespace, url: str) -> dict[str, Any]:
+    struck: Counter[str] = Counter()
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+    ) as http:
+        clients = Clients(http, url, random.Random(args.seed))
+        await clients.learn()
+        until = time.monotonic() + 60 * args.minutes
+        await asyncio.gather(
+            chaos(clients, until, struck),
+            clients.bombs(until),
+            clients.bursts(until),
+            clients.uploads(until),
+            *(clients.run(until) for _ in range(CLIENTS)),
+        )
+    ends = clients.ends
+    return {
+        "seed": args.seed,
+        "minutes": args.minutes,
+        "faults": dict(sorted(struck.items())),
+        "ended": dict(sorted(ends.ended.items())),
+        "lost": ends.ended["lost"],
+        "wrong": ends.ended["wrong"],
+        "slowest_s": {kind: round(value, 1) for kind, value in sorted(ends.slowest.items())},
+        "longest_pause_s": round(ends.longest_pause, 2),
+        "problems": ends.wrong,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=None, help="default: drawn and printed")
+    parser.add_argument("--out", type=Path, help="file to append the JSON line to")
+    args = parser.parse_args()
+    args.seed = random.randrange(1 << 32) if args.seed is None else args.seed
+    print(f"seed {args.seed}", flush=True)
+    flags = [
+        "--device=cpu",
+        "--cpu-threads=1",
+        f"--router-request-timeout-secs={DEADLINE_S}",
+        "--router-queue-size=64",
+        "--router-queue-timeout-secs=30",
+    ]
+    with launched(flags, workers=WORKERS) as url:
+        result = asyncio.run(soak(args, url))
+    for name in ("faults", "ended", "slowest_s"):
+        print(name)
+        for what, count in result[name].items():
+            print(f"  {what:<40}{count:>8}")
+    for problem, count in Counter(result["problems"]).most_common(20):
+        print(f"  {count} x {problem[:300]}")
+    print(
+        f"longest pause {result['longest_pause_s']} s, wrong {result['wrong']}, lost {result['lost']}"
+    )
+    record("serving_soak", result, args.out)
+    return 1 if result["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Server tests of other engines, unmodified, against a real router and worker of this project.
+
+    make test-peers                                # vLLM's and sglang-router's, from their source packages
+    make test-peers ARGS="vllm -k logprobs"        # some of one suite
+
+A suite is named in `suites.toml`: where its tests come from, which files apply, and which tests are expected to
+fail, with the reason of each (the list is not complete yet: what it lacks is printed as FAILED). Their imports of the engine under test are answered by `standins.py`, whose
+server is ours. Ends with a table, and with 1 if a test failed that is not expected to, or passed that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = ROOT / "target/peers"  # what is downloaded, and reports
+TIMEOUT_S = 3600.0  # of one suite
+TEST_S = 180  # of one test
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    version: str
+    files: list[str]  # relative to the folder of the sources
+    expected: dict[str, str]  # reason by pattern of test names, as `FILE::TEST` in fnmatch's syntax
+    needs: list[str]  # packages of its environment
+    fixtures: str = ""  # file of pytest fixtures that can be imported without the engine
+    path: str = ""  # folder of the sources that the tests import from
+    url: str = ""  # of a source package
+    sha256: str = ""
+    variable: str = ""  # of the environment, which names the folder
+
+    def sources(self) -> Path | None:
+        """The folder of the sources; None if nobody has said where they are."""
+        if self.variable:
+            named = os.environ.get(self.variable)
+            return Path(named).resolve() if named else None
+        archive = CACHE / self.url.rpartition("/")[2]
+        folder = CACHE / archive.name.removesuffix(".tar.gz")
+        if not folder.is_dir():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            print(f"downloading {self.url}", flush=True)
+            urllib.request.urlretrieve(self.url, archive)
+            digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+            assert digest == self.sha256, f"{archive}: sha256 {digest}, not {self.sha256}"
+            with tarfile.open(archive) as tar:
+                tar.extractall(CACHE, filter="data")
+        return folder
+
+    def reason(self, test: str) -> str | None:
+        """Why `test` is expected to fail."""
+        found = (
+            why for pattern, why in self.expected.items() if fnmatch.fnmatchcase(test, pattern)
+        )
+        return next(found, None)
+
+
+def suites() -> list[Suite]:
+    with (HERE / "suites.toml").open("rb") as file:
+        return [Suite(name=name, **fields) for name, fields in tomllib.load(file).items()]
+
+
+def run(suite: Suite, sources: Path, arguments: list[str]) -> dict[str, str]:
+    """The outcome of each test: passed, failed or skipped."""
+    report = CACHE / f"{suite.name}.json"
+    report.unlink(missing_ok=True)
+    missing = [file for file in suite.files if not (sources / file.partition("::")[0]).exists()]
+    assert not missing, f"{sources} has no {missing}"
+    uv = Path(sys.executable).with_name("uv")
+    command = [uv, "run", "--quiet", "--no-project", "--python", sys.executable]
+    for package in suite.needs:
+        command += ["--with", package]
+    # No conftest.py of theirs: they import the engine.
+    command += ["pytest", "--noconftest", "--import-mode=importlib", "-p", "standins", "-q"]
+    command += ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", sources, "--tb=short"]
+    command += ["--timeout", str(TEST_S), "-o", "asyncio_default_fixture_loop_scope=function"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(sources / suite.path)]),
+        "PEER_FIXTURES": str(sources / suite.fixtures) if suite.fixtures else "",
+        "PEER_SERVER_PYTHON": sys.executable,
+        "PEER_SERVER_PATH": str(ROOT / "python"),
+        "PEER_REPORT": str(report),
+        "PEER_LOGS": str(CACHE),
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = CACHE / f"{suite.name}.log"
+    with log.open("w") as output:
+        subprocess.run(
+            [*map(str, command), *suite.files, *arguments],
+            cwd=sources,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert report.exists(), f"{suite.name} did not run: {log}"
+    return dict(json.loads(report.read_text()))
+
+
+def judge(suite: Suite, outcomes: dict[str, str]) -> list[str]:
+    """What is not as expected, a line for each test."""
+    wrong = []
+    for test, outcome in outcomes.items():
+        reason = suite.reason(test)
+        if outcome == "failed" and reason is None:
+            wrong.append(f"FAILED {test}")
+        elif outcome == "passed" and reason is not None:
+            wrong.append(f"PASSED, and was expected to fail ({reason}): {test}")
+    return wrong
+
+
+def main() -> int:
+    known = {suite.name: suite for suite in suites()}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("suite", nargs="?", choices=known)
+    arguments, for_pytest = parser.parse_known_args()
+    bad = False
+    for suite in [known[arguments.suite]] if arguments.suite else known.values():
+        sources = suite.sources()
+        if sources is None:
+            print(f"{suite.name}: not run, ${suite.variable} names no folder")
+            continue
+        outcomes = run(suite, sources, for_pytest)
+        wrong = judge(suite, outcomes)
+        bad |= bool(wrong)
+        expected = Counter(
+            suite.reason(test) or "" for test, outcome in outcomes.items() if outcome == "failed"
+        )
+        print(f"\n{suite.name} {suite.version}: {dict(Counter(outcomes.values()))}")
+        for reason, number in expected.most_common():
+            if reason:
+                print(f"  {number:4d} expected to fail: {reason}")
+        for line in wrong:
+            print(f"  {line}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
