@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from record import record
+
 from peers import (
     PEERS,
     RELEASE,
@@ -32,7 +34,6 @@ from peers import (
     running,
     until_ready,
 )
-from record import record
 
 Case = dict[str, Any]
 

@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, RELEASE, System, cpu_seconds, free_port, ours, peer, running, until_ready
 from record import record
+
+from peers import PEERS, RELEASE, System, cpu_seconds, free_port, ours, peer, running, until_ready
 
 TOKEN_BYTES = 4  # of the mock engines
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -28,7 +28,7 @@ from mla_router.worker.messages import Grammar
 
 logger = logging.getLogger(__name__)
 
-# How many compile at the same time, and for how long in CPU time. A usual schema takes 0.05 to 0.3 s.
+# How many compile at the same time, and for how long in CPU time.
 MAX_QUICK, QUICK_CPU_S = 2, 0.5
 MAX_SLOW, SLOW_CPU_S = 1, 5.0
 # A request waits no longer for its grammar, in line and compiling: below the time (10 s) after which a
