@@ -20,8 +20,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from record import record
-
 from peers import (
     PEERS,
     RELEASE,
@@ -34,6 +32,7 @@ from peers import (
     running,
     until_ready,
 )
+from record import record
 
 Case = dict[str, Any]
 

@@ -31,9 +31,8 @@ from typing import Any
 
 import aiohttp
 from overload_plot import plot
-from record import record
-
 from peers import RELEASE, System, free_port, peer, running, until_ready
+from record import record
 
 WORKERS, PLACES, TOKENS, STEP_MS = 2, 4, 16, 12.5
 CAPACITY = WORKERS * PLACES / (TOKENS * STEP_MS / 1e3)  # answers a second

@@ -28,9 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from record import record
-
 from peers import PEERS, RELEASE, System, cpu_seconds, free_port, ours, peer, running, until_ready
+from record import record
 
 TOKEN_BYTES = 4  # of the mock engines
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -31,10 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from peers import RELEASE, free_port, running, until_ready
 from record import record
 from soak_traffic import LETTERS, Ends, Traffic
-
-from peers import RELEASE, free_port, running, until_ready
 
 WORKERS = 4
 UNWELL = 2  # at most
