@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _BYTES = 4096
-_PID, _BEATS, _LAST, _HAS_WORK, _WAITS = range(5)
+_PID, _BEATS, _LAST, _HAS_WORK, _WAITS, _EXPECTED = range(6)
 
 
 class Pulse:
@@ -45,6 +45,10 @@ class Pulse:
         cells[_LAST] = time.monotonic()
         cells[_BEATS] += 1
 
+    def expect(self, seconds: float) -> None:
+        """The steps that are under way should take so long: the next beats may be that late."""
+        self._cells[_EXPECTED] = seconds
+
     @contextmanager
     def waits(self) -> Iterator[None]:
         """Inside, no beats are due: other processes are waited for, or something long is done on purpose."""
@@ -73,6 +77,11 @@ class Pulse:
     @property
     def is_waiting(self) -> bool:
         return bool(self._cells[_WAITS])
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that the steps under way should take."""
+        return self._cells[_EXPECTED]
 
     @property
     def age(self) -> float:

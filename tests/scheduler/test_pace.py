@@ -53,6 +53,14 @@ def test_without_a_measurement_nothing_is_cut() -> None:
     assert len(next_chunk(Pace(), 40_000).chunks[0].tokens) == 8192
 
 
+def test_what_a_step_should_take() -> None:
+    engine = TimedEngine(CAPACITY)
+    pace = measured(engine)
+    plan = next_chunk(pace, 0)
+    assert pace.step_s(plan) == pytest.approx(engine.seconds(plan), rel=0.2)
+    assert Pace().step_s(plan) == 0.0, "not measured"
+
+
 def test_a_device_that_becomes_slower_has_shorter_chunks() -> None:
     engine = TimedEngine(CAPACITY)
     pace = measured(engine)

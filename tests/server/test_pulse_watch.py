@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -69,10 +71,60 @@ def test_one_that_waits_for_a_core_is_not_frozen(watched: Watched) -> None:
     assert not watched.look(20.0, RUNS)
 
 
+def computed(seconds: float) -> Activity:
+    """What is seen when the scheduler's thread has computed for so long since `RUNS`."""
+    return replace(RUNS, cpu_s=RUNS.cpu_s + seconds, main_cpu_s=RUNS.main_cpu_s + seconds)
+
+
 def test_a_step_that_never_ends_is_found_by_its_cpu_time(watched: Watched) -> None:
-    watched.look(0.4, RUNS)
-    computed = Activity(is_stopped=False, wants_to_run=True, cpu_s=7.0, main_cpu_s=6.5)
-    assert watched.look(0.2, computed)
+    assert not watched.look(0.4, RUNS)
+    assert not watched.look(0.2, computed(1.5))
+    assert watched.look(0.2, computed(2.0))
+
+
+def test_a_step_that_should_take_long_has_four_times_as_long(watched: Watched) -> None:
+    watched.pulse.expect(3.0)
+    assert not watched.look(0.4, RUNS)
+    assert not watched.look(0.2, computed(11.5))
+    assert watched.look(0.2, computed(12.5))
+
+
+def test_what_other_threads_compute_does_not_count(watched: Watched) -> None:
+    assert not watched.look(0.4, RUNS)
+    assert not watched.look(0.2, replace(RUNS, cpu_s=60.0))
+
+
+SPINS = """
+import sys
+from mla_router.worker.pulse import Pulse
+Pulse(int(sys.argv[1])).start()
+while True:
+    pass
+"""
+
+
+def test_a_real_process_that_spins_is_found() -> None:
+    """As the thread does that asks a GPU for the end of a step, again and again."""
+    pulse = Pulse.create()
+    environment = os.environ | {"PYTHONPATH": str(processes.ROOT / "python")}
+    command = [sys.executable, "-c", SPINS, str(pulse.descriptor)]
+    child = subprocess.Popen(command, pass_fds=[pulse.descriptor], env=environment)
+    try:
+        wait_until(lambda: pulse.pid, "it spins")
+        watch = PulseWatch(pulse)
+
+        def is_found() -> bool:
+            watch.look(time.monotonic())
+            return watch.is_frozen
+
+        wait_until(is_found, "it is found")
+        spun = activity(child.pid)
+        assert spun is not None
+        # Of CPU time: how much of a core it gets is not its own choice.
+        assert pulse_watch.HUNG_CPU_S <= spun.main_cpu_s < 2.5
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_one_that_waits_for_others_is_not_frozen_unless_it_is_stopped(watched: Watched) -> None:

@@ -73,16 +73,26 @@ class Pace:
         rest = self._decode_s if beside_decodes else self._single_s
         return max(TARGET_S - rest, TARGET_S / 2, self._single_s)
 
+    def step_s(self, plan: StepPlan) -> float:
+        """Seconds of a step."""
+        return self._rest_s(plan) + self._prompts_s(plan)
+
+    def _rest_s(self, plan: StepPlan) -> float:
+        """Seconds of a step without its prompt tokens."""
+        return self._decode_s if plan.decode_slots else self._single_s
+
+    def _prompts_s(self, plan: StepPlan) -> float:
+        return sum(
+            self.begin_s(chunk.start) + self.seconds(chunk.start, len(chunk.tokens))
+            for chunk in plan.chunks
+        )
+
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
         if not plan.chunks:
             self._decode_s += _SMOOTHING * (seconds - self._decode_s)
             return
-        rest = self._decode_s if plan.decode_slots else self._single_s
-        predicted = sum(
-            self.begin_s(chunk.start) + self.seconds(chunk.start, len(chunk.tokens))
-            for chunk in plan.chunks
-        )
+        rest, predicted = self._rest_s(plan), self._prompts_s(plan)
         measured = max(0.0, seconds - rest)
         if predicted == 0.0 or max(predicted, measured) < max(rest, TARGET_S / 8):
             return  # not measured, or too little to learn from

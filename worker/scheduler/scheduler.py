@@ -92,6 +92,7 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._failures = 0  # steps, since the last that worked
         self._next_heartbeat = 0.0
+        self._step_s = 0.0  # what the last step should take
 
     # -- the two loops --------------------------------------------------------------------------
 
@@ -203,8 +204,12 @@ class Scheduler:
 
     def forward(self, step: Step | None) -> Step | None:
         """Launch the forward pass; returns the step if it is under way now."""
+        # With overlap, the step before is still under way.
+        before, self._step_s = self._step_s, 0.0
         if step is None:
             return None
+        self._step_s = self.planner.pace.step_s(step.plan)
+        self.pulse.expect(before + self._step_s)
         try:
             step.launched = self.engine.forward(step.plan)
             if not step.needs_masks:

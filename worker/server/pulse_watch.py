@@ -2,7 +2,7 @@
 
 A busy machine lets a scheduler wait for a core, and its pulse is late then as well. So time alone decides
 nothing. A scheduler without a beat is frozen when for a second its process was stopped by a signal, or none
-of its threads computed or wanted to; or when it computed for longer than any part of a step does.
+of its threads computed or wanted to; or when it computed for much longer than its steps should take.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from mla_router.worker.pulse import Pulse
 LOOK_S = 0.2
 FROZEN_S = 1.0
 STOPPED_S = 0.4  # by a signal: the kernel says so
-# CPU time of the scheduler's thread without a beat: on a GPU it waits for a step by asking again and again.
-HUNG_CPU_S = 5.0
+# Limit of the CPU time of the scheduler's thread without a beat, which on a GPU waits for a step by asking again
+# and again: so many seconds, or so many times what the steps under way should take. Shares of a core that others
+# take do not count.
+HUNG_CPU_S = 1.8
+LENIENCE = 4.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,12 +66,16 @@ class PulseWatch:
 
     @property
     def is_frozen(self) -> bool:
-        hung_s = 0.0
-        if self._since is not None and self._before is not None:
-            hung_s = self._before.main_cpu_s - self._since.main_cpu_s
         return (
-            self._still_s >= FROZEN_S or self._stopped_s >= STOPPED_S or hung_s >= HUNG_CPU_S
+            self._still_s >= FROZEN_S or self._stopped_s >= STOPPED_S or self._is_hung
         ) and self._pulse.beats == self._beats
+
+    @property
+    def _is_hung(self) -> bool:
+        if self._since is None or self._before is None:
+            return False
+        computed_s = self._before.main_cpu_s - self._since.main_cpu_s
+        return computed_s >= max(HUNG_CPU_S, LENIENCE * self._pulse.expected_s)
 
     async def run(self) -> None:
         """Look again and again."""
