@@ -48,9 +48,24 @@ def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
     queue = WaitingQueue(least_work_first=True)
     queue.add(request(1, cached=9))
     for arrival in (7, 3, 5):
-        queue.put_back(retracted(arrival))
+        queue.add(retracted(arrival))
     queue.add(request(8, 1))
     assert order(queue) == [8, 3, 5, 7, 1]
+
+
+def test_what_another_worker_has_begun_goes_before_what_nobody_has() -> None:
+    """A stream that broke elsewhere: its reader waits in the middle of a sentence."""
+    for least_work_first in (True, False):
+        queue = WaitingQueue(least_work_first=least_work_first)
+        queue.add(request(1, cached=9))
+        queue.add(retracted(2))
+        continued = Request("c", [1], SAMPLING, output=[5], arrival=6)
+        queue.add(continued)
+        queue.add(request(3))
+        assert order(queue) == [2, 6, 1, 3]
+        queue.remove(continued)
+        assert order(queue) == [2, 1, 3]
+        assert len(queue) == 3
 
 
 def test_lookups_do_not_grow_with_the_queue() -> None:

@@ -172,7 +172,7 @@ class Admission:
     def _precedence(self, candidate: Candidate) -> int:
         """Prompts that have begun go first if what is left of them is of this class or a smaller one."""
         request = candidate.request
-        if request.was_retracted or request.overtaken >= PATIENCE:
+        if request.has_begun or request.overtaken >= PATIENCE:
             return -1
         return size_class(len(request.context) - len(candidate.pages) * self.memory.page_size)
 

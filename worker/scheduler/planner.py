@@ -138,7 +138,7 @@ class Planner:
         del self.running[request.rid]
         request.retract()
         self._let_go(request)
-        self.waiting.put_back(request)
+        self.waiting.add(request)
         self.num_retracted += 1
 
     def _let_go(self, request: Request) -> None:

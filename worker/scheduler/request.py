@@ -140,6 +140,11 @@ class Request:
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
 
+    @property
+    def has_begun(self) -> bool:
+        """Its client may have tokens of it: it ran and was retracted, or comes from a worker that broke."""
+        return self.was_retracted or len(self.context) > len(self.prompt)
+
     def move_to(self, state: State) -> None:
         assert state in _NEXT[self.state], f"{self!r} cannot become {state.name}"
         self.state = state

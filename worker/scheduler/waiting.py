@@ -1,7 +1,7 @@
 """The requests that wait for a place, and which of them is next.
 
-Order: higher priority first; within one, those that ran before and were retracted; then either
-arrival (fcfs), or the least work left (lpm): classes of size, and within one the longest cached prefix,
+Order: higher priority first; within one, those whose answers have begun: retracted ones, and streams of
+workers that broke, whose readers wait in the middle of a sentence; then either arrival (fcfs), or the least work left (lpm): classes of size, and within one the longest cached prefix,
 since what is cached now may be evicted later.
 
 Only some requests are looked at in one step, the window: of each class of size the oldest. So a short request
@@ -16,6 +16,7 @@ places in the window, the oldest of each class are always in it: the turn of tho
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -33,17 +34,17 @@ PATIENCE = 64
 class Level:
     """The requests of one priority, each deque in order of arrival."""
 
-    retracted: deque[Request] = field(default_factory=deque)
+    begun: deque[Request] = field(default_factory=deque)
     by_class: dict[int, deque[Request]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self.retracted
+        yield from self.begun
         for requests in self.by_class.values():
             yield from requests
 
     def window(self, most: int) -> list[Request]:
-        """The retracted ones, then the first of each class in turn."""
-        window = list(islice(self.retracted, most))
+        """Those that have begun, then the first of each class in turn."""
+        window = list(islice(self.begun, most))
         lines = [iter(requests) for requests in self.by_class.values()]
         while lines and len(window) < most:
             longer = []
@@ -53,8 +54,8 @@ class Level:
                     longer.append(line)
             lines = longer
         del window[most:]
-        window[len(self.retracted) :] = sorted(
-            window[len(self.retracted) :], key=lambda request: request.arrival
+        window[len(self.begun) :] = sorted(
+            window[len(self.begun) :], key=lambda request: request.arrival
         )
         return window
 
@@ -77,33 +78,24 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         level = self._levels.setdefault(request.priority, Level())
-        level.by_class.setdefault(self._class(request), deque()).append(request)
-        self._length += 1
-        self.num_arrivals += 1
-
-    def put_back(self, request: Request) -> None:
-        """Put a request that was retracted before all of its priority that never ran."""
-        retracted = self._levels.setdefault(request.priority, Level()).retracted
-        at = 0
-        for other in retracted:
-            if other.arrival > request.arrival:
-                break
-            at += 1
-        retracted.insert(at, request)
+        if request.has_begun:
+            bisect.insort(level.begun, request, key=lambda other: other.arrival)
+        else:
+            level.by_class.setdefault(self._class(request), deque()).append(request)
         self._length += 1
         self.num_arrivals += 1
 
     def remove(self, request: Request) -> None:
         level = self._levels[request.priority]
-        if request.was_retracted:
-            level.retracted.remove(request)
+        if request.has_begun:
+            level.begun.remove(request)
         else:
             line = level.by_class[self._class(request)]
             line.remove(request)
             if not line:
                 del level.by_class[self._class(request)]
         self._length -= 1
-        if not level.retracted and not level.by_class:
+        if not level.begun and not level.by_class:
             del self._levels[request.priority]
 
     def candidates(self, cached_tokens: Callable[[Request], int]) -> list[Request]:
@@ -113,7 +105,7 @@ class WaitingQueue:
             return window
 
         def rank(request: Request) -> tuple[int, int, int, int]:
-            if request.was_retracted:
+            if request.has_begun:
                 return -request.priority, 0, 0, 0
             if request.overtaken >= PATIENCE:
                 return -request.priority, 1, 0, 0
@@ -140,7 +132,7 @@ class WaitingQueue:
         return size_class(len(request.context)) if self._least_work_first else 0
 
     def _window(self) -> list[Request]:
-        """Highest priority first, then in order of arrival, but for those that were retracted."""
+        """Highest priority first, then in order of arrival, but for those that have begun."""
         window: list[Request] = []
         for priority in sorted(self._levels, reverse=True):
             if len(window) == WINDOW:
