@@ -17,6 +17,7 @@ use crate::{
     error::{Error, StartError},
     fleet::worker::WorkerView,
     names::WorkerUrl,
+    policy::{self, Policy},
     router::Router,
     server::{self, connection::Course, tls::Tls},
     stats::Stats,
@@ -52,8 +53,17 @@ pub struct RouterHandle {
 impl RouterHandle {
     /// Listens where the config says and serves until stopped. Returns when the port is bound.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        let policy = policy::of(&config);
+        Self::start_with_policy(config, policy).await
+    }
+
+    /// The same with a policy of the caller's instead of the config's.
+    pub async fn start_with_policy(
+        config: Config,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self, StartError> {
         let listener = server::listen::bind(&config).await?;
-        Self::serve_on(listener, config, Some(Cores::start()?)).await
+        Self::run_on(listener, config, policy, Some(Cores::start()?)).await
     }
 
     /// Serves on a listener of the caller's.
@@ -67,10 +77,20 @@ impl RouterHandle {
         config: Config,
         cores: Option<Cores>,
     ) -> Result<Self, StartError> {
+        let policy = policy::of(&config);
+        Self::run_on(listener, config, policy, cores).await
+    }
+
+    async fn run_on(
+        listener: TcpListener,
+        config: Config,
+        policy: Box<dyn Policy>,
+        cores: Option<Cores>,
+    ) -> Result<Self, StartError> {
         let local_addr = listener.local_addr()?;
         let tls = Tls::start(&config)?;
         let sources = Sources::prepare(&config).await?;
-        let router = Router::new(config)?;
+        let router = Router::with_policy(config, policy)?;
         let mut following = sources.follow(&router);
         let tls = tls.map(|(tls, renewal)| {
             following.spawn(renewal);

@@ -61,13 +61,19 @@ pub struct Router {
 impl Router {
     /// Must be called within a tokio runtime. The workers of the config are registered at once.
     pub fn new(config: Config) -> Result<Arc<Self>, StartError> {
+        let policy = policy::of(&config);
+        Self::with_policy(config, policy)
+    }
+
+    /// The same with a policy of the caller's instead of the config's.
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Arc<Self>, StartError> {
         let metrics = Arc::<Metrics>::default();
         let collector = config.otlp_traces_endpoint.clone();
         let tracer = collector.map(|url| Tracer::start(url, Arc::clone(&metrics)));
         let router = Arc::new(Self {
             registry: Registry::default(),
             tree: PrefixTree::new(config.default_cache_blocks()),
-            policy: policy::of(&config),
+            policy,
             home: HomeShare::default(),
             gate: Arc::default(),
             started: Instant::now(),

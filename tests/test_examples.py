@@ -1,0 +1,85 @@
+"""Every Python file of examples/ runs as its docstring says, against real servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from file_sizes import ROOT
+from support import processes
+from support.processes import Running
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with processes.server(dp_size=2) as server:
+        yield server
+
+
+def run(name: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "python")} | environment,
+        capture_output=True,
+        text=True,
+        timeout=processes.PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def workers_of(server: Running) -> list[str]:
+    return [worker["url"] for worker in processes.get_json(server.url + "/workers")["workers"]]
+
+
+def test_a_chat_is_answered_and_streamed(server: Running) -> None:
+    printed = run("openai_client.py", MLA_ROUTER_URL=server.url)
+    assert re.search(r"^answer: .*42", printed, re.MULTILINE), printed
+    assert re.search(r"^streamed: .*42", printed, re.MULTILINE), printed
+    assert re.search(r"^of \d+ prompt tokens \d+ were cached", printed, re.MULTILINE), printed
+
+
+def test_a_tool_is_called(server: Running) -> None:
+    printed = run("tools.py", MLA_ROUTER_URL=server.url)
+    assert re.search(r'^call: get_weather \{"city": ?".+"\}', printed, re.MULTILINE), printed
+    assert "answer: " in printed
+
+
+def test_an_answer_follows_its_schema(server: Running) -> None:
+    printed = run("json_schema.py", MLA_ROUTER_URL=server.url)
+    assert re.fullmatch(r"name='.*' age=-?\d+ role='(engineer|doctor|teacher)'\n", printed), printed
+
+
+def test_the_bindings_serve_and_let_go(server: Running) -> None:
+    urls = workers_of(server)
+    printed = run("bindings.py", *urls)
+    assert all(f"{url} healthy" in printed for url in urls), printed
+
+
+def test_a_router_stands_in_front_of_engines(server: Running) -> None:
+    program = f"import front; front.main({workers_of(server)!r}, seconds=3)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'python'}:{EXAMPLES}"},
+        capture_output=True,
+        text=True,
+        timeout=processes.PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'healthy'" in done.stdout, done.stdout
+
+
+def test_the_list_of_examples_is_whole() -> None:
+    listed = set(re.findall(r"\]\(([\w/.]+)\)", (EXAMPLES / "README.md").read_text()))
+    there = {path.name for path in EXAMPLES.glob("*.py")}
+    assert there == {name for name in listed if name.endswith(".py")}
+    assert all((EXAMPLES / name).exists() for name in listed)
