@@ -52,6 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: bool = False  # of the sampled tokens
     top_logprobs: int = 0  # of so many most likely tokens beside each sampled or scored one
     prompt_logprobs_from: int | None = None  # first prompt token whose logprob is wanted
+    # If not empty, the tokens that can be drawn: bit t % 8 of byte t // 8 is token t.
+    allowed: bytes = b""
 
     @property
     def greedy(self) -> bool:

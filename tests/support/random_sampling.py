@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from mla_router.worker.core import SamplingParams
+from support.token_masks import token_bits
 
 
 def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -> SamplingParams:
@@ -20,6 +21,9 @@ def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -
     # transformers' SequenceBiasLogitsProcessor takes no token 0.
     biased = {rng.randrange(1, vocab_size) for _ in range(5)}
     bias = [(token, rng.choice([-100.0, -1.5, 2.5, 100.0])) for token in biased]
+    stop_token_ids = frozenset(token() for _ in range(rng.choice([0, 1, 20])))
+    # With one that ends no answer: else min_tokens might leave none.
+    allowed = {token() for _ in range(30)} | {min(set(range(30)) - stop_token_ids)}
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
@@ -32,7 +36,8 @@ def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -
         presence_penalty=some(rng.choice([-2.0, 0.7, 2.0]), 0.0),  # type: ignore[arg-type]
         logit_bias=some(tuple(bias), ()),  # type: ignore[arg-type]
         min_tokens=some(rng.randint(1, max_tokens), 0),  # type: ignore[arg-type]
-        stop_token_ids=frozenset(token() for _ in range(rng.choice([0, 1, 20]))),
+        stop_token_ids=stop_token_ids,
         logprobs=scored,
         top_logprobs=rng.choice([0, 3, 20]) if scored else 0,
+        allowed=some(token_bits(allowed, vocab_size), b""),  # type: ignore[arg-type]
     )

@@ -15,3 +15,8 @@ def token_masks(allowed: Mapping[int, Collection[int]], vocab_size: int) -> Toke
     for row, tokens in enumerate(allowed.values()):
         table[row, list(tokens)] = 1
     return TokenMasks(tuple(allowed), np.packbits(table, axis=1, bitorder="little").view(np.int32))
+
+
+def token_bits(allowed: Collection[int], vocab_size: int) -> bytes:
+    """A set of tokens as `SamplingParams.allowed` has it."""
+    return token_masks({0: allowed}, vocab_size).bits.tobytes()[: -(-vocab_size // 8)]

@@ -36,7 +36,8 @@ def draw_logits(seed: int) -> Tensor:
 def processed(
     logits: Tensor, sampling: SamplingParams, prompt: list[int], output: list[int]
 ) -> Tensor:
-    """Penalties, bias and min_tokens: transformers' where it has them, OpenAI's formula for two."""
+    """Penalties, bias, min_tokens and allowed tokens: transformers' where it has them, OpenAI's formula for
+    two."""
     context = torch.tensor([prompt + output])
     scores = logits[None].clone()
     processors = LogitsProcessorList()
@@ -51,6 +52,9 @@ def processed(
     for token in set(output):
         scores[token] -= output.count(token) * sampling.frequency_penalty
         scores[token] -= sampling.presence_penalty
+    if sampling.allowed:
+        bits = [sampling.allowed[token // 8] >> token % 8 & 1 for token in range(V)]
+        scores[~torch.tensor(bits, dtype=torch.bool)] = float("-inf")
     return scores
 
 

@@ -18,6 +18,7 @@ class Groups:
 
     penalized: np.ndarray
     biased: np.ndarray
+    restricted: np.ndarray  # to some tokens
     scored: np.ndarray
     num_top: np.ndarray  # top_logprobs of the scored rows
     filtered: bool  # some row is drawn under a top_k, top_p or min_p
@@ -27,7 +28,7 @@ class SlotWants:
     """What each slot's request wants, on the host."""
 
     def __init__(self, num_slots: int) -> None:
-        self._wants = np.zeros((3, num_slots), dtype=np.bool_)  # rows: see `_wants`
+        self._wants = np.zeros((4, num_slots), dtype=np.bool_)  # rows: see `_wants`
         self._biased_until = np.zeros(num_slots, dtype=np.int64)  # position
         self._num_top = np.zeros(num_slots, dtype=np.int64)
 
@@ -47,11 +48,12 @@ class SlotWants:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
-        penalized, filtered, scored = self._wants[:, slots]
+        penalized, filtered, scored, restricted = self._wants[:, slots]
         scored_rows = np.flatnonzero(scored)
         return Groups(
             penalized=np.flatnonzero(penalized),
             biased=np.flatnonzero(positions < self._biased_until[slots]),
+            restricted=np.flatnonzero(restricted),
             scored=scored_rows,
             num_top=self._num_top[slots[scored_rows]],
             filtered=bool(filtered.any()),
@@ -60,4 +62,9 @@ class SlotWants:
 
 def _wants(sampling: SamplingParams) -> tuple[bool, ...]:
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-    return sampling.penalized, filtered and not sampling.greedy, sampling.logprobs
+    return (
+        sampling.penalized,
+        filtered and not sampling.greedy,
+        sampling.logprobs,
+        bool(sampling.allowed),
+    )

@@ -1,4 +1,4 @@
-"""Tokens that a grammar does not allow."""
+"""Tokens that a grammar, or the request itself, does not allow."""
 
 from __future__ import annotations
 

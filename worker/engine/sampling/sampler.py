@@ -1,9 +1,9 @@
 """One token for every sampled row of a step, and its scores, without waiting for the device.
 
 What is done to a row's logits, in this order (transformers' and vLLM's): logit_bias and the ban of stop
-tokens until min_tokens; repetition, then frequency and presence penalty; the grammar's mask; temperature;
-top_k, top_p and min_p. Greedy rows skip the last four. The first three run over the rows that want them
-and over no others.
+tokens until min_tokens; repetition, then frequency and presence penalty; the tokens that the request is
+restricted to; the grammar's mask; temperature; top_k, top_p and min_p. Greedy rows skip the last four. All
+before the temperature run over the rows that want them and over no others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Admitted, StepPlan, TokenMasks
+from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.groups import SlotWants
 from mla_router.worker.engine.sampling.masks import forbid
@@ -37,6 +38,7 @@ class Sampler:
         self._settings = SlotSettings(num_slots, device)
         self._counts = TokenCounts(num_slots, vocab_size, device)
         self._bias = LogitBias(num_slots, device)
+        self._allowed = AllowedTokens(num_slots, vocab_size, device)
         self._upload = Upload(device)
 
     @property
@@ -54,6 +56,8 @@ class Sampler:
             self._counts.admit(penalized)
         if biased := [r for r in requests if r.sampling.logit_bias or r.sampling.min_tokens]:
             self._bias.admit(biased)
+        if restricted := [r for r in requests if r.sampling.allowed]:
+            self._allowed.admit(restricted)
 
     def sample(
         self,
@@ -70,10 +74,11 @@ class Sampler:
         `positions` [R] int64 are theirs, the latter of the tokens about to be sampled. These are written to
         `out` [R] int32 and, by slot, to `last_token`: NO_TOKEN, or 0, where there was none to draw."""
         groups = self.wants.groups(plan)
-        penalized, biased, scored, masked, bits = self._upload(
+        penalized, biased, restricted, scored, masked, bits = self._upload(
             [
                 groups.penalized,
                 groups.biased,
+                groups.restricted,
                 groups.scored,
                 np.array(masks.rows if masks else (), dtype=np.int64),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
@@ -85,6 +90,8 @@ class Sampler:
         for rows in _slices(penalized):
             own_settings = self._settings.of(slots[rows])
             _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], own_settings))
+        for rows in _slices(restricted):
+            _put(logits, rows, forbid(_get(logits, rows), self._allowed.of(slots[rows])))
         for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
             _put(logits, rows, forbid(_get(logits, rows), some_bits))
 

@@ -1,0 +1,40 @@
+"""The tokens that a request is restricted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Admitted
+from mla_router.worker.engine.upload import Upload
+
+
+class AllowedTokens:
+    """For every slot one bit a token, in the layout of `TokenMasks`.
+
+    A table [num_slots, ceil(vocab / 32)] int32, made when the first restricted request comes: 16 KB a slot for a
+    vocabulary of 128,000.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._shape = num_slots, -(-vocab_size // 32)
+        self._bits = torch.empty(0, self._shape[1], dtype=torch.int32, device=device)
+        self._upload = Upload(device)
+
+    def admit(self, requests: Sequence[Admitted]) -> None:
+        """Write the bits of restricted requests that take a slot."""
+        if not len(self._bits):
+            self._bits = self._bits.new_zeros(self._shape)
+        rows = np.zeros((len(requests), self._shape[1]), dtype=np.int32)
+        for row, request in zip(rows.view(np.uint8), requests, strict=True):
+            allowed = np.frombuffer(request.sampling.allowed, dtype=np.uint8)
+            row[: len(allowed)] = allowed
+        slots, bits = self._upload([np.array([r.slot for r in requests]), rows])
+        self._bits.index_copy_(0, slots, bits)
+
+    def of(self, slots: Tensor) -> Tensor:
+        """The bits of `slots` [R] int64, as `forbid` takes them."""
+        return self._bits.index_select(0, slots)
