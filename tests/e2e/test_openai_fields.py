@@ -136,6 +136,36 @@ def test_logit_bias(client: openai.OpenAI, token: int) -> None:
     assert chat.choices[0].message.content == " the the the"
 
 
+def test_only_allowed_tokens_are_drawn(lenient: openai.OpenAI) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
+    allowed = [backend.token_to_id(letter) for letter in "xyz"]
+    answer: Any = lenient.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        max_tokens=16,
+        temperature=2,
+        seed=5,
+        n=3,
+        extra_body={"allowed_token_ids": allowed, "return_token_ids": True},
+    )
+    for choice in answer.choices:
+        assert len(choice.token_ids) == 16, "none of them ends the answer"
+        assert set(choice.token_ids) <= set(allowed)
+
+
+@pytest.mark.parametrize("texts", [["Zürich", "Zürich 😀"], ["x"]])
+def test_one_of_several_texts(lenient: openai.OpenAI, texts: list[str]) -> None:
+    answer = lenient.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=32,
+        n=3,
+        extra_body={"structured_outputs": {"choice": texts}},
+    )
+    assert {choice.message.content for choice in answer.choices} <= set(texts)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
 def test_chat_answers(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,

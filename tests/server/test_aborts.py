@@ -22,6 +22,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 500,
     },
     "/v1/completions": {"model": "mla-small", "prompt": ["a", "b"], "max_tokens": 500},
+    "/v1/responses": {"model": "mla-small", "input": "a", "max_output_tokens": 500},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 500}},
 }
 
@@ -149,11 +150,10 @@ def test_abort_by_openais_id(worker: FakeWorker) -> None:
     wait_idle(worker)
 
 
-OPENAI = ["/v1/chat/completions", "/v1/completions"]
-PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-"}
+PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-", "/v1/responses": "resp_"}
 
 
-@pytest.mark.parametrize("path", OPENAI)
+@pytest.mark.parametrize("path", PREFIX)
 @pytest.mark.parametrize("spelled", ["rid", "request_id", "X-Request-Id"])
 def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, spelled: str) -> None:
     """SGLang shows `rid` as the answer's id, vLLM a request's id behind its prefix."""
@@ -174,14 +174,18 @@ def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, sp
         ):
             assert response.headers["x-request-id"] == "my-trace.1"
             events = sse_events(response)
-            assert json.loads(await anext(events))["id"] == shown
+            first = json.loads(await anext(events))
+            assert first.get("response", first)["id"] == shown
             counts = []
             for name in (shown + "x", shown):
                 async with http.post("/abort_request", json={"rid": name}) as answer:
                     counts.append((await answer.json())["aborted"])
             ended = [json.loads(event) async for event in events if event != "[DONE]"]
-            reasons = [event["choices"][0]["finish_reason"] for event in ended]
-            assert reasons.count("abort") == counts[1]
+            if path == "/v1/responses":
+                assert ended[-1]["type"] == "response.incomplete"
+            else:
+                reasons = [event["choices"][0]["finish_reason"] for event in ended]
+                assert reasons.count("abort") == counts[1]
             return counts[0], counts[1]
 
     assert asyncio.run(run()) == (0, 2 if path == "/v1/completions" else 1)

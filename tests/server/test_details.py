@@ -69,7 +69,12 @@ def test_token_ids(worker: FakeWorker, backend: tokenizers.Tokenizer, path: str)
         assert not any("prompt_token_ids" in data for data in again.data[:-1]) or path != CHAT
 
     plain = post_json(worker.url + path, body | {"return_token_ids": None})
-    assert "token_ids" not in json.dumps(plain)
+    for choice in plain["choices"]:
+        assert choice["token_ids"] is None, "null, and not left out: vLLM's clients read it"
+    holder = plain if path == CHAT else plain["choices"][0]
+    assert holder["prompt_token_ids"] is holder["prompt_logprobs"] is None
+    streamed = ask(worker, path, body | {"return_token_ids": None})
+    assert not any("token_ids" in data for data in streamed.data)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -214,12 +219,27 @@ def test_usage_with_each_chunk(worker: FakeWorker, path: str) -> None:
     *chunks, last = [event.body for event in uncut.events[:-1]]
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
+    if path == CHAT:
+        assert counts[0] == 0, "the role alone"
     assert chunks[-1]["usage"] == last["usage"]
     assert last["choices"] == []
     del options["include_usage"]
     alone = [event.body for event in ask(worker, path, body).events[:-1]]
     assert alone[-1]["usage"] == last["usage"]
     assert all(chunk["choices"] for chunk in alone)
+    options["include_usage"] = False
+    for event in ask(worker, path, body).events[:-1]:
+        assert event.body.get("usage") is None, "the client has said no"
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}, {"include_usage": None}])
+@pytest.mark.parametrize("path", BODIES)
+def test_stream_options_without_a_stream_are_refused(
+    worker: FakeWorker, path: str, options: dict[str, Any]
+) -> None:
+    answer = ask(worker, path, BODIES[path], stream=False, stream_options=options)
+    assert answer.status == 400
+    assert json.loads(answer.error)["error"]["param"] == "stream_options"
 
 
 @pytest.mark.parametrize(

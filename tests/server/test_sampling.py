@@ -141,6 +141,17 @@ def test_biases_are_by_token_id() -> None:
     assert check(logit_bias={}).params.logit_bias == ()
 
 
+def test_all_wrong_keys_of_logit_bias_are_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(
+            logit_bias={"bad1": 1.0, "7": 1.0, str(VOCAB): 1.0} | {f"k{n}": 1.0 for n in range(99)}
+        )
+    message = caught.value.body.error.message
+    for named in ("bad1", str(VOCAB), "k0"):
+        assert named in message
+    assert len(message) < 500, "and not more of them than somebody wants to read"
+
+
 def test_min_tokens_are_at_most_max_tokens_if_those_are_named() -> None:
     assert check(min_tokens=5).params.min_tokens == 5
     assert check(max_tokens=None, min_tokens=500).params.min_tokens == 500

@@ -85,9 +85,7 @@ def test_prompts_of_all_four_kinds() -> None:
 
 UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
     (ChatRequest, "chat_template", "{{ 1 }}"),
-    (ChatRequest, "guided_choice", ["yes", "no"]),
-    (ChatRequest, "structured_outputs", {"choice": ["yes", "no"]}),
-    (CompletionRequest, "allowed_token_ids", []),
+    (ChatRequest, "guided_whitespace_pattern", "[ ]?"),
     (CompletionRequest, "bad_words", ["no"]),
     (CompletionRequest, "suffix", "end"),
     (GenerateRequest, "token_ids_logprob", [1]),

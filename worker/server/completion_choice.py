@@ -30,9 +30,10 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     matched_stop: str | int | None = None  # SGLang's
     stop_reason: str | int | None = None  # vLLM's
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    # vLLM's; a chunk leaves out those that it has not, a whole answer says null
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType | None = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,14 @@ class Part:
                 self._scorer.skip(self._prompt)
             self._scorer.skip(output.shown_ids)
         self._text, self.begun = [], True
+
+    async def whole(self, index: int) -> Choice:
+        """The choice from its beginning to its end."""
+        choice = await self.take(index)
+        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+            if getattr(choice, name) is msgspec.UNSET:
+                setattr(choice, name, None)
+        return choice
 
     async def take(self, index: int) -> Choice:
         """Everything so far as a choice; begin anew."""

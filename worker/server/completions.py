@@ -135,8 +135,8 @@ async def _whole(
             answers = sorted(answers, key=lambda part: -part.mean_logprob)[: wanted.n]
         shown += answers
     completion = Completion(
-        **envelope(generation, "cmpl", model),
-        choices=[await part.take(index) for index, part in enumerate(shown)],
+        **envelope(generation, "cmpl-", model),
+        choices=[await part.whole(index) for index, part in enumerate(shown)],
         usage=_usage(generation, wanted),
     )
     return json_response(completion, headers=generation.headers)
@@ -145,7 +145,7 @@ async def _whole(
 async def _events(
     generation: Generation, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
 ) -> AsyncIterator[bytes]:
-    shared = envelope(generation, "cmpl", model)
+    shared = envelope(generation, "cmpl-", model)
     counted, details = body.wants_continuous_usage, wanted.details
     # Chunks before the last say null, if any says it
     no_usage = None if body.wants_usage else msgspec.UNSET
@@ -186,13 +186,9 @@ async def _events(
 
 
 def _usage(generation: Generation, wanted: Wanted) -> Usage:
-    return _of_prompt(generation.usage) if wanted.no_answer else generation.usage
+    return generation.usage.of_prompt if wanted.no_answer else generation.usage
 
 
 def _usage_of(generation: Generation, index: int, wanted: Wanted) -> Usage:
     usage = generation.usage_of(index)
-    return _of_prompt(usage) if wanted.no_answer else usage
-
-
-def _of_prompt(usage: Usage) -> Usage:
-    return msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
+    return usage.of_prompt if wanted.no_answer else usage

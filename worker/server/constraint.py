@@ -1,7 +1,7 @@
-"""What an answer must be a sentence of: the fields that ask for it, checked as far as that is cheap.
+"""The grammar that an answer must be a sentence of, and the field that asked for it.
 
-Whether a grammar is a good one is known when it is compiled, in a process of its own
-(`worker/grammar`); what is wrong with it then comes back under the name of the field.
+A grammar is checked here as far as that is cheap. Whether it is a good one is known when it is compiled, in a
+process of its own (`worker/grammar`); the error then comes back under the name of the field.
 """
 
 from __future__ import annotations
@@ -13,18 +13,9 @@ import msgspec
 
 from mla_router.worker.messages import Grammar
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
-from mla_router.worker.server.schema.fields import SamplingFields
-from mla_router.worker.server.schema.response_format import (
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    ResponseFormat,
-    StructuralTagFormat,
-)
+from mla_router.worker.server.schema.response_format import StructuralTagFormat
 
 MAX_SOURCE = 256 << 10  # bytes
-
-ANY_OBJECT = '{"type":"object"}'
-ANY_JSON = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +68,13 @@ def structural_tag(format: dict[str, Any], field: str) -> Constraint:
     return Constraint(_grammar("structural_tag", tag, field), field)
 
 
-def read_constraint(
-    fields: SamplingFields, response_format: ResponseFormat | None, prefix: str = ""
-) -> Constraint | None:
-    """Raises InvalidRequest, naming the field. `prefix` is where `fields` lie in the body."""
-    found = [
-        constraint
-        for constraint in (
-            _of_json(fields.json_schema, "json_schema", prefix),
-            Constraint(Grammar("regex", fields.regex), prefix + "regex") if fields.regex else None,
-            Constraint(Grammar("ebnf", fields.ebnf), prefix + "ebnf") if fields.ebnf else None,
-            _of_json(fields.structural_tag, "structural_tag", prefix),
-        )
-        if constraint is not None
-    ]
-    if response_format is not None and (wanted := _of_format(response_format)):
-        found.insert(0, wanted)
-    if len(found) > 1:
-        raise InvalidField(found[1].field, f"cannot be combined with {found[0].field}")
-    return found[0] if found else None
+def of_schema(schema: Any, field: str) -> Constraint:
+    """JSON of `schema`, which is a schema or a string with one."""
+    return Constraint(_grammar("json_schema", schema, field), field)
 
 
-def _of_format(format: ResponseFormat) -> Constraint | None:
-    match format:
-        case JsonObjectFormat():
-            return Constraint(Grammar("json_schema", ANY_OBJECT), "response_format")
-        case JsonSchemaFormat(json_schema):
-            schema = ANY_JSON if json_schema.schema is None else json_schema.schema
-            field = "response_format.json_schema.schema"
-            return Constraint(_grammar("json_schema", schema, field), field)
-        case StructuralTagFormat():
-            return _of_tag(format, "response_format")
-        case _:
-            return None
-
-
-def _of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
+def of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
+    """Raises InvalidRequest if it is neither in SGLang's form nor in xgrammar's."""
     if tag.format is not None and tag.structures is None and tag.triggers is None:
         return structural_tag(tag.format, field)
     if tag.format is not None or not tag.structures or not tag.triggers:
@@ -131,23 +93,14 @@ def _of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
     return structural_tag({"type": "triggered_tags", "triggers": tag.triggers, "tags": tags}, field)
 
 
-def _of_json(
-    value: str | dict[str, Any] | bool | None,
-    kind: Literal["json_schema", "structural_tag"],
-    prefix: str,
-) -> Constraint | None:
-    """A field that is JSON, or a string with JSON in it, as SGLang has it."""
-    if value is None:
-        return None
-    field = prefix + kind
-    if kind == "json_schema":
-        return Constraint(_grammar(kind, value, field), field)
+def of_tag_text(value: str | dict[str, Any], field: str) -> Constraint:
+    """The same of a tag that is not parsed yet, or is a string with JSON in it."""
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         tag = _tag_decoder.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidField(field, str(error)) from None
-    return _of_tag(tag, field)
+    return of_tag(tag, field)
 
 
 def _grammar(kind: Literal["json_schema", "structural_tag"], value: Any, field: str) -> Grammar:

@@ -1,4 +1,4 @@
-"""What a client wants to see of answers besides their text: log-probabilities and token ids."""
+"""What a client wants to see of answers besides their text: log-probabilities, token ids, token counts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class Details:
             raise InvalidField("prompt_logprobs", f"must be between 0 and {MAX_PROMPT_LOGPROBS}")
         if top is not None and body.stream:
             raise InvalidField("prompt_logprobs", "not with stream")
+        if body.stream_options is not None and not body.stream:
+            raise InvalidField("stream_options", "only with stream: true")
         return cls(
             logprobs, top, bool(body.return_token_ids), bool(body.return_tokens_as_token_ids)
         )

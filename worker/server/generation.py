@@ -163,7 +163,7 @@ class Generation:
         """The id of the answer, which the client can abort it by."""
         if self.name is not None:
             return self.name if isinstance(self.name, str) else self.name[0]
-        return f"{prefix}-{self.trace or self.origin.id.hex()}"
+        return prefix + (self.trace or self.origin.id.hex())
 
     def rid_of(self, index: int) -> str:
         """What the client knows a choice by."""

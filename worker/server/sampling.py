@@ -12,7 +12,9 @@ import msgspec
 
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
-from mla_router.worker.server.constraint import Constraint, read_constraint
+from mla_router.worker.server.allowed_tokens import AllowedTokens
+from mla_router.worker.server.constraint import Constraint
+from mla_router.worker.server.constraint_fields import read_constraint
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.fields import SamplingFields
@@ -25,6 +27,7 @@ MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
 # Every slot of the device has room for as many entries as the longest list that has come.
 MAX_LOGIT_BIASES = 1024
+SHOWN_KEYS, SHOWN_CHARS = 8, 32  # of wrong keys, in an error message
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 100
 
@@ -51,9 +54,15 @@ class Sampling:
     skip_special_tokens: bool = True  # in the text
     keep_stop: bool = False  # whatever ends the answer is a part of its text
     constraint: Constraint | None = None  # what the answers must be a sentence of
+    allowed: AllowedTokens | None = None  # None: all
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
+        """Raises InvalidField if there may be a place where no token can be drawn."""
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
+        if self.allowed is not None and self.constraint is not None:
+            raise self.allowed.refused(f"cannot be combined with {self.constraint.field}")
+        if self.allowed is not None and self.params.min_tokens and self.allowed.ids <= stop_ids:
+            raise self.allowed.refused("all of them end the answer, which min_tokens forbids")
         return msgspec.structs.replace(
             self.params, max_tokens=max_tokens, seed=seed, stop_token_ids=stop_ids
         )
@@ -98,6 +107,7 @@ def check_sampling(
     repetition_penalty = _within(
         fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
     )
+    allowed = AllowedTokens.read(fields.allowed_token_ids, vocab_size, prefix + "allowed_token_ids")
     params = SamplingParams(
         max_tokens=0,
         temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
@@ -117,6 +127,7 @@ def check_sampling(
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         prompt_logprobs_from=prompt_logprobs_from,
+        allowed=b"" if allowed is None else allowed.bits,
     )
     return Sampling(
         params=params,
@@ -130,6 +141,7 @@ def check_sampling(
         skip_special_tokens=fields.skip_special_tokens is not False,
         keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         constraint=read_constraint(fields, response_format, prefix),
+        allowed=allowed,
     )
 
 
@@ -197,17 +209,25 @@ def _logit_bias(
         return ()
     if len(biases) > MAX_LOGIT_BIASES:
         raise InvalidField(field, f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
-    largest = str(vocab_size - 1)
+    wrong = [key for key in biases if not _is_token_id(key, vocab_size)]
+    if wrong:
+        named = ", ".join(repr(key[:SHOWN_CHARS]) for key in wrong[:SHOWN_KEYS])
+        raise InvalidField(
+            field,
+            f"keys must be ids of the {vocab_size} tokens, 0 to {vocab_size - 1}; not {named}",
+        )
     checked = []
     for key, bias in biases.items():
-        # One spelling for each id, so that no token is there twice.
-        is_id = len(key) <= len(largest) and key.isascii() and key.isdecimal()
-        if not is_id or str(int(key)) != key or int(key) >= vocab_size:
-            raise InvalidField(field, f"keys must be token ids between 0 and {largest}")
         if not -100.0 <= bias <= 100.0:
             raise InvalidField(field, f"the bias of token {key} must be between -100 and 100")
         checked.append((int(key), bias))
     return tuple(checked)
+
+
+def _is_token_id(key: str, vocab_size: int) -> bool:
+    """Whether `key` is the one spelling of a token's id, so that no token is there twice."""
+    is_number = len(key) <= len(str(vocab_size)) and key.isascii() and key.isdecimal()
+    return is_number and str(int(key)) == key and int(key) < vocab_size
 
 
 def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:

@@ -18,3 +18,8 @@ class Usage(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, prompt: int, completion: int, cached: int) -> Usage:
         return cls(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+    @property
+    def of_prompt(self) -> Usage:
+        """The same without the answer's tokens."""
+        return msgspec.structs.replace(self, completion_tokens=0, total_tokens=self.prompt_tokens)

@@ -163,6 +163,15 @@ def test_length(client: openai.OpenAI) -> None:
         assert answer.usage.completion_tokens == 3
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_has_at_least_one_token(client: openai.OpenAI, name: str) -> None:
+    """As OpenAI has it. /v1/completions takes 0, for the prompt alone."""
+    arguments: Any = {name: 0}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="mla-small", messages=HELLO, **arguments)
+    assert caught.value.param == name
+
+
 def test_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
     text = "Hello 😀"
     ids = backend.encode(text, add_special_tokens=False).ids

@@ -52,6 +52,7 @@ def test_a_whole_answer(
     assert prompt_of(deepseek_worker, reference).endswith("<｜Assistant｜><think>")
     message: Any = choice.message
     assert message.reasoning_content == "One and one.\n\nThat is two."
+    assert message.reasoning == message.reasoning_content, "vLLM's name for it"
     assert (message.content, choice.finish_reason) == ("2", "stop")
 
 
@@ -61,6 +62,7 @@ def test_a_stream(deepseek: openai.OpenAI, asking: Asking) -> None:
     for chunk in deepseek.chat.completions.create(**asked, stream=True):
         delta: Any = chunk.choices[0].delta
         if text := getattr(delta, "reasoning_content", None):
+            assert delta.reasoning == text, "vLLM's name for it"
             reasoning += text
             seen.append("reasoning")
         if delta.content:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-import msgspec
-
 from mla_router.worker.core import FinishReason, Scores
 from mla_router.worker.server.answer import AnswerParser
 from mla_router.worker.server.chat.run import ChatRun
 from mla_router.worker.server.generation import Finish, Output
 from mla_router.worker.server.logprobs import ChatLogprobs, chat_logprobs
 from mla_router.worker.server.scored_tokens import ScoredTokens
-from mla_router.worker.server.tool_calls.parts import Call, Part, Reasoning
+from mla_router.worker.server.tool_calls.parts import Call, Content, Part, Reasoning
 
 
 @dataclass(slots=True)
@@ -25,28 +23,35 @@ class ChatChoice:
     _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
     _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
     _parser: AnswerParser = field(init=False)
+    _echoed: str = field(init=False)
     _ended: bool = False
 
     def __post_init__(self) -> None:
         self._parser = self.run.parser()
+        self._echoed = self.run.echoed
 
     def take(self, output: Output) -> list[Part]:
         """What has become certain by `output`. Depends on the tokens so far and not on how they came,
         so that another worker can go on (replay.py)."""
-        details = self.run.details
+        details, parts = self.run.details, self._echo()
         if output.prompt_scores is not None:
             self.prompt_scores = output.prompt_scores
         if details.logprobs is not None:
             self._tokens.add(output)
         if details.token_ids:
             self._token_ids += output.token_ids
-        parts = self._parser.push(output.text)
+        parts += self._parser.push(output.text)
         if output.finish is not None and not self._ended:
             self._ended = True
             parts += self._parser.finish()
         if self.run.reasoning_shown:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
+
+    def _echo(self) -> list[Part]:
+        """The message that the answer continues, once, if the client wants it before the answer."""
+        echoed, self._echoed = self._echoed, ""
+        return [Content(echoed)] if echoed else []
 
     def skip(self, output: Output) -> None:
         """The client has had what `output` made certain."""
@@ -65,10 +70,8 @@ class ChatChoice:
         tokens, self._tokens = self._tokens, ScoredTokens()
         return chat_logprobs(self.run.generation.service.tokenizer, tokens, self.run.details)
 
-    def take_token_ids(self) -> list[int] | msgspec.UnsetType:
-        """Those since the last time."""
-        if not self.run.details.token_ids:
-            return msgspec.UNSET
+    def take_token_ids(self) -> list[int]:
+        """Those since the last time, if they are wanted."""
         token_ids, self._token_ids = self._token_ids, []
         return token_ids
 

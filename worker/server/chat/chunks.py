@@ -20,12 +20,13 @@ from mla_router.worker.server.generation import Finish
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.sse import HOLE, TextEvent, event
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
+from mla_router.worker.server.usage import Usage
 
 
 async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
     """The events of a streamed answer to `body`."""
     generation = run.generation
-    shared = envelope(generation, "chatcmpl", model)
+    shared = envelope(generation, "chatcmpl-", model)
     counted = body.wants_continuous_usage
     # Chunks before the last say null, if any says it
     no_usage = None if body.wants_usage else msgspec.UNSET
@@ -36,10 +37,15 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
     marks = generation.marks()
     prompt_ids = generation.prompts[0] if run.details.token_ids else msgspec.UNSET
 
-    def send(choice: ChatChoice, piece: Piece, finish: Finish | None = None) -> bytes:
-        """The next event of `choice`. The first of all tells the prompt, too."""
+    def send(
+        choice: ChatChoice, piece: Piece, finish: Finish | None = None, *, is_role: bool = False
+    ) -> bytes:
+        """The next event of `choice`. The first of all tells the prompt, too. `is_role`: it tells the role alone."""
         nonlocal prompt_ids
         index, ending = choice.index, finish or Finish("")
+        usage = generation.usage_of(index) if counted else no_usage
+        if is_role and isinstance(usage, Usage):
+            usage = usage.of_prompt
         piece.role = msgspec.UNSET if index in begun else "assistant"
         begun.add(index)
         shown = ChunkChoice(
@@ -49,14 +55,14 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             choice.reason_of(finish),
             ending.matched,
             ending.stop_reason,
-            choice.take_token_ids(),
+            choice.take_token_ids() if run.details.token_ids else msgspec.UNSET,
         )
         told, prompt_ids = prompt_ids, msgspec.UNSET
         return event(
             Chunk(
                 **shared,
                 choices=[shown],
-                usage=generation.usage_of(index) if counted else no_usage,
+                usage=usage,
                 prompt_token_ids=told,
             ),
             marks.take(index, ending.reason or None),
@@ -75,7 +81,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
     if generation.continues:
         prompt_ids = msgspec.UNSET
     else:
-        events.append(send(choices[0], Piece(content="")))
+        events.append(send(choices[0], Piece(content=""), is_role=True))
     begun.add(0)
     while outputs:
         for output in outputs:
@@ -101,7 +107,7 @@ def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:
     """Put `parts` into `piece`: one entry a call that they are about."""
     for part in parts:
         if isinstance(part, Reasoning):
-            piece.reasoning_content = (piece.reasoning_content or "") + part.text
+            piece.reasoning = piece.reasoning_content = (piece.reasoning_content or "") + part.text
         elif isinstance(part, Content):
             piece.content = (piece.content or "") + part.text
         else:

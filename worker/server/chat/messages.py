@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
-from mla_router.worker.server.schema.chat import ChatMessage, ToolCall
+from mla_router.worker.server.schema.chat import ChatMessage, ContentPart, ToolCall
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
 # OpenAI's newer name for system; templates know only the older.
@@ -63,15 +63,20 @@ def _content(message: ChatMessage, where: str) -> str | None:
         raise InvalidField(where + ".content", "must not be null")
     if isinstance(message.content, str):
         return message.content
-    texts = []
     for index, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(
                 f"{where}.content[{index}]: this model takes only parts of type text",
                 param=f"{where}.content[{index}].type",
             )
-        texts.append(part.text)
-    return "\n".join(texts)
+    return text_of(message.content)
+
+
+def text_of(content: str | list[ContentPart]) -> str:
+    """The text of a message's content; its parts, if it has several, are one line each."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text or "" for part in content)
 
 
 def _call(call: ToolCall, arguments_as_objects: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mla_router.worker.server.answer import AnswerParser
 from mla_router.worker.server.background import beside_the_loop
 from mla_router.worker.server.cache_key import cache_key
 from mla_router.worker.server.chat.constrained import constraint_of
-from mla_router.worker.server.chat.messages import for_template
+from mla_router.worker.server.chat.messages import for_template, text_of
 from mla_router.worker.server.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.chat_template import ChatTemplate, Conversation
 from mla_router.worker.server.details import Details
@@ -54,6 +54,7 @@ class ChatRun:
     reasoning_apart: bool
     reasoning_shown: bool
     begins_inside: bool  # the prompt has opened the reasoning
+    echoed: str  # content that comes before the answer's own
 
     def parser(self) -> AnswerParser:
         """For the text of one choice."""
@@ -126,6 +127,7 @@ async def prepare(
         reasoning_apart=body.separate_reasoning is not False,
         reasoning_shown=body.include_reasoning is not False,
         begins_inside=inside,
+        echoed=_echoed(body),
     )
 
 
@@ -176,6 +178,14 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
     if len(msgspec.json.encode(variables)) > MAX_TEMPLATE_KWARGS:
         raise InvalidField("chat_template_kwargs", f"at most {MAX_TEMPLATE_KWARGS} bytes")
     return Conversation(messages, tools.rendered, opens, goes_on, variables)
+
+
+def _echoed(body: ChatRequest) -> str:
+    """vLLM's `echo`: the content of an assistant's last message, which `for_template` has checked."""
+    last = body.messages[-1] if body.echo and body.messages else None
+    if last is None or last.role != "assistant" or last.content is None:
+        return ""
+    return text_of(last.content)
 
 
 def _thinking(body: ChatRequest) -> dict[str, Any]:

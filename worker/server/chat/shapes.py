@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions as OpenAI writes them, with DeepSeek's `reasoning_content`."""
+"""Answers of /v1/chat/completions in OpenAI's shape, with DeepSeek's `reasoning_content` and vLLM's additions."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     annotations: list[str] = []
     reasoning_content: str | None  # null: there is none; SGLang's clients read it without asking
+    reasoning: str | None  # the same under vLLM's name
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -35,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str
     matched_stop: str | int | None  # SGLang's
     stop_reason: str | int | None  # vLLM's
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | None
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -46,8 +47,8 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class FunctionPiece(msgspec.Struct, omit_defaults=True):
@@ -70,6 +71,7 @@ class Piece(msgspec.Struct):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same under vLLM's name
     tool_calls: list[CallPiece] | msgspec.UnsetType = msgspec.UNSET
 
 

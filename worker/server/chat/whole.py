@@ -42,9 +42,11 @@ class Draft:
             ToolCall(call_id, "function", Function(name, "".join(arguments)))
             for call_id, name, arguments in self.calls
         ]
+        reasoning = "".join(self.reasoning) or None
         return Message(
             content=content or (None if calls else ""),
-            reasoning_content="".join(self.reasoning) or None,
+            reasoning_content=reasoning,
+            reasoning=reasoning,
             tool_calls=calls or msgspec.UNSET,
         )
 
@@ -66,7 +68,7 @@ async def completion(run: ChatRun, model: str) -> Completion:
     generation, details = run.generation, run.details
     drafts = await draft(run)
     answer = Completion(
-        **envelope(generation, "chatcmpl", model),
+        **envelope(generation, "chatcmpl-", model),
         choices=[_choice(index, of) for index, of in enumerate(drafts)],
         usage=generation.usage,
     )
@@ -90,5 +92,5 @@ def _choice(index: int, of: Draft) -> Choice:
         of.choice.reason_of(of.finish) or "",
         of.finish.matched,
         of.finish.stop_reason,
-        of.choice.take_token_ids(),
+        of.choice.take_token_ids() if of.choice.run.details.token_ids else None,
     )

@@ -17,6 +17,7 @@ from mla_router.worker.server.chat.choice import ChatChoice
 from mla_router.worker.server.chat.run import ChatRun, FieldNames, check_count, prepare
 from mla_router.worker.server.generation import RESUMED_A_TURN, Output
 from mla_router.worker.server.replay import read_replay
+from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.responses_api.builder import Event, ResponseBuilder
 from mla_router.worker.server.responses_api.request import as_chat
@@ -48,7 +49,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
     chat = await beside_the_loop(lambda: as_chat(body), things=items)
-    run = await prepare(service, chat, replay, FIELD_NAMES, token_by_token=streams)
+    trace = trace_of(request.headers, body.request_id)
+    run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=streams)
     answer = _Answer.of(run, body, model)
     async with run.generation.running():
         if body.stream:
@@ -149,7 +151,7 @@ class _Answer:
 def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
     origin, params = run.generation.origin, run.generation.sampling.params
     return Response(
-        id="resp_" + origin.id.hex(),
+        id=run.generation.id_of("resp_"),
         created_at=origin.created,
         status="in_progress",
         model=model,

@@ -71,6 +71,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         extra_key=body.extra_key,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         priority=body.priority,
+        rid=body.rid,
     )
 
 

@@ -81,6 +81,9 @@ class ChatRequest(OpenAIFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = (
+        None  # vLLM: the answer begins with the assistant's message that it continues
+    )
     separate_reasoning: bool | None = None  # false: as a part of the content
     include_reasoning: bool | None = None  # false: the reasoning is not sent
     reasoning_effort: Effort | None = None
@@ -89,7 +92,6 @@ class ChatRequest(OpenAIFields, kw_only=True):
     audio: Any = None
     chat_template: Any = None
     documents: Any = None
-    echo: Any = None
     function_call: Any = None
     functions: Any = None
     input_ids: Any = None

@@ -8,6 +8,7 @@ import msgspec
 
 from mla_router.worker.server.schema.continuation import Continuation
 from mla_router.worker.server.schema.response_format import ResponseFormat
+from mla_router.worker.server.schema.structured_outputs import StructuredOutputs
 from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
 PromptItems = list[str | int | list[int]]
@@ -24,6 +25,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None  # vLLM: no other token is drawn
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     stop_regex: str | list[str] | None = None  # searched after each token; what matches is shown
@@ -32,13 +34,19 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
-    # at most one of these and `response_format`
+    # at most one of all that follow and `response_format`
     json_schema: str | dict[str, Any] | bool | None = (
         None  # a string with a schema, as SGLang has it
     )
     regex: str | None = None  # matches the whole answer
     ebnf: str | None = None  # its first rule is `root`
     structural_tag: str | dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM's
+    # vLLM's before it had that
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -76,4 +84,10 @@ class OpenAIFields(SamplingFields, kw_only=True):
 
     @property
     def wants_continuous_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        """`include_usage: false` is heeded: it rules all counts out. Left out, it does not."""
+        options = self.stream_options
+        return (
+            options is not None
+            and bool(options.continuous_usage_stats)
+            and options.include_usage is not False
+        )

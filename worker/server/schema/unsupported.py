@@ -19,9 +19,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "beam_width": (1,),
     "data_parallel_rank": (0,),
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
     "documents": ([],),
     "early_stopping": (False,),
-    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "image_data": ([],),
@@ -65,7 +66,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 class UnsupportedFields(msgspec.Struct, kw_only=True):
     """Those of several endpoints: how tokens are drawn, from what and where they are computed, what else is returned."""
 
-    allowed_token_ids: Any = None
     bad_words: Any = None
     beam_width: Any = None
     bootstrap_host: Any = None
@@ -77,10 +77,6 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     disagg_prefill_dp_rank: Any = None
     early_stopping: Any = None
     ec_transfer_params: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
     guided_whitespace_pattern: Any = None
     images_config: Any = None
     kv_transfer_params: Any = None
@@ -104,7 +100,6 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     session_params: Any = None
     spaces_between_special_tokens: Any = None
     stream_interval: Any = None
-    structured_outputs: Any = None
     thinking_token_budget: Any = None
     use_audio_in_video: Any = None
     use_beam_search: Any = None
