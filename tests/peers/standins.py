@@ -65,11 +65,12 @@ class Server:
     """`launch_server` with one worker: what vLLM's tests know as `RemoteOpenAIServer`."""
 
     DUMMY_API_KEY = "token-abc123"
+    OWN_FLAGS: tuple[str, ...] = ()
 
     def __init__(self, model: str, args: Sequence[str] = (), **options: Any) -> None:
         self.host = "127.0.0.1"
         self.port = options.get("port") or free_port()
-        flags = [f"--port={self.port}", f"--served-model-name={model}"]
+        flags = [f"--port={self.port}", f"--served-model-name={model}", *self.OWN_FLAGS]
         words = [str(word) for word in args]
         for word, value in itertools.zip_longest(words, words[1:], fillvalue=""):
             name, _, given = word.partition("=")
@@ -135,6 +136,12 @@ class Server:
         self.stop()
 
 
+class SeededServer(Server):
+    """The same answers in each run: vLLM's servers have a fixed seed by default, ours have none."""
+
+    OWN_FLAGS = ("--random-seed=1",)
+
+
 _running: dict[int, Server] = {}
 
 
@@ -180,6 +187,14 @@ class _Anything:
         return False  # `current_platform.is_rocm` and the like
 
 
+class ModelConfig:
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def get_vocab_size(self) -> int:
+        return int(json.loads((TOKENIZER / "config.json").read_text())["vocab_size"])
+
+
 class _Hub:
     def snapshot_download(self, repo_id: str) -> str:
         return repo_id  # of adapters, which are named to a server and never read here
@@ -192,10 +207,11 @@ class _Platform:
 
 REAL: dict[str, dict[str, Any]] = {
     "tests.utils": {
-        "RemoteOpenAIServer": Server,
-        "RemoteVLLMServer": Server,
+        "RemoteOpenAIServer": SeededServer,
+        "RemoteVLLMServer": SeededServer,
         "ROCM_EXTRA_ARGS": [],
     },
+    "vllm.config": {"ModelConfig": ModelConfig},
     "vllm.transformers_utils.repo_utils": {"hf_api": lambda: _Hub()},
     "vllm.platforms": {"current_platform": _Platform()},
     "vllm.tokenizers": {"get_tokenizer": tokenizer},
