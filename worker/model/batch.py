@@ -18,7 +18,9 @@ from mla_router.worker.model.attention import StepAttention
 class ForwardBatch:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    cache_locations: Tensor  # [T] int64, row of each new token: page * page_size + place in it
+    # [T] int64, cache row of each new token: page * page_size + place in it. No token lies in page 0, which idle
+    # rows, those that pad a CUDA graph, write to: their location is 0
+    cache_locations: Tensor
     num_decodes: int  # rows that are one token of a request each; the others are chunks
     attention: StepAttention
 

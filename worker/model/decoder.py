@@ -35,7 +35,8 @@ class Decoder(nn.Module):
 
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [T, hidden_size]."""
-        return self.finish(*self.run_layers(batch, cache))
+        update, stream = self.run_layers(batch, cache)
+        return self.finish(update, stream, locations=batch.cache_locations)
 
     def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
         """All that every row has to go through, which ends with the attention of the last layer: its keys and
@@ -49,9 +50,16 @@ class Decoder(nn.Module):
             update, stream = layer(update, stream, rotations, batch, layer_cache)
         return self.last.attend(update, stream, rotations, batch, cache[-1])
 
-    def finish(self, update: Tensor, stream: Tensor, output_rows: Tensor | None = None) -> Tensor:
+    def finish(
+        self,
+        update: Tensor,
+        stream: Tensor,
+        output_rows: Tensor | None = None,
+        *,
+        locations: Tensor | None = None,
+    ) -> Tensor:
         """The rest of the step, as `DecoderLayer.finish`."""
-        return self.last.finish(update, stream, self.norm, output_rows)
+        return self.last.finish(update, stream, self.norm, output_rows, locations)
 
 
 class DecoderLayer(nn.Module):
@@ -75,7 +83,8 @@ class DecoderLayer(nn.Module):
         """What the layer before adds to the residual stream [T, hidden_size], and the stream without
         it (None before the first layer); returns the same for the layer after. Addition and norm are
         one step: nothing else reads the stream in between."""
-        return self.feed_forward(*self.attend(update, stream, rotations, batch, cache))
+        update, stream = self.attend(update, stream, rotations, batch, cache)
+        return self.feed_forward(update, stream, batch.cache_locations)
 
     def attend(
         self,
@@ -92,18 +101,26 @@ class DecoderLayer(nn.Module):
         )
         return attended
 
-    def feed_forward(self, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """The second half, of any rows: none of them reads another."""
-        return self.mlp.after(self.post_attention_layernorm, update, stream)
+    def feed_forward(
+        self, update: Tensor, stream: Tensor, locations: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The second half, of any rows: none of them reads another. `locations`: as of `FeedForward.after`."""
+        return self.mlp.after(self.post_attention_layernorm, update, stream, locations)
 
     def finish(
-        self, update: Tensor, stream: Tensor, norm: RMSNorm, output_rows: Tensor | None = None
+        self,
+        update: Tensor,
+        stream: Tensor,
+        norm: RMSNorm,
+        output_rows: Tensor | None = None,
+        locations: Tensor | None = None,
     ) -> Tensor:
         """The second half of a last layer, and the `norm` before the head: [R, hidden_size] of the rows whose
-        output is wanted, `output_rows` [R] int64, or of all."""
+        output is wanted, `output_rows` [R] int64, or of all, whose `locations` tell idle rows."""
         if output_rows is not None:
+            assert locations is None, "rows whose output is wanted are not idle"
             update = update.index_select(0, output_rows)
             stream = stream.index_select(0, output_rows)
         if not len(update):
             return update
-        return norm.add(*self.feed_forward(update, stream))[0]
+        return norm.add(*self.feed_forward(update, stream, locations))[0]

@@ -268,18 +268,21 @@ class MixtureOfExperts(FeedForward):
             else None
         )
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, locations: Tensor | None = None) -> Tensor:
         shared = self.shared(hidden)
-        out: Tensor = self.experts(hidden, *self.gate(hidden), shared)
+        out: Tensor = self.experts(hidden, *self.gate(hidden, locations), shared)
         return out
 
-    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+    def after(
+        self, norm: RMSNorm, update: Tensor, stream: Tensor, locations: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not self.gate.follows(update):
-            return super().after(norm, update, stream)
+            hidden, stream = norm.add(update, stream)
+            return self(hidden, locations), stream
         hidden, stream, logits = self.gate.after(norm, update, stream)
         # Before the choice, which leaves a GPU to what is begun beside it
         shared = self.shared(hidden)
-        return self.experts(hidden, *self.gate.choose(logits), shared), stream
+        return self.experts(hidden, *self.gate.choose(logits, locations), shared), stream
 
     def shared(self, hidden: Tensor) -> Plus:
         """The shared experts' part: begun beside the others', or left to them."""
@@ -311,9 +314,10 @@ class Gate(nn.Module):
             else None
         )
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [T, K] float32 and expert ids [T, K] int32."""
-        return self.choose(linear(hidden, self.weight, out_dtype=torch.float32, constant=True))
+    def forward(self, hidden: Tensor, locations: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those with location 0."""
+        logits = linear(hidden, self.weight, out_dtype=torch.float32, constant=True)
+        return self.choose(logits, locations)
 
     def follows(self, update: Tensor) -> bool:
         """Whether `after` has a kernel. If not, the norm and `forward` are several, but fast ones."""
@@ -334,5 +338,5 @@ class Gate(nn.Module):
         assert hidden is not None
         return hidden, total, logits
 
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return moe_routing(logits, self.rule, self.e_score_correction_bias)
+    def choose(self, logits: Tensor, locations: Tensor | None) -> tuple[Tensor, Tensor]:
+        return moe_routing(logits, self.rule, self.e_score_correction_bias, locations)

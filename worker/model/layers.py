@@ -121,9 +121,13 @@ class FeedForward(nn.Module):
     """What follows the attention in a decoder layer: maps normalized rows [T, hidden_size] to what is
     added to the residual stream."""
 
-    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+    def after(
+        self, norm: RMSNorm, update: Tensor, stream: Tensor, locations: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Its result for `norm` of update + stream, and that sum, the stream it is to be added to. Some
-        kinds have kernels that begin with the norm."""
+        kinds have kernels that begin with the norm. `locations` [T] are `ForwardBatch.cache_locations`: rows at
+        0 are idle, and a mixture of experts does not route them."""
+        del locations
         normed, stream = norm.add(update, stream)
         out: Tensor = self(normed)
         return out, stream

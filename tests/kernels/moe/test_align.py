@@ -41,6 +41,20 @@ def test_sorted_by_expert(tokens: int, experts: int, top_k: int, rows: int, seed
     check(torch.randint(experts, (tokens, top_k), generator=draw, dtype=torch.int32), experts, rows)
 
 
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (40, 8), (40, 9)])
+@pytest.mark.parametrize("chunk", [64, 256])
+def test_pairs_without_an_expert_get_no_row(
+    tokens: int, experts: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle rows in between, and nothing else: with as many bins as experts, and with more."""
+    monkeypatch.setattr(module, "chunk_size", lambda _: chunk)
+    draw = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(experts, (tokens, 2), generator=draw, dtype=torch.int32)
+    ids[::3] = -1
+    check(ids, experts, 16)
+    check(torch.full_like(ids, -1), experts, 16)
+
+
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_all_pairs_at_one_expert(tokens: int) -> None:
     check(torch.full((tokens, 1), 2, dtype=torch.int32), 5, 16)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.moe.down_gemm import MANY_ROWS
 from mla_router.worker.kernels.moe.experts import (
+    Plus,
     SharedWeights,
     moe_experts,
     moe_experts_triton,
@@ -154,6 +155,49 @@ def test_triton_keeps_tokens_apart(tiling: MoeTiling, tokens: int) -> None:
     others = [token for token in range(tokens) if token not in (3, 5)]
     assert got[[3, 5]].isnan().all()
     assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.parametrize(
+    ("tiling", "tokens", "experts"),
+    [
+        (None, 7, 9),
+        (TILINGS[0], 2, 9),
+        (TILINGS[1], 7, 40),  # fewer pairs than experts
+        (TILINGS[1], 7, 9),
+        (TILINGS[1], 20, 9),
+        (MoeTiling(MANY_ROWS, Tile(16, 32), Tile(16, 16)), 150, 9),
+    ],
+)
+def test_idle_rows_are_not_routed(
+    tiling: MoeTiling | None, tokens: int, experts: int, shares: int
+) -> None:
+    """They get what is added to all rows, and read no expert of their own: the weights of those that nobody else
+    chose are NaN, but for the first, by which a pair without an expert is multiplied if it is not sorted."""
+    x, gate_up, down, weights, ids = drawn(tokens, experts, 3, seed=11, hidden=40, width=24)
+    idle = torch.arange(tokens) % 5 == 1
+    ids[idle], weights[idle] = -1, 0.0
+    plus = torch.randn(tokens, 40, generator=torch.Generator().manual_seed(7))
+    expected = plus.double()
+    expected[~idle] += one_by_one(x[~idle], gate_up, down, weights[~idle], ids[~idle])
+    unread = sorted(set(range(1, experts)) - set(ids.flatten().tolist()))
+    gate_up[unread], down[unread] = float("nan"), float("nan")
+    added: Plus = lambda: plus
+    if shares:
+        if tiling and not takes_shared_experts(tiling, tokens):
+            return
+        draw = torch.Generator().manual_seed(9)
+        added = SharedWeights(
+            torch.randn(2 * shares * 24, 40, generator=draw) * 0.3,
+            torch.randn(40, shares * 24, generator=draw) * 0.3,
+        )
+        everybodys = torch.ones(tokens, 1), torch.zeros(tokens, 1, dtype=torch.int32)
+        expected += one_by_one(x, added.gate_up[None], added.down[None], *everybodys) - plus
+    inputs = (x, gate_up, down, weights, ids, added)
+    got = moe_experts_triton(*inputs, tiling=tiling) if tiling else moe_experts(*inputs)
+    torch.testing.assert_close(
+        got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("tiling", [None, *TILINGS[:2]], ids=["torch", "rows1", "rows16"])

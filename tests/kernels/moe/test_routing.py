@@ -95,6 +95,20 @@ def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
     assert weights.tolist() == [[0.5]]
 
 
+@both
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_idle_rows_get_no_expert(route: Route, scoring: Any) -> None:
+    logits = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    rule = RoutingRule(3, scoring, num_groups=4, top_groups=2, normalize=True)
+    locations = torch.tensor([70, 0, 64, 0, 1])
+    weights, ids = route(logits, rule, None, locations)
+    everywhere_weights, everywhere_ids = route(logits, rule)
+    busy, idle = [0, 2, 4], [1, 3]
+    assert torch.equal(ids[busy], everywhere_ids[busy])
+    assert torch.equal(weights[busy], everywhere_weights[busy])
+    assert (ids[idle] == -1).all() and (weights[idle] == 0).all()
+
+
 def test_impossible_choice_is_named() -> None:
     with pytest.raises(AssertionError, match="5 of 8 experts in 1 of 2 groups"):
         moe_routing(torch.ones(1, 8), RoutingRule(5, "softmax", num_groups=2, top_groups=1))
@@ -113,7 +127,9 @@ def launches() -> None:
     def logits(experts: int) -> torch.Tensor:
         return torch.empty(7, experts, device="meta")
 
+    locations = torch.empty(7, dtype=torch.int64, device="meta")
     moe_routing_triton(logits(64), RoutingRule(6, "softmax"))
+    moe_routing_triton(logits(64), RoutingRule(6, "softmax"), None, locations)
     v2 = RoutingRule(6, "softmax", num_groups=8, top_groups=3, scale=16.0)
     moe_routing_triton(logits(160), v2)
     v3 = RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5)

@@ -2,7 +2,7 @@
 
 The rows of each expert are padded to whole blocks, as in vLLM's and SGLang's fused_moe (the idea is
 MegaBlocks', Gale et al., 2022, arXiv:2211.15841). All shapes follow from the number of pairs: nothing
-waits for the device. The sort is a stable counting sort; one program places the pairs of one
+waits for the device. Pairs with the id -1 belong to no expert and get no row. The sort is a stable counting sort; one program places the pairs of one
 expert in one chunk of the list. So few tokens that one block has room for all are not sorted: a
 program of the product finds its block's tokens among all, which saves a launch.
 """
@@ -76,7 +76,7 @@ def block_rows(
         expert = tl.where(by_pair, tl.load(ids + block), block)
         pair = tl.min(tl.where(chosen == expert, own, num_pairs), axis=1)
         first = tl.min(pair, axis=0)
-        exists = tl.where(by_pair, first == block, first < num_pairs)
+        exists = tl.where(by_pair, first == block, first < num_pairs) & (expert >= 0)
         intermediate = tl.where(pair < num_pairs, pair, 0).to(tl.int64)
     else:
         # All three at once: what lies past the last block is not defined, but it can be read
@@ -100,8 +100,8 @@ def _count(
     wait_for_previous()
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
-    own = tl.load(ids + pair, pair < num_pairs, other=0)
-    count = tl.histogram(own, BLOCK_EXPERTS, mask=pair < num_pairs)
+    own = tl.load(ids + pair, pair < num_pairs, other=-1)
+    count = tl.histogram(tl.maximum(own, 0), BLOCK_EXPERTS, mask=own >= 0)
     bins = tl.arange(0, BLOCK_EXPERTS)
     tl.store(counts + chunk * EXPERTS + bins, count, bins < EXPERTS)
 
@@ -127,7 +127,7 @@ def _place(
     chunk = tl.program_id(1)
     bins = tl.arange(0, BLOCK_EXPERTS)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
-    chosen = tl.load(ids + pair, pair < num_pairs, other=EXPERTS)
+    chosen = tl.load(ids + pair, pair < num_pairs, other=-1)
     before = tl.zeros((), tl.int32)  # pairs of this expert in earlier chunks
     if COUNTED:
         count = tl.zeros((BLOCK_EXPERTS,), tl.int32)
@@ -142,9 +142,7 @@ def _place(
             earlier = (c[:, None] < chunk) & (bins[None, :] == expert)
             before += tl.sum(tl.sum(tl.where(earlier, part, 0), axis=1), axis=0)
     else:
-        count = tl.histogram(
-            tl.where(pair < num_pairs, chosen, 0), BLOCK_EXPERTS, mask=pair < num_pairs
-        )
+        count = tl.histogram(tl.maximum(chosen, 0), BLOCK_EXPERTS, mask=chosen >= 0)
 
     blocks = (count + ROWS - 1) // ROWS
     first = tl.sum(tl.where(bins < expert, blocks, 0), axis=0)
@@ -170,15 +168,15 @@ def chunk_size(num_pairs: int) -> int:
 
 
 def blocks_for(ids: Tensor, num_experts: int, rows: int) -> Blocks:
-    """Blocks of the pairs of ids [T, K] int32, T > 0, distinct within a token: without a launch if each
-    has room for all tokens."""
+    """Blocks of the pairs of ids [T, K] int32, T > 0, distinct within a token but for -1: without a launch if
+    each block has room for all tokens."""
     if len(ids) > rows:
         return moe_align(ids, num_experts, rows)
     return Blocks(ids.contiguous(), rows, max_blocks=min(ids.numel(), num_experts))
 
 
 def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
-    """The pairs of ids [T, K] int32, T > 0, each below num_experts, in blocks of `rows` rows.
+    """The pairs of ids [T, K] int32, T > 0, each -1 or an expert below num_experts, in blocks of `rows` rows.
 
     One launch for up to 4096 pairs, two beyond. There is no way without Triton: the products of plain
     torch (`moe_experts_torch`) need no blocks.

@@ -11,7 +11,7 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
     """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]; and `plus`
-    [T, N], contiguous."""
+    [T, N], contiguous. A row with weight 0 may hold anything."""
     tokens, top_k = weights.shape
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)
@@ -47,7 +47,8 @@ def _combine(
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         row = tl.load(rows + pair * HIDDEN + n, inside, other=0.0).to(tl.float32)
-        total += tl.load(weights + pair) * row
+        share = tl.load(weights + pair)
+        total += tl.where(share == 0, 0.0, share * row)
     if plus is not None:
         total += tl.load(plus + token * HIDDEN + n, inside, other=0.0).to(tl.float32)
     tl.store(out + token * HIDDEN + n, total.to(out.dtype.element_ty), inside)

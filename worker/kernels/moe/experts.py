@@ -50,10 +50,11 @@ def moe_experts(
     """plus + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
 
     x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
-    int32, distinct within a token. The result is [T, N] in x's dtype, summed in float32 and in the
-    order of k, so that it does not depend on what else is in the batch (only on how many tokens, by
-    which the tiling is chosen). `plus` is a function whose result is [T, N] in x's dtype, and which is called
-    as late as can be: it may wait for work that runs beside. Or, where `takes_shared`, it is weights.
+    int32, distinct within a token. Id -1 with weight 0 stands for no expert. The result is [T, N] in x's
+    dtype, summed in float32 and in the order of k, so that it does not depend on what else is in the batch
+    (only on how many tokens, by which the tiling is chosen). `plus` is a function whose result is [T, N] in
+    x's dtype, and which is called as late as can be: it may wait for work that runs beside. Or, where
+    `takes_shared`, it is weights.
 
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
@@ -134,7 +135,8 @@ def moe_experts_torch(
         plus = partial(_shared_torch, x, plus)
     tokens, hidden = x.shape
     experts, top_k = len(gate_up), ids.shape[1]
-    sorted_ids, order = ids.flatten().sort(stable=True)
+    # Pairs without an expert come last, behind all groups
+    sorted_ids, order = torch.where(ids < 0, experts, ids).flatten().sort(stable=True)
     ends = torch.searchsorted(
         sorted_ids,
         torch.arange(experts, dtype=ids.dtype, device=x.device),
@@ -144,8 +146,8 @@ def moe_experts_torch(
     rows = x.index_select(0, order // top_k)
     rows = _grouped_linear(silu_and_mul(_grouped_linear(rows, gate_up, ends)), down, ends)
 
-    unsorted = torch.empty_like(rows).index_copy_(0, order, rows)
-    return weighted_sum(unsorted.view(tokens, top_k, hidden), weights, plus)
+    unsorted = torch.empty_like(rows).index_copy_(0, order, rows).view(tokens, top_k, hidden)
+    return weighted_sum(unsorted.masked_fill_((ids < 0)[..., None], 0.0), weights, plus)
 
 
 def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Then nothing is gained by sorting, and a layer is two streams over weights: each program reads a few whole
 rows of them, straight into registers, so that as many loads as possible are under way at once. The
-second one goes through all experts of a token, which makes their weighted sum its own.
+second one goes through all experts of a token, which makes their weighted sum its own. A pair without an
+expert (id -1, weight 0) multiplies expert 0: for an idle row that is one expert instead of K, and no branch.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _down_gemv(
         wait_for_previous()
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.load(ids + pair).to(tl.int64)
+        expert = tl.maximum(tl.load(ids + pair), 0).to(tl.int64)
         share = tl.load(weights + pair)
         weight_at = weight + expert * (HIDDEN * WIDTH) + row_at * WIDTH + i[None, :]
         for start in tl.static_range(0, WIDTH, BLOCK_K):
@@ -121,7 +122,7 @@ def _down_gemv(
 def _routed(weight, chosen, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
     """Where the gate rows of a routed expert begin, and how far from them its up rows."""
     wait_for_previous()
-    expert = tl.load(chosen).to(tl.int64)
+    expert = tl.maximum(tl.load(chosen), 0).to(tl.int64)
     return weight + expert * (2 * WIDTH * HIDDEN), WIDTH * HIDDEN
 
 

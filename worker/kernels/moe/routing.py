@@ -37,11 +37,15 @@ class RoutingRule:
 
 
 def moe_routing(
-    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
+    logits: Tensor,
+    rule: RoutingRule,
+    bias: Tensor | None = None,
+    locations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
-    logits [T, E] float32, bias [E] float32 (sigmoid only).
+    logits [T, E] float32, bias [E] float32 (sigmoid only), locations [T] int64: the cache row of each token.
+    Location 0 marks an idle row, which pads a CUDA graph. It gets no expert: ids -1, weights 0.
     """
     experts, groups = logits.shape[-1], rule.num_groups
     assert logits.dtype == torch.float32 and experts % groups == 0, (
@@ -51,13 +55,14 @@ def moe_routing(
         f"{rule.top_k} of {experts} experts in {rule.top_groups} of {groups} groups"
     )
     route = moe_routing_triton if logits.is_cuda else moe_routing_torch
-    return route(logits, rule, bias)
+    return route(logits, rule, bias, locations)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["locations"])
 def _route(
     logits,
     bias,
+    locations,
     weights,
     ids,
     scale,
@@ -81,6 +86,9 @@ def _route(
     member = tl.arange(0, BLOCK_SIZE)[None, :]
     expert = group * SIZE + member
     exists = (group < GROUPS) & (member < SIZE)
+    is_idle = False
+    if locations is not None:
+        is_idle = tl.load(locations + token) == 0
     logit = tl.load(logits + expert, exists, other=NEVER)
     highest = tl.max(tl.max(logit, axis=1), axis=0)
     total = tl.sum(tl.sum(tl.exp(logit - highest), axis=1), axis=0)
@@ -120,21 +128,28 @@ def _route(
     if NORMALIZE:
         score = score / (tl.sum(tl.where(routed, score, 0.0), axis=0) + 1e-20)
     out = token * TOP_K + column
-    tl.store(weights + out, score * scale, routed)
-    tl.store(ids + out, chosen, routed)
+    tl.store(weights + out, tl.where(is_idle, 0.0, score * scale), routed)
+    tl.store(ids + out, tl.where(is_idle, -1, chosen), routed)
 
 
 def moe_routing_triton(
-    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
+    logits: Tensor,
+    rule: RoutingRule,
+    bias: Tensor | None = None,
+    locations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One program a token."""
     tokens, experts = logits.shape
+    assert locations is None or (locations.shape == (tokens,) and locations.is_contiguous()), (
+        f"logits {tuple(logits.shape)}, locations {locations}"
+    )
     weights = logits.new_empty(tokens, rule.top_k)
     ids = torch.empty_like(weights, dtype=torch.int32)
     if tokens:
         _route[(tokens,)](
             logits.contiguous(),
             bias,
+            locations,
             weights,
             ids,
             rule.scale,
@@ -164,7 +179,10 @@ def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
 
 
 def moe_routing_torch(
-    logits: Tensor, rule: RoutingRule, bias: Tensor | None = None
+    logits: Tensor,
+    rule: RoutingRule,
+    bias: Tensor | None = None,
+    locations: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     softmax = rule.scoring == "softmax"
     scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
@@ -181,4 +199,8 @@ def moe_routing_torch(
     weights = scores.gather(-1, ids)
     if rule.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return weights * rule.scale, ids.int()
+    weights, ids = weights * rule.scale, ids.int()
+    if locations is not None:
+        is_idle = (locations == 0)[:, None]
+        weights, ids = weights.masked_fill(is_idle, 0.0), ids.masked_fill(is_idle, -1)
+    return weights, ids

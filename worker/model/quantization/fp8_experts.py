@@ -35,8 +35,8 @@ class Fp8Experts(nn.Module):
         if hidden.device.type != "cpu":  # to ask which experts are needed would wait for the device
             gate_up, down = self.gate_up_proj.dense_weight(), self.down_proj.dense_weight()
             return moe_experts(hidden, gate_up, down, weights, ids, plus)
-        each = hidden.new_empty(*ids.shape, hidden.shape[-1])  # [T, K, hidden_size]
-        for expert in ids.flatten().bincount().nonzero().flatten().tolist():
+        each = hidden.new_zeros(*ids.shape, hidden.shape[-1])  # [T, K, hidden_size]
+        for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist():
             at = (ids == expert).nonzero(as_tuple=True)
             gate_up = functional.linear(hidden[at[0]], self.gate_up_proj.dense_expert(expert))
             each[at] = functional.linear(silu_and_mul(gate_up), self.down_proj.dense_expert(expert))
