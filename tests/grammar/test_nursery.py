@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.grammar import pool
+from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars, start
 from mla_router.worker.messages import Grammar
 from support.grammar_driver import Refused, allowed, open_request, wait_for
@@ -28,7 +29,8 @@ BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 @pytest.fixture
 def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
     """Its nursery may be killed."""
-    pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
+    options = GrammarOptions(tokenizer_folder=tokenizer_folder)  # as the scheduler gives it
+    pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8, options=options)
     yield pool
     pool.shut_down()
 

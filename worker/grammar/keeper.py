@@ -106,11 +106,21 @@ def replace(settings: Settings) -> tuple[Keeper, socket.socket]:
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
         command = [sys.executable, "-m", "mla_router.worker.grammar.keeper", str(os.getpid())]
         process = subprocess.Popen(
-            [*command, msgspec.json.encode(told).decode()],
+            [*command, msgspec.json.encode(told, enc_hook=_path_as_text).decode()],
             stdin=subprocess.DEVNULL,
             pass_fds=(told.control_fd, told.masks_fd, told.nursery_fd),
         )
     return process, ours
+
+
+def _path_as_text(value: object) -> str:
+    assert isinstance(value, Path), value
+    return str(value)
+
+
+def _path_of_text(kind: type, text: str) -> Path:
+    assert kind is Path, kind
+    return Path(text)
 
 
 def _keep(settings: Settings, parent_pid: int) -> None:
@@ -140,4 +150,5 @@ def _keep(settings: Settings, parent_pid: int) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(message)s")
-    _keep(msgspec.json.decode(sys.argv[2], type=Settings), int(sys.argv[1]))
+    told = msgspec.json.decode(sys.argv[2], type=Settings, dec_hook=_path_of_text)
+    _keep(told, int(sys.argv[1]))
