@@ -216,7 +216,17 @@ class WorkerConfig:
     max_running_requests: int = _flag(
         1024, "requests in one batch", low=1, high=4096, group="scheduling (who is computed when)"
     )
-    max_queued_requests: int = _flag(4096, "requests waiting for a place; more get a 429", low=1)
+    max_queued_requests: int = _flag(
+        0,
+        "requests that may wait for a place; more get a 429; 0: as many as --max-running-requests",
+        low=0,
+    )
+    max_queued_seconds: float = _flag(
+        30.0,
+        "seconds that the prompts which wait may take on this device, without what is cached of them; a request "
+        "behind more gets a 429; 0: any",
+        low=0.0,
+    )
     max_prefill_tokens: int = _flag(
         8192,
         "most prompt tokens computed in one step, of all requests together; fewer on devices where so many would "

@@ -146,6 +146,8 @@ class Stats(Message, frozen=True):
     generated_tokens: int
     retracted: int  # times that a running request had to wait again for memory
     compiling: int = 0  # requests that wait for their grammar
+    token_s: float = 0.0  # seconds of a prompt token at the speed of late; 0: not measured
+    context_s: float = 0.0  # and for each token before it
 
 
 class Profiled(Message, frozen=True):

@@ -69,7 +69,7 @@ async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.Cl
     [
         (["--model-path=/nowhere"], "--model-path"),
         (["--page-size=16", "--tp-size=2"], "--tp-size"),
-        (["--max-queued-requests=0"], "--max-queued-requests"),
+        (["--max-queued-requests=-1"], "--max-queued-requests"),
     ],
 )
 def test_bad_flags(flags: list[str], says: str) -> None:
@@ -241,6 +241,37 @@ def test_a_killed_server_leaves_no_scheduler() -> None:
         worker.running.process.kill()
         wait_until(lambda: not scheduler.alive, "the scheduler is gone")
         assert not directory.exists()
+
+
+def test_prompts_that_would_wait_too_long() -> None:
+    """A token takes 2 s, as the heartbeat says, and nothing is computed: with two tokens a prompt and 9 s, the
+    fourth prompt is behind 12 s of others."""
+
+    async def run(worker: FakeWorker) -> None:
+        async with aiohttp.ClientSession(base_url=worker.url) as http:
+            begun = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1}}
+            begun["cache_salt"] = script(token_s=2.0)
+            async with http.post("/generate", json=begun) as answer:
+                assert answer.status == 200
+            held = begun | {"cache_salt": script(hold_after=0)}
+            asking = []
+            for number in range(3):
+                asking.append(asyncio.create_task(http.post("/generate", json=held)))
+                while len(worker.heard("Generate")) < number + 2:
+                    await asyncio.sleep(0.01)
+            async with http.post("/generate", json=held) as refused:
+                assert refused.status == 429
+                assert refused.headers["Retry-After"] == "3"
+                assert (await refused.json())["error"]["code"] == "queue_slow"
+            for task in asking:
+                task.cancel()
+            while len(worker.heard("Abort")) < 3:
+                await asyncio.sleep(0.01)
+            async with http.post("/generate", json=begun) as answer:
+                assert answer.status == 200
+
+    with fake_worker(max_queued_seconds=9) as worker:
+        asyncio.run(run(worker))
 
 
 @pytest.mark.parametrize("servers", [1, 3])

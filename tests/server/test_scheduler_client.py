@@ -95,6 +95,29 @@ def test_deltas_reach_their_request_and_no_other(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_prompts_wait_until_their_first_delta(tmp_path: Path) -> None:
+    async def scenario(client: SchedulerClient, peer: Peer) -> None:
+        mailbox = Mailbox()
+        client.submit(generate("before"), mailbox, 0)
+        assert client.waiting_s == 0.0, "the speed is not known yet"
+        await peer.say(msgspec.structs.replace(stats(0), token_s=2.0, context_s=0.5))
+        while client.last_stats is None:
+            await asyncio.sleep(0.001)
+        client.submit(Generate("long", [1] * 4, SamplingParams(5)), mailbox, 1)
+        client.submit(Generate("same", [1] * 4, SamplingParams(5)), mailbox, 2, computes=False)
+        client.submit(generate("short"), mailbox, 3)
+        assert client.waiting_s == (4 * 2 + 4 * 2 * 0.5) + (2 + 0.25)
+        await peer.say(Deltas([Delta("long", [7], queue_seconds=0.1), Delta("same", [7])]))
+        while client.waiting_s > 5:
+            await asyncio.sleep(0.001)
+        assert client.waiting_s == 2.25
+        client.abort("short")
+        assert client.waiting_s == 0.0
+        assert client.open_requests == 3
+
+    play(tmp_path, scenario)
+
+
 def test_what_piles_up_is_taken_at_once(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         mailbox = Mailbox()

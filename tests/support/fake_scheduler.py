@@ -58,6 +58,7 @@ class Script(msgspec.Struct):
     die_after: int | None = None  # end this process after so many tokens
     only: int | None = None  # all this is for a prompt of this length; others hold after a token
     silent: bool = False  # no more heartbeats from now on
+    token_s: float | None = None  # what heartbeats say of prompt tokens from now on
 
 
 @dataclass
@@ -77,6 +78,7 @@ class FakeScheduler:
     steps: int = 0
     generated: int = 0
     silent: bool = False
+    token_s: float = 0.0
 
     def send(self, message: ToServer, *servers: int) -> None:
         """To some, or to all."""
@@ -100,6 +102,7 @@ class FakeScheduler:
                 cached_tokens=0,
                 generated_tokens=self.generated,
                 retracted=0,
+                token_s=self.token_s,
             ),
             *servers,
         )
@@ -134,6 +137,9 @@ class FakeScheduler:
                 script = Script(hold_after=1)
             self.requests[message.rid] = Request(message, script, said=len(message.output))
             self.silent = self.silent or script.silent
+            if script.token_s is not None:
+                self.token_s = script.token_s
+                self.stats()
         elif isinstance(message, Abort):
             self.requests.pop(message.rid, None)
         elif isinstance(message, GetStats | FlushCache):
@@ -196,7 +202,13 @@ class FakeScheduler:
         if begins and sampling.prompt_logprobs_from is not None:
             prompt_scores = scores_of(generate.prompt[sampling.prompt_logprobs_from :], sampling)
         return Delta(
-            generate.rid, tokens, scores, script.cached, reason, prompt_scores=prompt_scores
+            generate.rid,
+            tokens,
+            scores,
+            script.cached,
+            reason,
+            prompt_scores=prompt_scores,
+            queue_seconds=1e-3 if begins else 0.0,
         )
 
 

@@ -48,6 +48,15 @@ class Pace:
         self._token_s = linear / tokens
         self._single_s = self._decode_s = measured.single
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a prompt token at the speed of late, beside `context_s` for each token before it."""
+        return self._scale * self._token_s
+
+    @property
+    def context_s(self) -> float:
+        return self._scale * self._context_s
+
     def begin_s(self, start: int) -> float:
         """Seconds of a chunk behind a prefix of `start`, before its first token."""
         return self._scale * start * self._prefix_s
@@ -55,12 +64,12 @@ class Pace:
     def seconds(self, start: int, tokens: int) -> float:
         """Seconds of `tokens` behind a prefix of `start`, beside `begin_s`."""
         context = tokens * (start + tokens / 2)
-        return self._scale * (tokens * self._token_s + context * self._context_s)
+        return tokens * self.token_s + context * self.context_s
 
     def tokens_within(self, seconds: float, start: int) -> float:
         """The most tokens behind a prefix of `start` that take at most so long, beside `begin_s`."""
-        token_s = self._scale * (self._token_s + start * self._context_s)
-        context_s = self._scale * self._context_s
+        context_s = self.context_s
+        token_s = self.token_s + start * context_s
         if seconds <= 0.0:
             return 0.0
         if context_s > 0.0:

@@ -354,4 +354,6 @@ class Scheduler:
             cached_tokens=self.planner.num_cached_tokens,
             generated_tokens=self.num_generated_tokens,
             retracted=self.planner.num_retracted,
+            token_s=self.planner.pace.token_s,
+            context_s=self.planner.pace.context_s,
         )

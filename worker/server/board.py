@@ -43,9 +43,17 @@ class Count:
     def inc(self) -> None:
         self._own[0] += 1
 
+    def add(self, value: float) -> None:
+        self._own[0] += value
+
     def set(self, value: float) -> None:
         """What there is in this process."""
         self._own[0] = value
+
+    @property
+    def own(self) -> float:
+        """What there is in this process."""
+        return self._own[0]
 
     @property
     def total(self) -> float:

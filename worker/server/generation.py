@@ -19,12 +19,12 @@ import msgspec
 
 from mla_router.worker.core import FinishReason, Scores
 from mla_router.worker.messages import Delta, Generate
+from mla_router.worker.server.backlog import check_backlog
 from mla_router.worker.server.detokenizer import Detokenizer
 from mla_router.worker.server.errors import (
     ENGINE_DIED,
     InternalError,
     InvalidField,
-    TooManyRequests,
     Unavailable,
 )
 from mla_router.worker.server.replay import HEADER, Marks, Origin, Replay, invalid_ids
@@ -134,7 +134,9 @@ class Generation:
         try:
             for index, request in enumerate(requests):
                 if self._choices[index].finish is None:
-                    service.scheduler.submit(request, self._mailbox, index)
+                    # The answers to one prompt share its computation.
+                    computes = index % self.sampling.n == 0
+                    service.scheduler.submit(request, self._mailbox, index, computes=computes)
                     service.metrics.requests.inc()
                     self._unfinished += 1
             yield
@@ -247,13 +249,7 @@ class Generation:
                 f"{sampling.n} answers to each of {len(self.prompts)} prompts are more than "
                 f"{MAX_PROMPTS}",
             )
-        room = config.max_queued_requests + limits.max_running_requests
-        if service.scheduler.open_requests + self.size > room:
-            raise TooManyRequests(
-                f"{service.scheduler.open_requests} requests are running or waiting; try later",
-                code="queue_full",
-                retry_after=1,
-            )
+        check_backlog(config, limits, service.scheduler, self.size)
         if self.replay is not None:
             self.replay.check(self.size, limits.vocab_size)
         requests = []

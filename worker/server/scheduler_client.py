@@ -88,6 +88,7 @@ class Shared:
         self.open_requests: Count = board.count()
         self.heard: Cells = board.cells(1)  # when the scheduler last told its state; monotonic
         self.complete: Count = board.count()  # 1, by the first process, when all of them serve
+        self.waiting_s: Count = board.count()  # of prompts that are not computed yet
 
 
 class SchedulerClient:
@@ -101,6 +102,8 @@ class SchedulerClient:
         self.server = server
         self._open = shared.open_requests
         self._heard = shared.heard
+        self._waiting = shared.waiting_s
+        self._prompt_s: dict[str, float] = {}  # by request, until its first delta
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -120,18 +123,32 @@ class SchedulerClient:
         """Of all servers together."""
         return int(self._open.total)
 
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that the prompts of all servers which are not computed yet take, as long as none of them is
+        cached."""
+        return self._waiting.total
+
     async def until_idle(self) -> None:
         """Return when no request of this server runs."""
         while self._targets:
             self._idle.clear()
             await self._idle.wait()
 
-    def submit(self, generate: Generate, mailbox: Mailbox, index: int) -> None:
-        """Start a request; its deltas go to `mailbox` under `index`."""
+    def submit(
+        self, generate: Generate, mailbox: Mailbox, index: int, *, computes: bool = True
+    ) -> None:
+        """Start a request; its deltas go to `mailbox` under `index`. `computes`: its prompt is not also that of
+        another request which has just been started."""
         if self._error is not None:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
         self._open.set(len(self._targets))
+        if computes and self.last_stats is not None:
+            tokens, stats = len(generate.prompt), self.last_stats
+            seconds = tokens * (stats.token_s + tokens / 2 * stats.context_s)
+            self._prompt_s[generate.rid] = seconds
+            self._waiting.add(seconds)
         self._post(generate)
 
     def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
@@ -156,6 +173,8 @@ class SchedulerClient:
             mailbox.fail(error)
         self._targets.clear()
         self._open.set(0)
+        self._prompt_s.clear()
+        self._waiting.set(0)
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -241,15 +260,24 @@ class SchedulerClient:
                 continue  # it was aborted
             if delta.finish_reason:
                 self._remove(delta.rid)
+            elif delta.queue_seconds:  # the first one
+                self._prompt_ended(delta.rid)
             mailbox, index = target
             mailbox.put(index, delta)
 
     def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
         target = self._targets.pop(rid, None)
         self._open.set(len(self._targets))
+        self._prompt_ended(rid)
         if not self._targets:
             self._idle.set()
         return target
+
+    def _prompt_ended(self, rid: str) -> None:
+        """It is computed, or will not be."""
+        if (seconds := self._prompt_s.pop(rid, None)) is not None:
+            # Nothing is left of rounding when nobody waits.
+            self._waiting.set(self._waiting.own - seconds if self._prompt_s else 0.0)
 
     def _note(self, stats: Stats) -> None:
         self._heard.own[0] = now = time.monotonic()
