@@ -4,11 +4,9 @@
 
 use std::process::ExitCode;
 
-// Small short-lived buffers of many sizes on many threads are what it is made for.
-#[cfg(feature = "mimalloc")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    // Without it memory is returned late, which is no reason not to serve.
+    #[cfg(feature = "mimalloc")]
+    let _returning = mla_allocator::Returning::start();
     mla_router::cli::main(std::env::args_os())
 }

@@ -6,6 +6,7 @@ use clap::{
     Arg, CommandFactory,
     builder::{PossibleValue, Str},
 };
+use mla_allocator::Returning;
 use mla_router::{Config, cli};
 use pyo3::{
     exceptions::PyKeyboardInterrupt,
@@ -48,6 +49,8 @@ fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
 #[pyfunction]
 pub(crate) fn run_cli(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
     let argv = std::iter::once("mla-router".to_owned()).chain(argv);
+    // As the binary.
+    let _returning = Returning::start();
     let code = py.detach(|| cli::main(argv.map(Into::into)));
     // Python has noted the Ctrl-C that ended the router, too; it has been acted on.
     match py.check_signals() {

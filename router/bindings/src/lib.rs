@@ -8,10 +8,6 @@ mod command;
 mod config;
 mod router;
 
-// The same as in the binary, whose work this library does when Python starts the router.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 pyo3::create_exception!(
     mla_router,
     RouterError,

@@ -2,6 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use mla_allocator::Returning;
 use mla_router::{Config, Error, RouterHandle, cli};
 use parking_lot::Mutex;
 use pyo3::{exceptions::PyValueError, prelude::*};
@@ -37,13 +38,17 @@ struct Running {
     handle: RouterHandle,
     /// `None` only while being dropped.
     runtime: Option<Runtime>,
+    _returning: Returning,
 }
 
 impl Running {
     fn start(config: Config) -> Result<Self, String> {
-        let runtime = cli::threads().map_err(|error| format!("cannot start threads: {error}"))?;
+        let no_threads = |error| format!("cannot start threads: {error}");
+        let runtime = cli::threads().map_err(no_threads)?;
+        let returning = Returning::start().map_err(no_threads)?;
         let handle = runtime.block_on(RouterHandle::start(config));
-        Ok(Self { handle: handle.map_err(|error| error.to_string())?, runtime: Some(runtime) })
+        let handle = handle.map_err(|error| error.to_string())?;
+        Ok(Self { handle, runtime: Some(runtime), _returning: returning })
     }
 
     /// Waits for `future` without holding the interpreter, and lets Ctrl-C end the wait.

@@ -23,6 +23,7 @@ mod kubernetes;
 mod learning;
 mod listening;
 mod load;
+mod memory;
 mod metrics;
 mod models;
 mod overload;
