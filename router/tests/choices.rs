@@ -61,3 +61,23 @@ fn a_hot_prefix_makes_no_hot_spot_where_each_of_several_routers_sees_a_part_of_t
     assert!(now < 0.5 * before, "{now:.1} of {before:.1} requests in flight");
     assert!(seeing.mean_first_byte() < 1.1 * blind.mean_first_byte());
 }
+
+/// SGLang's generated-shared-prefix: 64 groups of 16 prompts.
+#[test]
+fn several_routers_find_the_prefixes_that_others_have_sent() {
+    let mut dice = fastrand::Rng::with_seed(3);
+    let mut order: Vec<u64> = (0..64 * 16).collect();
+    dice.shuffle(&mut order);
+    let mut time = 0.0;
+    let script = |number: u64| {
+        time += exponential(&mut dice, 1.0 / 40.0);
+        Script::new(number / 16, 128, number, 136, time, false)
+    };
+    let scripts: Vec<Script> = order.into_iter().map(script).collect();
+    for routers in [4, 8] {
+        let Outcome { hits, .. } = run(&World::new(PolicyName::CacheAware, routers), &scripts);
+        // With one router 88.1%; with 8 that trust what they find only after eight prompts 82.9%. What is
+        // left is the price of even load: routers that do not see each other's requests have 86.8%.
+        assert!(hits > 0.845, "{routers} routers: {hits}");
+    }
+}

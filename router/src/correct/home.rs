@@ -14,9 +14,10 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 /// The factor by which each further observation reduces the weight of the earlier ones.
 const DECAY: f64 = 0.98;
 
-/// The least weight of observations that count. A few of them are chance: after a restart, the first
-/// prompts find caches that this router itself has filled.
-const LEAST: f64 = 8.0;
+/// The least weight of observations that count: a single one counts for a minute. Eight routers that each
+/// waited for eight had 83% of their prompts cached where these have 85%, and would gain nothing: what
+/// a restart finds at one home is not expected at the others, since the home lies behind what most workers hold.
+const LEAST: f64 = 0.5;
 
 /// The share of unknown prompts found cached from which on there must be other routers.
 const OTHERS: f64 = 0.02;
@@ -132,14 +133,11 @@ mod tests {
     }
 
     #[test]
-    fn a_few_observations_say_nothing_and_old_ones_fade() {
+    fn an_observation_fades_although_nothing_refutes_it() {
         let (home, now) = (HomeShare::default(), Instant::now());
-        for _ in 0..8 {
-            assert!(is_zero(&home, now), "a restart before warm workers finds such prompts, too");
-            home.observe(true, 2000, 1600, now);
-        }
         home.observe(true, 2000, 1600, now);
         assert!(home.share(now) >= TRUST);
-        assert!(is_zero(&home, now + 10 * HALF_LIFE), "and nothing has refuted it");
+        assert!(home.share(now + HALF_LIFE / 2) >= TRUST);
+        assert!(is_zero(&home, now + 2 * HALF_LIFE));
     }
 }
