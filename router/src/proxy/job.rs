@@ -151,3 +151,29 @@ async fn read_key(route: Route, body: &Bytes) -> Option<RouteKey> {
     // An error would be a panic in it, and then there is no key.
     reading.await.ok().flatten()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::Config, fleet::worker::WorkerInfo};
+
+    /// Each attempt asks for the model, and a body may have hundreds of megabytes.
+    #[tokio::test]
+    async fn the_body_is_read_once_for_its_model() {
+        let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"];
+        let worker_urls = urls.map(|url| url.parse().expect("a URL")).to_vec();
+        let config = Config { worker_urls, ..Config::default() };
+        let router = Router::new(config).expect("a config to start with");
+        let models = br#"{"data":[{"id":"m"}]}"#;
+        let info = WorkerInfo::default().with_models(models);
+        router.registry.workers()[0].info.store(Arc::new(info));
+        router.registry.announce();
+        let in_flight = router.gate.enter().expect("it serves");
+        let request = WorkerRequest::of_body(br#"{"model":"m"}"#);
+        let mut job = Job::new(&router, Endpoint::OtherV1, request, in_flight, None).await;
+        assert_eq!(job.model(), Some(ModelName::new("m")));
+        job.request.drop_body();
+        assert_eq!(job.model(), Some(ModelName::new("m")));
+        router.retire();
+    }
+}

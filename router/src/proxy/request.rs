@@ -44,6 +44,18 @@ impl WorkerRequest {
         Ok(Self { method: head.method, uri, headers: head.headers, body, memory: Some(memory) })
     }
 
+    /// With nothing but a body.
+    #[cfg(test)]
+    pub(super) fn of_body(body: &'static [u8]) -> Self {
+        Self {
+            method: Method::POST,
+            uri: Uri::default(),
+            headers: HeaderMap::new(),
+            body: Bytes::from_static(body),
+            memory: None,
+        }
+    }
+
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
     }
