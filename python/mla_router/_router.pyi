@@ -105,6 +105,8 @@ class _Worker(TypedDict):
     models: list[str]
     boot_id: str | None
     max_total_num_tokens: int | None
+    runtime: Literal["mla", "sglang", "vllm"] | None
+    unreported_answers: int  # that have not said how many prompt tokens were cached
 
 class _Tokens(TypedDict):
     """Of the requests for which a worker has said what was cached."""

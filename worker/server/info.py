@@ -51,6 +51,8 @@ async def server_info(request: web.Request) -> web.Response:
             "served_model_name": config.model_name,
             "worker_id": config.name,
             "boot_id": state.birth.boot_id,
+            # A router need not hold back requests whose prefix another one is having computed.
+            "in_batch_prefix_sharing": True,
             "version": package_version(),
             "uptime_s": time.monotonic() - state.birth.started,
             "scheduler": stats,

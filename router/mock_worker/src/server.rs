@@ -16,7 +16,7 @@ use crate::{
     engine::{self, Finish},
     fault::{Fault, Garbage, Kind},
     query::{Endpoint, Query},
-    settings::Flavour,
+    settings::{Flavour, Settings},
     socket::Spoil,
     state::{Order, State},
     tokens::Answer,
@@ -87,6 +87,7 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
             });
             if settings.flavour == Flavour::Mla {
                 info["boot_id"] = state.boot_id().into();
+                info["in_batch_prefix_sharing"] = settings.in_batch_sharing.into();
             }
             ok(info.to_string())
         }
@@ -99,8 +100,9 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
             Err(error) => refusal(StatusCode::BAD_REQUEST, &error.to_string()),
         },
         "/metrics" => ok(format!(
-            "mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {}\n\
+            "{}mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {}\n\
              mock_cached_tokens_total {}\nmock_completion_tokens_total {}\n",
+            if is_vllm { cache_config(settings) } else { String::new() },
             now.running,
             now.waiting,
             now.totals.prompt_tokens,
@@ -117,6 +119,12 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
         },
         _ => refusal(StatusCode::NOT_FOUND, "no such path"),
     }
+}
+
+/// The one place where vLLM tells the size of its KV cache.
+fn cache_config(settings: &Settings) -> String {
+    let (page, pages) = (settings.page_size, settings.kv_tokens / settings.page_size);
+    format!("vllm:cache_config_info{{block_size=\"{page}\",num_gpu_blocks=\"{pages}\"}} 1.0\n")
 }
 
 /// One request that generates.

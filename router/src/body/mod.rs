@@ -3,8 +3,9 @@
 //! [`plain`] passes a worker's bytes as they come. [`stream`] knows events: it fills
 //! [`silence`], and continues a broken stream on another worker ([`replay`], from the [`transcript`] of
 //! what the client has) or ends it with a [`failure`]. [`usage`] is what the router learns from both in
-//! passing. [`worker`] is where the bytes come from.
+//! passing; [`asked_usage`] takes out what it has asked for itself. [`worker`] is where the bytes come from.
 
+mod asked_usage;
 pub mod failure;
 pub mod plain;
 pub mod replay;
@@ -65,13 +66,13 @@ impl ResponseBody {
         if stream::is_event_stream(&reply.head) {
             metrics.first_token.observe(waited);
         }
-        let Reply { mut head, first, rest, booking } = reply;
+        let Reply { mut head, first, rest, booking, asked_usage } = reply;
         let frames = WorkerFrames::new(first, rest, booking);
         let body = if stream::is_event_stream(&head) {
-            Self::Events(Box::new(EventStream::new(job, &mut head, frames)))
+            Self::Events(Box::new(EventStream::new(job, &mut head, frames, asked_usage)))
         } else {
             head.headers.remove(proxy::replay::HEADER);
-            Self::Plain(Box::new(PlainBody::new(job, &head.headers, frames)))
+            Self::Plain(Box::new(PlainBody::new(job, &head, frames)))
         };
         Response::from_parts(head, body)
     }

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::response::Parts;
 use http_body::SizeHint;
 
 use crate::{
@@ -20,11 +20,14 @@ pub struct PlainBody {
 }
 
 impl PlainBody {
-    pub fn new(job: Job, headers: &HeaderMap, mut frames: WorkerFrames) -> Self {
-        let mut usage = usage::Reader::new(&job, headers, &mut frames.booking);
+    pub fn new(job: Job, head: &Parts, mut frames: WorkerFrames) -> Self {
+        let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.booking);
         // A longer answer than is read whole before its head goes out is not searched.
         if let Some(whole) = frames.whole().cloned() {
             usage.look(&job, &mut frames.booking, &whole);
+            if head.status.is_success() {
+                usage.ends(&frames.booking);
+            }
         }
         note_end(&mut frames);
         Self { frames, job, failed: false }

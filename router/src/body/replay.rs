@@ -5,13 +5,13 @@
 //! same request goes to another worker with both of these in it, and that one goes on where the
 //! client's stream has ended. The client sees neither of it.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use memchr::memmem;
 
 use crate::{
     body::transcript::{self, Transcript},
-    proxy::replay::HEADER,
+    proxy::{replay::HEADER, rewrite::with_field},
 };
 
 /// Longest answer that is remembered.
@@ -86,11 +86,7 @@ impl Replay {
 
     /// `body` with one more field, which tells what has been said already.
     fn continuation(&self, body: &[u8]) -> Option<Bytes> {
-        let fields = body.trim_ascii_end().strip_suffix(b"}")?.trim_ascii_end();
         let mut field = Vec::new();
-        if !fields.ends_with(b"{") {
-            field.push(b',');
-        }
         field.extend_from_slice(b"\"continuation\":{\"response\":\"");
         for &byte in self.answer.as_bytes() {
             if matches!(byte, b'"' | b'\\') {
@@ -100,11 +96,8 @@ impl Replay {
         }
         field.extend_from_slice(b"\",\"choices\":");
         self.transcript.write_json(&mut field);
-        field.extend_from_slice(format!(",\"events\":{}}}}}", self.events).as_bytes());
-        let mut whole = BytesMut::with_capacity(fields.len() + field.len());
-        whole.extend_from_slice(fields);
-        whole.extend_from_slice(&field);
-        Some(whole.freeze())
+        field.extend_from_slice(format!(",\"events\":{}}}", self.events).as_bytes());
+        with_field(body, &field)
     }
 }
 

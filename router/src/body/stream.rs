@@ -20,6 +20,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     body::{
+        asked_usage,
         failure::Failure,
         replay::Replay,
         silence::{Due, Limits, QUIET, Silence},
@@ -32,7 +33,7 @@ use crate::{
     proxy::{self, Job, Reply},
     router::Router,
     wire::{
-        events::{Events, Piece},
+        events::{Events, Piece, parts},
         headers::say_event_stream,
     },
 };
@@ -58,6 +59,7 @@ const GOING_AWAY: [&[u8]; 3] =
     [b"\"code\":\"scheduler_ended\"", b"\"code\":\"draining\"", b"\"code\":\"engine_died\""];
 
 /// It owns all that its request holds, so that dropping it at any moment lets go of all.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
 pub struct EventStream {
     state: State,
     events: Events,
@@ -66,6 +68,8 @@ pub struct EventStream {
     silence: Silence,
     replay: Option<Replay>,
     usage: usage::Reader,
+    /// The client has said nothing of the counts that the worker was asked for.
+    asked_usage: bool,
     /// The event that is being passed on is the last: `[DONE]`, one of [`LAST_NAMES`], or an error.
     is_last: bool,
     /// That one says that the answer is complete.
@@ -106,7 +110,12 @@ pub fn is_event_stream(head: &Parts) -> bool {
 
 impl EventStream {
     /// Changes the head to what the client is to see.
-    pub fn new(mut job: Job, head: &mut Parts, mut frames: WorkerFrames) -> Self {
+    pub fn new(
+        mut job: Job,
+        head: &mut Parts,
+        mut frames: WorkerFrames,
+        asked_usage: bool,
+    ) -> Self {
         let usage = usage::Reader::new(&job, &head.headers, &mut frames.booking);
         // What is taken out or put in changes the length.
         head.headers.remove(header::CONTENT_LENGTH);
@@ -127,6 +136,7 @@ impl EventStream {
             frame: Bytes::new(),
             replay,
             usage,
+            asked_usage,
             is_last: false,
             is_answer: false,
             all_said: false,
@@ -234,6 +244,9 @@ impl EventStream {
         }
         if begins {
             bytes = self.begin(bytes)?;
+            if self.asked_usage && ends {
+                bytes = asked_usage::without(bytes);
+            }
         }
         if self.is_last && ends {
             self.all_said = true;
@@ -242,6 +255,7 @@ impl EventStream {
                 && self.is_answer
             {
                 frames.booking.record(Outcome::Answered);
+                self.usage.ends(&frames.booking);
             }
             self.silence.ends_by(Instant::now() + LAST_WORDS);
         }
@@ -344,6 +358,7 @@ impl EventStream {
         let goes_on = is_event_stream(&answer.head)
             && replay.is_some_and(|replay| replay.go_on(&mut answer.head.headers));
         let frames = WorkerFrames::new(answer.first, answer.rest, answer.booking);
+        self.asked_usage = answer.asked_usage;
         if !goes_on {
             replays.increment(ReplayOutcome::Refused);
             let status = answer.head.status;
@@ -354,18 +369,6 @@ impl EventStream {
         self.state = State::Flowing { frames, job };
         Ok(())
     }
-}
-
-/// The name of an event, if it has one, and its data.
-fn parts(event: &[u8]) -> (&[u8], &[u8]) {
-    let (name, rest) = match event.strip_prefix(b"event:") {
-        Some(named) => {
-            named.split_at(memchr::memchr(b'\n', named).map_or(named.len(), |end| end + 1))
-        }
-        None => (&[][..], event),
-    };
-    let data = rest.strip_prefix(b"data:").unwrap_or_default();
-    (name.trim_ascii(), data.trim_ascii_start())
 }
 
 impl Resuming {

@@ -57,6 +57,13 @@ impl Reader {
         }
     }
 
+    /// The answer is whole.
+    pub fn ends(&mut self, booking: &Booking) {
+        if self.find.take().is_some() {
+            booking.worker().counters.unreported.increment();
+        }
+    }
+
     /// What comes from now on is another worker's.
     pub fn close(&mut self) {
         self.find = None;

@@ -63,7 +63,7 @@ pub struct Booking {
     /// Until the prompt is computed.
     epoch: Option<Epoch>,
     promise: Option<Promise>,
-    /// A prefix of the prompt that the worker is computing for another request.
+    /// Prefixes that the worker is computing for other requests, and which are computed first.
     awaited: Option<Awaited>,
     /// What the router expects of the worker's cache.
     pub prediction: Prediction,
@@ -123,8 +123,13 @@ impl Booking {
     }
 
     /// The worker should have the first `held` blocks of the prompt, or has been asked to compute them.
+    /// Nothing is waited for where the engine itself computes a prefix once for all requests in its queue,
+    /// and keeps their order.
     pub fn share_prefix(&mut self, key: &RouteKey, held: u32) {
-        self.awaited = self.worker.computing.awaited(key, held);
+        if self.worker.info.load().in_batch_prefix_sharing {
+            return;
+        }
+        self.awaited = self.worker.computing.awaited(key, held, self.pending_tokens);
         if self.awaited.is_some() {
             self.worker.counters.prefix_waits.increment();
         }

@@ -254,7 +254,14 @@ impl HealthCheck {
 
     /// What the worker says of itself; `None` if it has not answered in time.
     async fn ask_info(&mut self, config: &Config) -> Option<WorkerInfo> {
-        let info = WorkerInfo::parse(&self.read(config, "/get_server_info").await?);
+        let mut info = WorkerInfo::parse(&self.read(config, "/get_server_info").await?);
+        if info.runtime.is_none() {
+            // SGLang's newer name.
+            info = WorkerInfo::parse(&self.read(config, "/server_info").await?);
+        }
+        if info.runtime.is_none() {
+            info = info.with_metrics(&self.read(config, "/metrics").await.unwrap_or_default());
+        }
         Some(info.with_models(&self.read(config, "/v1/models").await?))
     }
 

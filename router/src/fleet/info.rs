@@ -1,8 +1,18 @@
 //! What a worker says of itself.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::names::ModelName;
+use crate::{fleet::cache_config, names::ModelName};
+
+/// The server behind a worker's URL, as far as its answers tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runtime {
+    /// A worker of this project, which says more than the others.
+    Mla,
+    Sglang,
+    Vllm,
+}
 
 /// What `/get_server_info` and `/v1/models` say that the router uses. Every field is optional: other
 /// engines lack some.
@@ -12,6 +22,12 @@ pub struct WorkerInfo {
     pub boot_id: Option<String>,
     /// Size of the worker's KV cache, and so of its share of the tree.
     pub max_total_num_tokens: Option<u64>,
+    /// A prefix that several requests in its queue need is computed once.
+    #[serde(default)]
+    pub in_batch_prefix_sharing: bool,
+    /// `None` if it is none of those that the router knows.
+    #[serde(skip)]
+    pub runtime: Option<Runtime>,
     /// The names under which it serves models; empty if it does not say.
     #[serde(skip)]
     pub models: Vec<String>,
@@ -21,9 +37,25 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
-    /// What cannot be read counts as not said.
+    /// Reads an answer of `/get_server_info`. What cannot be read counts as not said.
     pub fn parse(body: &[u8]) -> Self {
-        serde_json::from_slice(body).unwrap_or_default()
+        let mut info: Self = serde_json::from_slice(body).unwrap_or_default();
+        info.runtime = match (&info.boot_id, info.max_total_num_tokens) {
+            (Some(_), _) => Some(Runtime::Mla),
+            (None, Some(_)) => Some(Runtime::Sglang),
+            (None, None) => None,
+        };
+        info
+    }
+
+    /// With what vLLM's `/metrics` say of its KV cache.
+    #[must_use]
+    pub fn with_metrics(mut self, page: &[u8]) -> Self {
+        if cache_config::is_vllm(page) {
+            self.runtime = Some(Runtime::Vllm);
+            self.max_total_num_tokens = cache_config::vllm_tokens(page);
+        }
+        self
     }
 
     /// With the names in an answer of `/v1/models`.
@@ -68,6 +100,17 @@ mod tests {
         for body in [&b""[..], b"{}", b"[]", b"not json", br#"{"boot_id":1}"#] {
             assert_eq!(WorkerInfo::parse(body).with_models(body), WorkerInfo::default());
         }
+    }
+
+    #[test]
+    fn the_runtime_is_known_by_what_it_says() {
+        let of = |info: &str, metrics: &str| {
+            WorkerInfo::parse(info.as_bytes()).with_metrics(metrics.as_bytes()).runtime
+        };
+        assert_eq!(of(r#"{"boot_id":"a","max_total_num_tokens":9}"#, ""), Some(Runtime::Mla));
+        assert_eq!(of(r#"{"max_total_num_tokens":9}"#, ""), Some(Runtime::Sglang));
+        assert_eq!(of("", "# HELP\nvllm:num_requests_running 0\n"), Some(Runtime::Vllm));
+        assert_eq!(of("{}", "up 1\n"), None);
     }
 
     #[test]

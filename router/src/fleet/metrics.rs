@@ -30,6 +30,11 @@ const CACHED_TOKENS: Family = Family::counter(
     "Those of them that were cached.",
     &["worker", "reason"],
 );
+const UNREPORTED: Family = Family::counter(
+    "mla_router_unreported_answers_total",
+    "Whole answers to prompts that did not say how many tokens were cached: the prefix tree learns nothing from them.",
+    &["worker"],
+);
 const PREFIX_WAITS: Family = Family::counter(
     "mla_router_prefix_waits_total",
     "Requests that were sent to a worker only when it had computed a prefix for another one.",
@@ -97,6 +102,8 @@ pub struct WorkerCounters {
     pub predicted_tokens: Counters<Reason>,
     /// and those that were.
     pub cached_tokens: Counters<Reason>,
+    /// Answers that have not said what was cached.
+    pub unreported: Counter,
     /// Requests that first waited for a prefix.
     pub prefix_waits: Counter,
     /// What its reports have taken from its share of the tree, in blocks,
@@ -126,6 +133,7 @@ pub fn write(page: &mut Page, workers: &[Arc<Worker>], tree: &PrefixTree) {
     counters(page, &PROMPT_TOKENS, workers, |counters| &counters.prompt_tokens);
     counters(page, &PREDICTED_TOKENS, workers, |counters| &counters.predicted_tokens);
     counters(page, &CACHED_TOKENS, workers, |counters| &counters.cached_tokens);
+    values(page, &UNREPORTED, workers, |worker| worker.counters.unreported.get());
     values(page, &PREFIX_WAITS, workers, |worker| worker.counters.prefix_waits.get());
     values(page, &EVICTED_BLOCKS, workers, |worker| worker.counters.evicted_blocks.get());
     values(page, &EMPTIED, workers, |worker| worker.counters.emptied.get());

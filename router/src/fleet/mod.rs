@@ -2,6 +2,7 @@
 
 mod booking;
 mod breaker;
+mod cache_config;
 mod computing;
 pub mod engine_load;
 pub mod health;

@@ -16,7 +16,7 @@ use tokio::{task::AbortHandle, time::Instant};
 pub use crate::fleet::{
     booking::Booking,
     breaker::{BreakerState, Outcome},
-    info::WorkerInfo,
+    info::{Runtime, WorkerInfo},
     phase::Phase,
     trouble::Trouble,
 };
@@ -343,6 +343,8 @@ impl Worker {
             models: info.models.clone(),
             boot_id: info.boot_id.clone(),
             max_total_num_tokens: info.max_total_num_tokens,
+            runtime: info.runtime,
+            unreported_answers: self.counters.unreported.get(),
         }
     }
 }
@@ -364,4 +366,7 @@ pub struct WorkerView {
     pub models: Vec<String>,
     pub boot_id: Option<String>,
     pub max_total_num_tokens: Option<u64>,
+    pub runtime: Option<Runtime>,
+    /// Answers that have not said how many tokens of their prompts were cached.
+    pub unreported_answers: u64,
 }

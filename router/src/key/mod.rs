@@ -37,6 +37,7 @@ pub enum Route {
 
 /// The prompt as chained block hashes below a root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one body")]
 pub struct RouteKey {
     /// Hash of model, adapter, cache salt and extra key. The first block's hash covers it, too.
     pub root: u64,
@@ -47,6 +48,8 @@ pub struct RouteKey {
     pub stream_unclear: bool,
     /// It has the field `continuation`, which only a router may add.
     pub continues: bool,
+    /// It has the field `stream_options`, whatever that says.
+    pub has_stream_options: bool,
     /// Answers that are asked for beyond the first: of each prompt of a batch, and of each as many as
     /// the body's `n` says.
     pub more_answers: u32,
@@ -110,6 +113,7 @@ struct Fields<'a> {
     conversation: Option<&'a [u8]>,
     user: Option<&'a [u8]>,
     continuation: Option<&'a [u8]>,
+    has_stream_options: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -135,6 +139,10 @@ impl<'a> Fields<'a> {
                 b"conversation" => &mut fields.conversation,
                 b"user" => &mut fields.user,
                 b"continuation" => &mut fields.continuation,
+                b"stream_options" => {
+                    fields.has_stream_options = true;
+                    return Ok(());
+                }
                 _ => return Ok(()),
             };
             // The last of several fields of one name wins, as in Python's parser.
@@ -262,6 +270,7 @@ impl RouteKey {
                 .stream
                 .is_some_and(|value| value != b"true" && value != b"false"),
             continues: fields.continuation.is_some(),
+            has_stream_options: fields.has_stream_options,
             more_answers: fields.more_answers(1),
             session: fields.user.and_then(session_of_user),
             prompt_len: bytes / unit,

@@ -18,6 +18,7 @@ use super::{
     beginning::Beginning,
     exchange::{Exchange, Trouble},
     expect::Expect,
+    rewrite,
     waiting::Waiting,
 };
 use crate::{
@@ -57,6 +58,8 @@ impl From<Error> for Stop {
 pub(super) struct Round<'a> {
     job: &'a mut Job,
     body: Bytes,
+    /// `body` is the client's own.
+    is_original: bool,
     tried: SmallVec<[WorkerId; 4]>,
     /// Why the next attempt is another one.
     cause: Option<UpstreamFailure>,
@@ -64,8 +67,9 @@ pub(super) struct Round<'a> {
 
 impl<'a> Round<'a> {
     pub(super) fn new(job: &'a mut Job, body: Option<&Bytes>) -> Self {
+        let is_original = body.is_none();
         let body = body.unwrap_or(&job.request.body).clone();
-        Self { job, body, tried: SmallVec::new(), cause: None }
+        Self { job, body, is_original, tried: SmallVec::new(), cause: None }
     }
 
     pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
@@ -153,6 +157,8 @@ impl<'a> Round<'a> {
     async fn attempt(&mut self, booking: Booking) -> Result<Reply, Trouble> {
         let Job { deadline, failures, .. } = *self.job;
         let model = self.job.lane();
+        let asking = self.is_original.then(|| rewrite::asking_usage(self.job, booking.worker()));
+        let asking = asking.flatten();
         let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
@@ -168,7 +174,7 @@ impl<'a> Round<'a> {
         let prefilled = Notify::new();
         let exchange = Exchange {
             request,
-            body: &self.body,
+            body: asking.as_ref().unwrap_or(&self.body),
             expect,
             metrics: &router.metrics,
             prefilled: &prefilled,
@@ -180,7 +186,7 @@ impl<'a> Round<'a> {
             }
             exchange.with(&worker).await
         };
-        let asking = pin!(async {
+        let answer = pin!(async {
             tokio::select! {
                 biased;
                 outcome = asked => outcome,
@@ -195,9 +201,9 @@ impl<'a> Round<'a> {
                 && afford_retry(router)
         };
         let waiting = Waiting { alarm, deadline, expect, prefilled: &prefilled };
-        let outcome = waiting.on(pending.booking(), asking, may_leave).await;
+        let outcome = waiting.on(pending.booking(), answer, may_leave).await;
         match outcome {
-            Ok(beginning) => Ok(pending.has_begun(beginning)),
+            Ok(beginning) => Ok(pending.has_begun(beginning, asking.is_some())),
             Err(trouble) => {
                 *deaths += u32::from(trouble.is_death());
                 note(router, &trouble, pending.booking(), begun);
@@ -243,7 +249,7 @@ impl Pending<'_> {
         self.booking.as_mut().expect("contract: it is there until the request has begun")
     }
 
-    fn has_begun(mut self, beginning: Beginning) -> Reply {
+    fn has_begun(mut self, beginning: Beginning, asked_usage: bool) -> Reply {
         let Beginning { head, first, rest } = beginning;
         if head.status.is_client_error() {
             self.unlearn();
@@ -253,7 +259,7 @@ impl Pending<'_> {
         booking.prefill_done(streams && head.status.is_success());
         booking.record(Outcome::Begun);
         booking.worker().heard(Instant::now());
-        Reply { head, first, rest, booking }
+        Reply { head, first, rest, booking, asked_usage }
     }
 
     fn unlearn(&mut self) {

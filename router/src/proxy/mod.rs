@@ -11,6 +11,7 @@ mod job;
 mod obtain;
 pub mod replay;
 pub mod request;
+pub mod rewrite;
 mod waiting;
 
 pub use job::Job;

@@ -31,6 +31,8 @@ pub struct Reply {
     pub first: Bytes,
     pub rest: Option<Rest>,
     pub booking: Booking,
+    /// The worker was asked for counts of which the client has said nothing.
+    pub asked_usage: bool,
 }
 
 /// A body in the middle, and the connection that it comes on.

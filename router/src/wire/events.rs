@@ -106,6 +106,18 @@ impl Events {
     }
 }
 
+/// The name of an event, if it has one, and its data.
+pub fn parts(event: &[u8]) -> (&[u8], &[u8]) {
+    let (name, rest) = match event.strip_prefix(b"event:") {
+        Some(named) => {
+            named.split_at(memchr::memchr(b'\n', named).map_or(named.len(), |end| end + 1))
+        }
+        None => (&[][..], event),
+    };
+    let data = rest.strip_prefix(b"data:").unwrap_or_default();
+    (name.trim_ascii(), data.trim_ascii_start())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -26,6 +26,7 @@ mod load;
 mod memory;
 mod metrics;
 mod models;
+mod other_engines;
 mod overload;
 mod partition;
 mod pool;

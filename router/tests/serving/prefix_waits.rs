@@ -16,9 +16,9 @@ use crate::support::{
 const EVENT: Bytes = Bytes::from_static(b"data: {\"choices\":[0]}\n\n");
 const END: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
-/// Prompts that have 3,000 bytes in common.
+/// Prompts that have 300,000 bytes in common: by the pace of a new worker they take over a minute.
 fn ask(number: usize) -> String {
-    let shared = "All happy families are alike. ".repeat(100);
+    let shared = "All happy families are alike. ".repeat(10_000);
     format!(r#"{{"prompt":"{shared}{number}","stream":true}}"#)
 }
 
@@ -88,6 +88,68 @@ async fn when_the_first_client_leaves_nobody_waits_on() {
     for _ in 0..2 {
         let stream = soon(began.recv()).await.expect("the next");
         stream.send(END).expect("the router listens");
+    }
+    for asked in asked {
+        soon(asked).await.expect("answered in full");
+    }
+    assert_nothing_booked(&router).await;
+}
+
+/// A prompt of 16,000 bytes, taken for 4,000 tokens, that shares nothing with others.
+fn long(number: usize) -> String {
+    let own = format!("{number} is like no other. ").repeat(16_000 / 23);
+    format!(r#"{{"prompt":"{own}","stream":true}}"#)
+}
+
+/// Requests that come later have the worker busy meanwhile, and no more.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_prefix_is_not_overtaken_without_end() {
+    let (mut worker, mut began) = worker().await;
+    let router = router(config(), &[&worker]).await;
+    let mut asked = ask_at_once(&router, 2, 1).await;
+    let first = soon(began.recv()).await.expect("one request");
+    let (address, mut streams) = (router.local_addr(), Vec::new());
+    let counters = &router.router().registry.workers()[0].counters;
+    for number in 0..8 {
+        asked.push(tokio::spawn(async move {
+            let answer = Client::connect(address).await.post("/v1/completions", long(number)).await;
+            assert_eq!(answer.status, StatusCode::OK);
+        }));
+        while counters.selections.total() < 3 + number as u64 {
+            yield_now().await;
+        }
+    }
+    for _ in 0..3 {
+        streams.push(soon(began.recv()).await.expect("a step's worth of prompts"));
+    }
+    for _ in 0..4 {
+        worker.request().await;
+    }
+    assert_eq!(worker.requests_so_far(), 0, "the other five keep their places");
+    assert_eq!(counters.prefix_waits.get(), 6);
+    first.send(EVENT).expect("the router listens");
+    for _ in 0..6 {
+        streams.push(soon(began.recv()).await.expect("the one that waited, and five"));
+    }
+    for stream in streams.iter().chain([&first]) {
+        stream.send(END).expect("the router listens");
+    }
+    drop((streams, first));
+    for asked in asked {
+        soon(asked).await.expect("answered in full");
+    }
+    assert_nothing_booked(&router).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_where_the_engine_itself_computes_a_prefix_once() {
+    let (mut worker, mut began) = worker().await;
+    worker.set_info(r#"{"boot_id":"a","in_batch_prefix_sharing":true}"#);
+    let router = router(config(), &[&worker]).await;
+    let asked = ask_at_once(&router, 3, 0).await;
+    for _ in 0..3 {
+        worker.request().await;
+        soon(began.recv()).await.expect("all three at once").send(END).expect("it listens");
     }
     for asked in asked {
         soon(asked).await.expect("answered in full");

@@ -353,10 +353,12 @@ async fn answer(
             let reply = Reply::Whole(status, HeaderMap::new(), body.into());
             return respond(Unfinished(None), reply).await;
         }
-        "/get_server_info" if state.withholds_info.load(Ordering::SeqCst) => {
+        "/get_server_info" | "/server_info" if state.withholds_info.load(Ordering::SeqCst) => {
             std::future::pending::<()>().await;
         }
-        "/get_server_info" => {
+        path @ ("/get_server_info" | "/server_info")
+            if path == "/get_server_info" || is_own(&head) =>
+        {
             let info = state.info.lock().clone();
             let reply = info.map_or_else(|| Reply::status(404), Reply::ok);
             return respond(Unfinished(None), reply).await;
