@@ -14,6 +14,7 @@ pub mod engine;
 pub mod fault;
 pub mod port;
 pub mod query;
+pub mod raw;
 pub mod server;
 pub mod settings;
 pub mod socket;

@@ -2,12 +2,14 @@
 //!
 //! `hammer` sends bodies of one size as fast as they are answered. `converse` plays conversations
 //! from stdin, one JSON object a line, `{"at": seconds, "system": text, "turns": [text, ...],
-//! "max_tokens": n}`: each turn has all turns and answers before it in its prompt.
+//! "max_tokens": n}`: each turn has all turns and answers before it in its prompt. `streams` keeps many
+//! connections with live streams of `paced_worker`, and as many with short requests.
 
 #![forbid(unsafe_code)]
 
 mod converse;
 mod hammer;
+mod streams;
 
 use std::{fmt::Display, io};
 
@@ -15,7 +17,7 @@ use clap::{Parser, Subcommand};
 use serde_json::{Value, json};
 use tokio::task::LocalSet;
 
-use self::{converse::Converse, hammer::Hammer};
+use self::{converse::Converse, hammer::Hammer, streams::Streams};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -30,6 +32,7 @@ struct Arguments {
 enum Load {
     Hammer(Hammer),
     Converse(Converse),
+    Streams(Streams),
 }
 
 /// What was felt, in seconds.
@@ -79,6 +82,7 @@ fn main() -> io::Result<()> {
     let report = runtime.block_on(LocalSet::new().run_until(async {
         match Arguments::parse().kind {
             Load::Hammer(hammer) => Ok(hammer.run().await),
+            Load::Streams(streams) => Ok(streams.run().await),
             Load::Converse(converse) => converse.run().await,
         }
     }));

@@ -1,0 +1,89 @@
+//! Engines whose streams have one event every so often, each with its number and the time at which it was
+//! written: for measuring what thousands of live streams cost a router.
+//!
+//!     paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS
+
+#![forbid(unsafe_code)]
+
+use std::{
+    env, io,
+    net::Ipv4Addr,
+    time::{Duration, SystemTime},
+};
+
+use mla_mock_worker::raw::{self, Asked, request_length};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+/// Room for a usual request.
+const READ: usize = 4096;
+
+/// The streams that it plays.
+#[derive(Clone, Copy)]
+struct Pace {
+    events: u32,
+    interval: Duration,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> io::Result<()> {
+    let usage = "usage: paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS";
+    let mut arguments = env::args().skip(1).map(|word| word.parse::<u32>().expect(usage));
+    let [first, count, events, interval] = [(); 4].map(|()| arguments.next().expect(usage));
+    let pace = Pace { events, interval: Duration::from_millis(u64::from(interval)) };
+    let mut engines = JoinSet::new();
+    for port in first..first + count {
+        let port = u16::try_from(port).expect(usage);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        engines.spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await?;
+                // A client that leaves ends its connection with an error.
+                tokio::spawn(async move { serve(stream, pace).await });
+            }
+        });
+    }
+    // None of them returns but for an error.
+    engines.join_next().await.expect(usage).expect("contract: it does not panic")
+}
+
+/// Answers one request after the other, until the client closes.
+async fn serve(mut stream: TcpStream, pace: Pace) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut buffer = Vec::with_capacity(READ);
+    loop {
+        match request_length(&buffer) {
+            Some(length) if length <= buffer.len() => {
+                let asked = Asked::of(&buffer[..length]);
+                buffer.drain(..length);
+                match asked {
+                    Asked::Stream => pace.play(&mut stream).await?,
+                    Asked::Whole => stream.write_all(raw::whole(raw::CHAT).as_bytes()).await?,
+                    Asked::Info => stream.write_all(raw::whole(raw::INFO).as_bytes()).await?,
+                }
+            }
+            _ if stream.read_buf(&mut buffer).await? == 0 => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+impl Pace {
+    async fn play(self, stream: &mut TcpStream) -> io::Result<()> {
+        stream.write_all(raw::STREAM.as_bytes()).await?;
+        let begun = Instant::now();
+        for number in 0..self.events {
+            sleep_until(begun + self.interval * number).await;
+            let time = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros());
+            let event = format!(
+                "data: {{\"id\":\"x\",\"object\":\"chat.completion.chunk\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{number} {time}\"}}}}]}}\n\n"
+            );
+            stream.write_all(raw::chunk(&event).as_bytes()).await?;
+        }
+        stream.write_all(raw::DONE.as_bytes()).await
+    }
+}
