@@ -9,11 +9,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, prompt: int, completion: int, cached: int) -> Usage:

@@ -169,3 +169,36 @@ def test_reasoning_can_be_left_out(
     answer = post_json(deepseek_worker.url + "/v1/chat/completions", body | salt)
     message = answer["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Two.", None)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_tokens_of_reasoning_are_counted(
+    deepseek: openai.OpenAI, asking: Asking, backend: tokenizers.Tokenizer, shown: bool, n: int
+) -> None:
+    thought = "One and one.\n\nThat is two."
+    expected = n * len(backend.encode(thought, add_special_tokens=False).ids)
+    asked = asking(ANSWER, include_reasoning=shown) | {"n": n}
+    whole = deepseek.chat.completions.create(**asked).usage
+    options: Any = {"include_usage": True}
+    *_, last = deepseek.chat.completions.create(**asked, stream=True, stream_options=options)
+    for usage in (whole, last.usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == expected
+
+
+def test_an_answer_without_reasoning_counts_none(deepseek: openai.OpenAI, asking: Asking) -> None:
+    asked = asking("2", chat_template_kwargs={"thinking": False})
+    usage = deepseek.chat.completions.create(**asked).usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_reasoning_that_is_not_told_apart_is_not_counted(
+    deepseek: openai.OpenAI, asking: Asking
+) -> None:
+    usage = deepseek.chat.completions.create(**asking(ANSWER, separate_reasoning=False)).usage
+    assert usage is not None
+    assert usage.completion_tokens_details is None

@@ -22,6 +22,7 @@ class ChatChoice:
     prompt_scores: Scores | None = None
     _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
     _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
+    _reasoning: list[str] = field(default_factory=list)
     _parser: AnswerParser = field(init=False)
     _echoed: str = field(init=False)
     _ended: bool = False
@@ -44,6 +45,8 @@ class ChatChoice:
         if output.finish is not None and not self._ended:
             self._ended = True
             parts += self._parser.finish()
+        if self.run.splits_reasoning:
+            self._reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
         if self.run.reasoning_shown:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
@@ -74,6 +77,15 @@ class ChatChoice:
         """Those since the last time, if they are wanted."""
         token_ids, self._token_ids = self._token_ids, []
         return token_ids
+
+    async def reasoning_tokens(self) -> int:
+        """How many tokens the text of its reasoning has: the marks around it are none of them."""
+        text = "".join(self._reasoning)
+        if not text:
+            return 0
+        tokenizer = self.run.generation.service.tokenizer
+        most = len(text)  # at least a character a token
+        return len(await tokenizer.encode_rendered(text, context_length=most))
 
     def next_call_id(self) -> str:
         """The same on every worker that goes on with this answer."""

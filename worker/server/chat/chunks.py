@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from mla_router.worker.server.chat.choice import ChatChoice
+from mla_router.worker.server.chat.counts import usage_of
 from mla_router.worker.server.chat.run import ChatRun
 from mla_router.worker.server.chat.shapes import (
     CallPiece,
@@ -100,7 +101,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             events.clear()
         outputs = await generation.next()
     if body.wants_usage:
-        yield event(Chunk(**shared, choices=[], usage=generation.usage))
+        yield event(Chunk(**shared, choices=[], usage=await usage_of(run, choices)))
 
 
 def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:

@@ -56,6 +56,11 @@ class ChatRun:
     begins_inside: bool  # the prompt has opened the reasoning
     echoed: str  # content that comes before the answer's own
 
+    @property
+    def splits_reasoning(self) -> bool:
+        """Reasoning is told apart from content, whether it is shown or not."""
+        return self.reasoning_apart and self.generation.service.answers.reasons
+
     def parser(self) -> AnswerParser:
         """For the text of one choice."""
         return self.generation.service.answers.parser(

@@ -8,6 +8,7 @@ import msgspec
 
 from mla_router.worker.core import Scores
 from mla_router.worker.server.chat.choice import ChatChoice
+from mla_router.worker.server.chat.counts import usage_of
 from mla_router.worker.server.chat.run import ChatRun
 from mla_router.worker.server.chat.shapes import Choice, Completion, Function, Message, ToolCall
 from mla_router.worker.server.envelope import envelope
@@ -70,7 +71,7 @@ async def completion(run: ChatRun, model: str) -> Completion:
     answer = Completion(
         **envelope(generation, "chatcmpl-", model),
         choices=[_choice(index, of) for index, of in enumerate(drafts)],
-        usage=generation.usage,
+        usage=await usage_of(run, [of.choice for of in drafts]),
     )
     prompt = generation.prompts[0]
     if details.token_ids:

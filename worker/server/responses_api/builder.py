@@ -31,12 +31,6 @@ class ResponseBuilder:
             ""  # white space that may be the beginning of a message, or stand between others
         )
 
-    @property
-    def reasoning(self) -> str:
-        """All of it so far."""
-        reasoning = [item for item in self.items if isinstance(item, ReasoningItem)]
-        return "".join(part.text for item in reasoning for part in item.content)
-
     def add(self, part: Part) -> Iterator[Event]:
         """Take the next part. Exhaust the events before the next call."""
         if isinstance(part, Arguments):

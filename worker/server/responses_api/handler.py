@@ -89,12 +89,6 @@ class _Answer:
     async def response(self) -> Response:
         """The whole of it, at the end."""
         generation = self.run.generation
-        reasoning = self.builder.reasoning
-        tokens = 0
-        if reasoning:
-            limit = len(reasoning)  # at least a character a token
-            tokenizer = generation.service.tokenizer
-            tokens = len(await tokenizer.encode_rendered(reasoning, context_length=limit))
         stopped = self.reason == FinishReason.STOP.value
         reached = self.reason == FinishReason.LENGTH.value
         details = IncompleteDetails("max_output_tokens" if reached else None)
@@ -104,7 +98,7 @@ class _Answer:
             completed_at=int(time.time()) if stopped else None,
             incomplete_details=None if stopped else details,
             output=self.builder.items,
-            usage=ResponseUsage.of(generation.usage, tokens),
+            usage=ResponseUsage.of(generation.usage, await self.choice.reasoning_tokens()),
         )
 
     async def events(self) -> AsyncIterator[bytes]:
