@@ -192,7 +192,7 @@ impl Client {
 /// A request as it goes over the wire.
 pub fn post(path: &str, fields: &str, body: &str) -> Vec<u8> {
     format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n{fields}\r\n{body}",
         body.len()
     )
