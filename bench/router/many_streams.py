@@ -101,7 +101,8 @@ def in_ms(quantiles: dict[str, float]) -> dict[str, float]:
 
 def main() -> None:
     args = parse_args()
-    allow_files(4 * (args.streams + args.others) + 1000)
+    # Of the router: one for each client, and as many for workers at most.
+    allow_files(2 * (args.streams + args.others))
     connections = args.streams + args.others
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streams-")))
