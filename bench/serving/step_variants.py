@@ -11,7 +11,7 @@ Each function of `variants.py` is a variant. It gets `patch(module, name, value)
         patch(backend, "tiling", lambda heads, requests, queries=1: Tiling(16, 32, 4, 3, 2, pieces=8))
 
 What is fastest by itself need not be so in a step, where another kernel comes before and after. An engine is loaded
-once; for each variant, in turns, its CUDA graphs of one size are recorded again and replayed, one or two seconds each. Decode
+once; for each variant, in turns, its CUDA graphs of one size are captured again and replayed, one or two seconds each. Decode
 rows get the same tokens whatever was drawn, each its own: otherwise a variant that rounds in another way draws others,
 which go to other experts, and of these more or fewer.
 """
@@ -36,12 +36,12 @@ from record import record
 
 from bench_one_batch import SEED, Batch, step_times
 from mla_router.worker import flags
-from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.engine.runners.sizes import GraphSizes
 
 Patch = Callable[[ModuleType, str, Any], None]
 Variant = Callable[[Patch], None]
-NO_GRAPHS = GraphSizes((), ())
 
 
 def as_it_is(patch: Patch) -> None:
@@ -88,9 +88,9 @@ def given_tokens(engine: Engine) -> Iterator[None]:
         slots.last_token = kept
 
 
-def record_graphs(engine: Engine, sizes: GraphSizes) -> None:
+def capture_graphs(engine: Engine, sizes: GraphSizes) -> None:
     if engine.device.type == "cuda":
-        engine.record_graphs(sizes)
+        engine.capture_graphs(sizes)
 
 
 class Comparison:
@@ -102,7 +102,7 @@ class Comparison:
     def decode_steps(self, size: int) -> dict[str, Any]:
         engine, args = self.engine, self.args
         batch = Batch(engine, size, args)
-        record_graphs(engine, GraphSizes((), ()))
+        capture_graphs(engine, GraphSizes())
         step_times(engine, batch.prefill_plans(args.max_prefill_tokens))
         plans = [batch.decode_plan(step) for step in range(args.output_len - 1)]
 
@@ -111,7 +111,7 @@ class Comparison:
             return [time for _ in range(3) for time in step_times(engine, iter(plans))[0][1:]]
 
         with given_tokens(engine):
-            return self._run(f"decode step, batch {size}", GraphSizes([size], ()), measure)
+            return self._run(f"decode step, batch {size}", GraphSizes(decode=[size]), measure)
 
     def prompts(self, length: int) -> dict[str, Any]:
         """One at a time, from plan to token."""
@@ -122,7 +122,9 @@ class Comparison:
             times = [sum(step_times(self.engine, iter(plans))[0]) for _ in range(24)]
             return times[4:]
 
-        return self._run(f"prompt of {length} alone", GraphSizes((), [length]), measure)
+        on_host = self.engine.attention.plans_prefill_on_host
+        sizes = GraphSizes(piecewise=[length], prefill=() if on_host else [length])
+        return self._run(f"prompt of {length} alone", sizes, measure)
 
     def _run(
         self, what: str, sizes: GraphSizes, measure: Callable[[], list[float]]
@@ -131,7 +133,7 @@ class Comparison:
         for _ in range(self.args.rounds):
             for variant in self.variants:
                 with applied(variant):
-                    record_graphs(self.engine, sizes)
+                    capture_graphs(self.engine, sizes)
                     medians[variant.__name__].append(1e3 * statistics.median(measure()))
         base = statistics.median(medians[as_it_is.__name__])
         print(f"{what}, ms:")

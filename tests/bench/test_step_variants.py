@@ -56,10 +56,10 @@ def test_rows_get_the_same_tokens_whatever_is_drawn(tmp_path: Path) -> None:
     pages = tuple((slot, index, 1 + 4 * slot + index) for slot in range(2) for index in range(4))
     plans = [StepPlan((0, 1), (1, 1), (), pages, admitted), StepPlan((0, 1), (2, 2), (), (), ())]
     with given_tokens(engine):
-        given = engine.slots.tokens[:2].tolist()
+        given = engine.slots.input_tokens[:2].tolist()
         assert all(0 <= token < VOCAB_SIZE for token in given)
         _, results = step_times(engine, iter(plans))
-        assert engine.slots.tokens[:2].tolist() == given
+        assert engine.slots.input_tokens[:2].tolist() == given
         assert engine.slots.last_token[:2].tolist() == results[-1].tokens
     assert engine.slots.last_token[:2].tolist() == given
 

@@ -9,6 +9,7 @@ from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.slots import SlotState
 
 CPU = torch.device("cpu")
+IDLE = 5
 PLAN = StepPlan(
     decode_slots=(3, 1),
     decode_lengths=(10, 5),
@@ -25,7 +26,7 @@ PLAN = StepPlan(
 
 
 def test_every_token_knows_its_slot_and_position() -> None:
-    inputs = InputPacker(CPU, 4).pack(PLAN)
+    inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7)
     assert inputs.rows.tolist() == [
         [0, 0, 7, 8, 9, 5, 6],
         [3, 1, 0, 0, 0, 2, 2],
@@ -34,17 +35,24 @@ def test_every_token_knows_its_slot_and_position() -> None:
     assert all(row.data_ptr() % 16 == inputs.rows.data_ptr() % 16 for row in inputs.rows)
 
 
+def test_padding_is_rows_of_the_idle_slot() -> None:
+    inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 10)
+    assert inputs.rows[:, 7:].tolist() == [[0] * 3, [IDLE] * 3, [0] * 3]
+    assert inputs.rows[:, :7].tolist() == InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7).rows.tolist()
+
+
 def test_a_prompt_is_its_slot_its_length_and_its_tokens() -> None:
     prompt = PrefillChunk(3, 0, (7, 8, 9), is_last=True)
     writes = ((3, 0, 11), (3, 1, 12))
-    inputs = InputPacker(CPU, 4).pack_prompt(StepPlan((), (), (prompt,), writes, ()))
+    inputs = InputPacker(CPU, 4, IDLE).pack_prompt(StepPlan((), (), (prompt,), writes, ()), 8)
+    assert inputs.size == 8
     assert inputs.prompt.tolist() == [3, 3, 7, 8, 9]
-    assert inputs.page_places.tolist() == [12, 13]
+    assert inputs.page_entries.tolist() == [12, 13]
     assert inputs.pages.tolist() == [11, 12]
 
 
 def test_outputs_are_sampled_rows_then_scored_ones() -> None:
-    outputs = InputPacker(CPU, 4).pack_outputs(PLAN)
+    outputs = InputPacker(CPU, 4, IDLE).pack_outputs(PLAN)
     assert outputs.rows.tolist() == [0, 1, 4, 6]
     assert outputs.slots.tolist() == list(PLAN.sampled_slots)
     assert outputs.lengths.tolist() == [10, 5, 7]
@@ -54,9 +62,9 @@ def test_outputs_are_sampled_rows_then_scored_ones() -> None:
 def test_slots_take_pages_and_tokens() -> None:
     state = SlotState(Capacity(num_pages=20, page_size=4, num_slots=5, context_length=16), CPU)
     state.last_token[3], state.last_token[1] = 33, 31
-    inputs = InputPacker(CPU, 4).pack(PLAN)
-    state.apply(inputs.page_places, inputs.pages)
-    state.take_up(inputs.rows, 2)
+    inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7)
+    state.write_pages(inputs.page_entries, inputs.pages)
+    state.read_last_tokens(inputs.rows, 2)
     tokens, slots, positions = inputs.rows.unbind()
     assert tokens.tolist() == [33, 31, 7, 8, 9, 5, 6]
     # slot 3 at position 9 is in its page 2, slot 1 at 4 in page 1, slot 0 at 4.. in page 1
@@ -65,6 +73,6 @@ def test_slots_take_pages_and_tokens() -> None:
 
 
 def test_a_step_of_decode_rows_alone_packs() -> None:
-    inputs = InputPacker(CPU, 4).pack(StepPlan((2,), (7,), (), (), ()))
+    inputs = InputPacker(CPU, 4, IDLE).pack_rows(StepPlan((2,), (7,), (), (), ()), 1)
     assert inputs.rows.tolist() == [[0], [2], [6]]
-    assert len(inputs.page_places) == len(inputs.pages) == 0
+    assert len(inputs.page_entries) == len(inputs.pages) == 0

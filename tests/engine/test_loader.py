@@ -13,9 +13,9 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
-from mla_router.worker.engine.decode_rows import MAX_GIVEN
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_graph_sizes, load_engine
+from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.model.config.fields import ModelError
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -62,7 +62,7 @@ def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
     def sizes(**settings: Any) -> Sequence[int]:
         return choose_graph_sizes(WorkerConfig(**settings), device, attention).decode
 
-    assert max(sizes(max_running_requests=5)) == 5 + MAX_GIVEN
+    assert max(sizes(max_running_requests=5)) == 5 + MAX_INPUT_TOKENS
     assert max(sizes(max_running_requests=1000, cuda_graph_max_bs=100)) == 100
     assert max(sizes(max_running_requests=5, cuda_graph_max_bs=3)) == 3
     assert sizes(max_running_requests=5, cuda_graph_bs="1,4") == [1, 4]

@@ -74,7 +74,7 @@ def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
 NEW, ROWS = 9, 16  # tokens of a prompt, rows of what is planned for it
 
 
-def fresh_prompt(layout: StepLayout) -> tuple[StepLayout, Tensor]:
+def prompt_alone(layout: StepLayout) -> tuple[StepLayout, Tensor]:
     """The layout of a prompt in slot 2, and the locations of its rows and of padding."""
     pages = layout.page_table[2].long()
     own = (pages[:, None] * 4 + torch.arange(4)).flatten()[:NEW]
@@ -84,11 +84,11 @@ def fresh_prompt(layout: StepLayout) -> tuple[StepLayout, Tensor]:
 
 # One pass takes all new tokens, however few keys there are to be in one
 @pytest.mark.parametrize("most_keys", [1000, 4])
-def test_latents_of_a_fresh_prompt(layout: StepLayout, most_keys: int) -> None:
+def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
     cache = torch.randn(33, 4, RANK + ROPE)
     weight = torch.randn(HEADS * (NOPE + VALUE), RANK)
     q = torch.randn(ROWS, HEADS, NOPE + ROPE)
-    layout, locations = fresh_prompt(layout)
+    layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
     ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, CPU)
     ours.max_keys = most_keys
@@ -110,23 +110,25 @@ def test_latents_of_a_fresh_prompt(layout: StepLayout, most_keys: int) -> None:
     expected = attend(TorchBackend().plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
     # Of rows too many whatever there is in them: the prompt's own do not see it
     own[NEW:].uniform_(-99, 99)
-    got = attend(ours.fresh_prompt(planned)(locations), q, own)
+    got = attend(ours.plan_prefill_graph(planned)(locations), q, own)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
     assert got.isfinite().all()
 
 
-def test_keys_and_values_of_a_fresh_prompt(layout: StepLayout) -> None:
+def test_keys_and_values_of_a_prefill_graph(layout: StepLayout) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(ROWS, KEY_HEADS * SHARE, width)
-    layout, locations = fresh_prompt(layout)
+    layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
     ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, HeadRows(KEY_HEADS, width, VALUE), CPU)
     expected, got = (torch.full((n, KEY_HEADS * SHARE, VALUE), float("nan")) for n in (NEW, ROWS))
     TorchBackend().plan(layout).gqa_prefill(q[:NEW], cache, expected, scale=0.5)
-    ours.fresh_prompt(planned)(locations).gqa_prefill(q, cache, got, scale=0.5)
+    ours.plan_prefill_graph(planned)(locations).gqa_prefill(q, cache, got, scale=0.5)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_planned_on_the_host_for_each_step_has_no_fresh_prompts(layout: StepLayout) -> None:
-    assert TorchBackend().fresh_prompt(fresh_prompt(layout)[0]) is None
+def test_what_is_planned_on_the_host_for_each_step_has_no_graph(layout: StepLayout) -> None:
+    assert TorchBackend().plans_prefill_on_host
+    with pytest.raises(AssertionError, match="torch plans prefill on the host"):
+        TorchBackend().plan_prefill_graph(prompt_alone(layout)[0])

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.engine import GraphSizes
-from mla_router.worker.engine.graphs import graph_sizes
-from mla_router.worker.engine.rehearsal import rehearsed_sizes
+from mla_router.worker.engine.rehearsal import launch_steps, rehearsed_sizes
+from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes
 from mla_router.worker.engine.working_memory import dearest_plans
 from support.processes import ROOT
 from support.sm90 import compiling_environment
@@ -87,12 +86,12 @@ def check(case: Case) -> None:
     pretend()
     engines = meta_engines(ROOT / "bench" / "shapes" / case.shape, case.layers, case.capacity)
     rehearsed, launched = Launches(), Launches()
-    decode = graph_sizes(case.largest_graph) if case.largest_graph else ()
+    decode = decode_sizes(case.largest_graph) if case.largest_graph else ()
     plans = dearest_plans(case.capacity, BUDGET, case.max_keys)
     engine = next(engines)
     assert engine.attention.max_keys == case.max_keys or case.shape.startswith("llama")
     with rehearsed:
-        engine.rehearse(plans, rehearsed_sizes(plans, GraphSizes(decode, ())), nullcontext)
+        launch_steps(engine, plans, rehearsed_sizes(plans, GraphSizes(decode)), nullcontext)
     assert len(rehearsed.kernels) > 20
     engine, draw = next(engines), random.Random(0)
     with torch.inference_mode(), launched:

@@ -9,7 +9,8 @@ import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.loader import load_model
 from support.cuda import forbid_waiting
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -52,7 +53,7 @@ def test_the_same_logits(name: str, changes: dict[str, int], tmp_path: Path) -> 
     ]
     # The same tokens again: sampling, which would change them, is left out
     want = [engine.forward(plan).logits.clone() for plan in plans]
-    engine.record_graphs(GraphSizes([1, 2, 3], [], compiled=2))
+    engine.capture_graphs(GraphSizes([1, 2, 3], compiled=2))
     for plan, expected in zip(plans, want, strict=True):
         with forbid_waiting():
             got = engine.forward(plan).logits

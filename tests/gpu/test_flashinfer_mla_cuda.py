@@ -11,7 +11,8 @@ from torch import Tensor
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.flashinfer_mla import PlannedDecode
-from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.loader import load_model
 from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
@@ -180,7 +181,9 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
     want = logits(engine_of(folder, "triton", False))
     engine = engine_of(folder, prefill, True)
     for recorded in (False, True)[: 1 + engine.attention.recordable]:
-        engine.record_graphs(GraphSizes([2, 4, 8], [16, 32]) if recorded else GraphSizes([], []))
+        prefill_sizes = () if engine.attention.plans_prefill_on_host else (16, 32)
+        graphs = GraphSizes([2, 4, 8], [16, 32], prefill_sizes)
+        engine.capture_graphs(graphs if recorded else GraphSizes())
         for out, expected in zip(logits(engine, want), want, strict=True):
             # Every layer rounds what it adds to the stream to 8 bits
             assert_rows_close(out, expected.double(), most=6e-2)

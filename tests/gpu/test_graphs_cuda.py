@@ -11,12 +11,11 @@ from torch import Tensor
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.engine.decode_rows import decode_rows
-from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.fresh_prompts import FreshPrompt
-from mla_router.worker.engine.graphs import Recording
+from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_config
-from mla_router.worker.engine.pieces import Pieces
+from mla_router.worker.engine.runners.choose import RunnerKind
+from mla_router.worker.engine.runners.decode_rows import decode_rows
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.loader import load_model
@@ -78,7 +77,7 @@ def test_the_same_logits(engine: Engine) -> None:
 
     engine.cache.copy_(before)
     # No 8: attention of so many requests has tiles that add in another order than those of 5
-    engine.record_graphs(GraphSizes([2, 4, 7], []))
+    engine.capture_graphs(GraphSizes(decode=[2, 4, 7]))
     try:
         launched = engine.forward(plan)
         torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
@@ -95,7 +94,7 @@ def test_the_same_logits(engine: Engine) -> None:
         changed = (engine.cache[:, 1:] != kept).any(-1).any(0).nonzero().tolist()
         assert changed == [[10 * 3 + 101 // 16, 101 % 16]]
     finally:
-        engine.record_graphs(GraphSizes([], []))
+        engine.capture_graphs(GraphSizes())
 
 
 def test_the_same_tokens(engine: Engine) -> None:
@@ -103,8 +102,8 @@ def test_the_same_tokens(engine: Engine) -> None:
     of another size may round differently."""
     lengths = [5, 16, 33]
     told = []
-    for sizes in (GraphSizes([], []), GraphSizes([3], [54])):
-        engine.record_graphs(sizes)
+    for sizes in (GraphSizes(), GraphSizes([3], [54], [54])):
+        engine.capture_graphs(sizes)
         try:
             prefill(engine, lengths)
             steps = [
@@ -113,7 +112,7 @@ def test_the_same_tokens(engine: Engine) -> None:
             ]
             told.append([engine.sample(engine.forward(plan)).wait().tokens for plan in steps])
         finally:
-            engine.record_graphs(GraphSizes([], []))
+            engine.capture_graphs(GraphSizes())
     assert told[0] == told[1]
 
 
@@ -135,7 +134,7 @@ def test_prompts_in_pieces(engine: Engine) -> None:
         want = engine.forward(plan).logits.clone()
         written = engine.cache.clone()
         engine.cache.copy_(before)
-        engine.record_graphs(GraphSizes([], [16, 32]))
+        engine.capture_graphs(GraphSizes(piecewise=[16, 32]))
         try:
             engine.forward(plan)  # whatever it leaves behind must not matter to the next
             engine.cache.copy_(before)
@@ -144,27 +143,35 @@ def test_prompts_in_pieces(engine: Engine) -> None:
             torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
             torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         finally:
-            engine.record_graphs(GraphSizes([], []))
+            engine.capture_graphs(GraphSizes())
 
 
-NONE, PROMPTS = GraphSizes([], []), GraphSizes([], [16, 32])
+NONE, PIECES = GraphSizes(), GraphSizes(piecewise=[16, 32])
+PROMPTS = GraphSizes(piecewise=[16, 32], prefill=[16, 32])
+PREFILL, PIECEWISE, DECODE = RunnerKind.PREFILL_GRAPH, RunnerKind.PIECEWISE, RunnerKind.DECODE_GRAPH
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[type, int]]:
-    """What was replayed: of which kind, of how many rows."""
-    seen: list[tuple[type, int]] = []
+def replayed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunnerKind, int]]:
+    """Kinds and rows of the graphs that were replayed."""
+    seen: list[tuple[RunnerKind, int]] = []
+    runners = {
+        DECODE: engine.runners.decode_graph,
+        PREFILL: engine.runners.prefill_graph,
+        PIECEWISE: engine.runners.piecewise,
+    }
 
-    def watch(kind: type[FreshPrompt | Pieces | Recording]) -> None:
-        replay = kind.replay
+    def watch(kind: RunnerKind) -> None:
+        runner: Any = runners[kind]
+        pack = runner.pack
 
-        def watched(self: FreshPrompt | Pieces | Recording, *arguments: Any) -> Any:
-            seen.append((kind, self.size))
-            return replay(self, *arguments)
+        def watched(plan: StepPlan, rows: int) -> Any:
+            seen.append((kind, rows))
+            return pack(plan, rows)
 
-        monkeypatch.setattr(kind, "replay", watched)
+        monkeypatch.setattr(runner, "pack", watched)
 
-    for kind in (FreshPrompt, Pieces, Recording):
+    for kind in runners:
         watch(kind)
     return seen
 
@@ -181,7 +188,7 @@ def run_all(
     """Logits and cache after each of `plans`, from an empty cache; each is launched before the one before
     it was waited for. Page 0 takes what rows too many write."""
     results, before = [], None
-    engine.record_graphs(sizes)
+    engine.capture_graphs(sizes)
     engine.cache.zero_()
     try:
         for plan in plans:
@@ -195,7 +202,7 @@ def run_all(
         assert before is not None
         before.wait()
     finally:
-        engine.record_graphs(NONE)
+        engine.capture_graphs(NONE)
     return results
 
 
@@ -203,8 +210,7 @@ def run_all(
 def test_prompts_alone(
     engine: Engine,
     alike: bool,
-    replayed: list[tuple[type, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    replayed: list[tuple[RunnerKind, int]],
 ) -> None:
     """Against pieces, which have the same rows, padding included, and against kernels without padding: other
     numbers of rows round differently, by which other experts may be chosen; and a single row has kernels
@@ -220,32 +226,34 @@ def test_prompts_alone(
         chunk, admitted = prompt(4, 0, length)
         plans.append(StepPlan((), (), (chunk,), pages, (admitted,)))
 
-    with monkeypatch.context() as without:
-        without.setattr(engine.attention, "fresh_prompt", lambda _: None)
-        want = run_all(engine, PROMPTS if alike else NONE, plans)
-    assert replayed == [(Pieces, size) for size in taken if alike]
+    want = run_all(engine, PIECES if alike else NONE, plans)
+    assert replayed == [(PIECEWISE, size) for size in taken if alike]
     replayed.clear()
     got = run_all(engine, PROMPTS, plans)
-    assert replayed == [(FreshPrompt, size) for size in taken]
+    assert replayed == [(PREFILL, size) for size in taken]
     for got_one, want_one in zip(got, want, strict=True):
         torch.testing.assert_close(got_one, want_one, rtol=2e-2, atol=2e-2)
 
 
-def test_a_prompt_alone_waits_for_nothing(engine: Engine, replayed: list[tuple[type, int]]) -> None:
+def test_a_prompt_alone_waits_for_nothing(
+    engine: Engine, replayed: list[tuple[RunnerKind, int]]
+) -> None:
     chunk, admitted = prompt(4, 0, 20)
     pages = tuple((4, page, 50 + page) for page in range(10))
     plan = StepPlan((), (), (chunk,), pages, (admitted,))
-    engine.record_graphs(PROMPTS)
+    engine.capture_graphs(PROMPTS)
     try:
         engine.sample(engine.forward(plan)).wait()
         with forbid_waiting():
             engine.sample(engine.forward(plan))
-        assert replayed == [(FreshPrompt, 32)] * 2
+        assert replayed == [(PREFILL, 32)] * 2
     finally:
-        engine.record_graphs(NONE)
+        engine.capture_graphs(NONE)
 
 
-def test_prompts_not_alone_go_in_pieces(engine: Engine, replayed: list[tuple[type, int]]) -> None:
+def test_prompts_not_alone_go_in_pieces(
+    engine: Engine, replayed: list[tuple[RunnerKind, int]]
+) -> None:
     """After a prefix, beside another prompt, beside a decode row; 16 rows each, so that none is padded."""
     pages = tuple((slot, page, 1 + 10 * slot + page) for slot in range(6) for page in range(10))
     (first, admitted), (after, _) = prompt(4, 0, 16), prompt(4, 16, 16)
@@ -260,7 +268,7 @@ def test_prompts_not_alone_go_in_pieces(engine: Engine, replayed: list[tuple[typ
     want = run_all(engine, NONE, plans)
     assert not replayed
     got = run_all(engine, PROMPTS, plans)
-    assert replayed == [(FreshPrompt, 16)] + [(Pieces, 16)] * 3
+    assert replayed == [(PREFILL, 16)] + [(PIECEWISE, 16)] * 3
     for got_one, want_one in zip(got, want, strict=True):
         torch.testing.assert_close(got_one, want_one, rtol=2e-2, atol=2e-2)
 
@@ -297,42 +305,44 @@ FEW_TOKENS = {
 
 @pytest.mark.parametrize("name", FEW_TOKENS)
 def test_few_prompt_tokens_are_decode_rows(
-    engine: Engine, name: str, replayed: list[tuple[type, int]]
+    engine: Engine, name: str, replayed: list[tuple[RunnerKind, int]]
 ) -> None:
     """As the same rows, padding included, kernel by kernel; and models without experts, of which roundings
     might choose others, as with the attention of prompts."""
     plan, size = FEW_TOKENS[name]
     prefill(engine, HELD)
-    with torch.inference_mode():
-        inputs = engine._packer.pack(plan)
-        engine.slots.apply(inputs.page_places, inputs.pages)
+    pages = torch.tensor([page for *_, page in plan.page_writes], dtype=torch.int32, device=CUDA)
+    entries = [slot * CAPACITY.pages_per_request + index for slot, index, _ in plan.page_writes]
+    engine.slots.write_pages(torch.tensor(entries, device=CUDA), pages)
     engine.slots.last_token.random_(300)
     before, tokens = engine.cache.clone(), engine.slots.last_token.clone()
 
     rows = decode_rows(plan, size, engine.slots.idle_slot)
-    engine.slots.give(torch.tensor(rows.given, device=CUDA))
-    on_device = torch.tensor([rows.slots, rows.lengths, rows.places], device=CUDA)
-    engine._prepare_decode(rows.slots, rows.lengths)
-    want = engine._decode(engine.slots.look_up(on_device))[rows.sampled]
+    engine.slots.write_input_tokens(torch.tensor(rows.input_tokens, device=CUDA))
+    on_device = torch.tensor([rows.slots, rows.lengths, rows.indices], device=CUDA)
+    engine.forward_pass.prepare_decode(rows.slots, rows.lengths)
+    output = engine.forward_pass.decode(engine.slots.look_up(on_device))
+    want, hidden_states = output.logits[rows.sampled], output.hidden_states
     written = engine.cache.clone()
     engine.cache.copy_(before)
     as_prompts = engine.forward(plan).logits.clone()
     assert not replayed
 
-    engine.record_graphs(GraphSizes([4, 7], [16, 32]))
+    engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))
     try:
         for _ in range(2):  # whatever the first leaves behind must not matter to the second
             engine.cache.copy_(before)
             engine.slots.last_token.copy_(tokens)
             with forbid_waiting():
                 launched = engine.forward(plan)
-                got = launched.logits.clone()
+                got, states = launched.logits.clone(), launched.hidden_states.clone()
                 readback = engine.sample(launched)
-        assert replayed == [(Recording, size)] * 2
+        assert replayed == [(DECODE, size)] * 2
         assert launched.slots.tolist() == list(plan.sampled_slots)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         assert launched.positions.tolist() == [*plan.decode_lengths, *ends]
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(states, hidden_states, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         if isinstance(engine.model.config, LlamaConfig):
             assert_rows_close(got, as_prompts.double(), most=6e-2)
@@ -344,20 +354,22 @@ def test_few_prompt_tokens_are_decode_rows(
         tokens[list(plan.sampled_slots)] = torch.tensor(sampled, device=CUDA)
         assert engine.slots.last_token.tolist() == tokens.tolist()
     finally:
-        engine.record_graphs(NONE)
+        engine.capture_graphs(NONE)
 
 
-def test_more_prompt_tokens_go_in_pieces(engine: Engine, replayed: list[tuple[type, int]]) -> None:
+def test_more_prompt_tokens_go_in_pieces(
+    engine: Engine, replayed: list[tuple[RunnerKind, int]]
+) -> None:
     """More than there is a recording of decode rows for, or scored ones."""
     prefill(engine, HELD)
     scored = PrefillChunk(4, 0, (1, 2, 3), is_last=True, score_tokens=(2, 3))
-    engine.record_graphs(GraphSizes([4, 7], [16, 32]))
+    engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))
     try:
         for plan in (mixed(jump(3, 7), decodes=(0,)), mixed(scored, decodes=(0,))):
             engine.sample(engine.forward(plan)).wait()
-        assert replayed == [(Pieces, 16)] * 2
+        assert replayed == [(PIECEWISE, 16)] * 2
     finally:
-        engine.record_graphs(NONE)
+        engine.capture_graphs(NONE)
 
 
 def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
@@ -365,7 +377,7 @@ def test_working_memory_is_what_a_step_takes(engine: Engine) -> None:
         engine.model,
         CAPACITY,
         prefill_tokens=128,
-        graph_sizes=GraphSizes([1, 8], [16, 32]),
+        graph_sizes=GraphSizes([1, 8], [16, 32], [16, 32]),
         device=CUDA,
         dtype=torch.bfloat16,
         attention=engine.attention,

@@ -65,7 +65,7 @@ def test_idle_rows_are_not_routed_in_any_layer(
 
     monkeypatch.setattr(deepseek, "moe_routing", spy)
     batch = drivers[1].batch({0: 5, 1: 7, 3: 0})
-    assert batch.cache_locations.tolist()[2] == 0
+    assert batch.out_cache_loc.tolist()[2] == 0
     with torch.inference_mode():
         got = model.logits(model(batch, drivers[1].cache)).log_softmax(dim=-1)
     torch.testing.assert_close(got[:2], expected, rtol=1e-5, atol=1e-6)

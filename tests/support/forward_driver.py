@@ -91,7 +91,7 @@ class ForwardDriver:
         return ForwardBatch(
             tokens=torch.tensor(tokens, device=at),
             positions=torch.tensor(positions, device=at),
-            cache_locations=torch.tensor(locations, device=at),
+            out_cache_loc=torch.tensor(locations, device=at),
             num_decodes=len(decodes),
             attention=self.attention.plan(layout),
         )

@@ -1,15 +1,18 @@
-"""Decode graphs without a GPU: in the place of each stands what would be recorded in it."""
+"""Decode graphs without a GPU: in the place of each stands what would be captured in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+import torch
 
-from mla_router.worker.engine import engine as engine_module
-from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.graphs import Decode, DecodeGraphs, Recording
-from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners import decode_graph
+from mla_router.worker.engine.runners.decode_graph import DecodeGraph, DecodeGraphRunner
+from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
@@ -18,12 +21,21 @@ class Unrecorded:
 
     def __init__(self, decode: Decode, rows: LookedUp) -> None:
         self._decode, self._rows = decode, rows
-        self.logits = decode(rows)
+        self.output = decode(rows)
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        self.logits.copy_(self._decode(self._rows))
+        for kept, new in zip(self.output, self._decode(self._rows), strict=True):
+            kept.copy_(new)
+
+
+def capture_each(
+    kind: str, capture: Callable[[int, Any], Any], sizes: Sequence[int], device: torch.device
+) -> dict[int, Any]:
+    """In the place of `capture_sizes`, which asks a GPU for memory."""
+    del kind, device
+    return {size: capture(size, None) for size in sizes}
 
 
 def replace_recording(
@@ -32,15 +44,14 @@ def replace_recording(
     """Give `engine`, on the CPU, such graphs of `sizes`."""
     graphs: list[Unrecorded] = []
 
-    def record(decode: Decode, _: object, sizes: Sequence[int], slots: SlotState) -> DecodeGraphs:
-        recordings = []
-        for size in sizes:
-            looked_up = slots.look_up(slots.idle_rows(size))
-            graphs.append(Unrecorded(decode, looked_up))
-            recordings.append(Recording(graphs[-1], size, looked_up, graphs[-1].logits))  # type: ignore[arg-type]
-        return DecodeGraphs(recordings)
+    def capture(_: DecodeGraphRunner, decode: Decode, size: int, pool: object) -> DecodeGraph:
+        del pool
+        looked_up = engine.slots.look_up(engine.slots.idle_rows(size))
+        graphs.append(Unrecorded(decode, looked_up))
+        return DecodeGraph(graphs[-1], looked_up, HeadOutput(*graphs[-1].output))  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "record_graphs", record)
-        engine.record_graphs(GraphSizes(sizes, []))
+        patch.setattr(decode_graph, "capture_sizes", capture_each)
+        patch.setattr(DecodeGraphRunner, "capture_size", capture)
+        engine.capture_graphs(GraphSizes(decode=sizes))
     return graphs

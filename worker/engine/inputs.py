@@ -1,5 +1,8 @@
-"""A step's integers on the device, a few for every token: one copy for what its layers need, one for what is
-wanted of them."""
+"""A step's integers on the device: one copy of what its layers need, one of what is wanted of their rows.
+
+Runners differ in what they need. Each layout is packed by the fewest host operations, since the device waits for
+the first copy of a step.
+"""
 
 from __future__ import annotations
 
@@ -11,78 +14,99 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mla_router.worker.core import StepPlan
-from mla_router.worker.engine.decode_rows import DecodeRows
+from mla_router.worker.engine.runners.decode_rows import DecodeRows
 from mla_router.worker.engine.upload import Upload
+
+PROMPT_HEADER = 2  # integers in front of a prompt's tokens: slot and length
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """What the layers need, on the device, all int64 but pages. T tokens, W page table writes."""
+class RowInputs:
+    """Of the eager and the piecewise runner: on the device, all int64 but where noted. T rows with padding, W page
+    table writes."""
 
-    rows: Tensor  # [3, T]: tokens, slots and positions; the D decode rows' tokens are on the device, and 0 here
-    decode_lengths: Tensor  # [D]
-    page_places: Tensor  # [W], numbers of the page table's entries, counted through all slots
+    rows: Tensor  # [3, T]: tokens, slots and positions; tokens of the D decode rows are on the device, and 0 here
+    decode_lengths: Tensor  # [D] int32
+    page_entries: Tensor  # [W], entries of the page table, counted through all slots
     pages: Tensor  # [W] int32, that are written there
 
 
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
-    """The same of a step that is one prompt, from its beginning on."""
+    """Of the prefill graph runner: the same of a step that is one prompt of N tokens."""
 
-    prompt: Tensor  # [2 + T]: slot, length, tokens
-    page_places: Tensor  # [W]
+    size: int  # of the graph
+    prompt: Tensor  # [2 + N]: slot, length, tokens
+    page_entries: Tensor  # [W]
     pages: Tensor  # [W] int32
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutputs:
-    """What is wanted of the same step, on the device, all int64. R sampled rows, S scored rows."""
+class DecodeInputs:
+    """Of the decode graph runner: on the device, all int64 but where noted. R sampled rows."""
 
-    rows: Tensor  # [R + S], rows of T: those that sample, then those that are scored
-    score_tokens: Tensor  # [S], whose logprobs are wanted of the scored rows
-    slots: Tensor  # [R]
-    lengths: Tensor  # [R], where the tokens about to be sampled will stand
-
-
-@dataclass(frozen=True, slots=True)
-class RowInputs:
-    """Of a step that is decode rows alone: on the device, all int64 but pages. R sampled rows."""
-
-    rows: Tensor  # [3, size], contiguous: slots, lengths and places of `DecodeRows`
-    given: Tensor  # [G]
+    on_host: DecodeRows
+    rows: Tensor  # [3, size], contiguous: slots, lengths and indices of `on_host`
+    input_tokens: Tensor  # [G]
     sampled: Tensor  # [R], rows
     sampled_slots: Tensor  # [R]
     sampled_lengths: Tensor  # [R]
-    page_places: Tensor  # [W]
+    page_entries: Tensor  # [W]
     pages: Tensor  # [W] int32
 
 
-class InputPacker:
-    """Turns plans into what they are on `device`. Each part is packed when it is needed: the device waits for
-    the first of a step, and is at work during the others."""
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """Rows whose output is wanted, on the device, all int64. R sampled rows, S scored rows."""
 
-    def __init__(self, device: torch.device, pages_per_slot: int) -> None:
+    rows: Tensor  # [R + S], sampled rows, then scored ones
+    score_tokens: Tensor  # [S], whose logprobs the scored rows give
+    slots: Tensor  # [R]
+    lengths: Tensor  # [R], positions of the tokens about to be sampled
+
+
+class InputPacker:
+    """Copies plans to `device`. One method that begins a step and, after it, at most `pack_outputs`, since what they
+    return is good until the next step."""
+
+    def __init__(self, device: torch.device, pages_per_slot: int, idle_slot: int) -> None:
         self._upload, self._upload_outputs = Upload(device), Upload(device)
         self._pages_per_slot = pages_per_slot
+        self._idle_slot = idle_slot
 
-    def pack(self, plan: StepPlan) -> StepInputs:
-        places, pages = self._page_writes(plan)
+    def pack_rows(self, plan: StepPlan, size: int) -> RowInputs:
+        """Of `size` rows, padding included."""
+        entries, pages = self._page_writes(plan)
         rows, *others = self._upload(
             [
-                _rows(plan),
-                np.array(plan.decode_lengths, dtype=np.int64),
-                np.array(places, dtype=np.int64),
+                _rows(plan, size, self._idle_slot),
+                np.array(plan.decode_lengths, dtype=np.int32),
+                np.array(entries, dtype=np.int64),
                 np.array(pages, dtype=np.int32),
             ]
         )
-        return StepInputs(rows[:, : plan.num_tokens], *others)
+        return RowInputs(rows[:, :size], *others)
 
-    def pack_prompt(self, plan: StepPlan) -> PromptInputs:
+    def pack_prompt(self, plan: StepPlan, size: int) -> PromptInputs:
+        """Of a step that is one chunk and begins its request."""
         (chunk,) = plan.chunks
         prompt = [chunk.slot, len(chunk.tokens), *chunk.tokens]
-        return PromptInputs(*self._upload.integers("qqi", prompt, *self._page_writes(plan)))
+        return PromptInputs(size, *self._upload.integers("qqi", prompt, *self._page_writes(plan)))
 
-    def pack_outputs(self, plan: StepPlan) -> StepOutputs:
+    def pack_decode_rows(self, plan: StepPlan, rows: DecodeRows) -> DecodeInputs:
+        """`rows` are the plan's."""
+        on_device, *others = self._upload.integers(
+            "qqqqqqi",
+            [*rows.slots, *rows.lengths, *rows.indices],
+            rows.input_tokens,
+            rows.sampled,
+            [rows.slots[row] for row in rows.sampled],
+            [rows.lengths[row] for row in rows.sampled],
+            *self._page_writes(plan),
+        )
+        return DecodeInputs(rows, on_device.view(3, len(rows.slots)), *others)
+
+    def pack_outputs(self, plan: StepPlan) -> OutputRows:
         at = len(plan.decode_slots)
         rows, lengths = list(range(at)), list(plan.decode_lengths)
         scored: list[int] = []
@@ -98,30 +122,17 @@ class InputPacker:
                 rows.append(at - 1)
                 lengths.append(chunk.start + len(chunk.tokens))
         wanted = rows + scored, score_tokens, plan.sampled_slots, lengths
-        return StepOutputs(*self._upload_outputs.integers("qqqq", *wanted))
-
-    def pack_rows(self, plan: StepPlan, rows: DecodeRows) -> RowInputs:
-        """`rows` are the plan's."""
-        on_device, *others = self._upload.integers(
-            "qqqqqqi",
-            [*rows.slots, *rows.lengths, *rows.places],
-            rows.given,
-            rows.sampled,
-            [rows.slots[row] for row in rows.sampled],
-            [rows.lengths[row] for row in rows.sampled],
-            *self._page_writes(plan),
-        )
-        return RowInputs(on_device.view(3, len(rows.slots)), *others)
+        return OutputRows(*self._upload_outputs.integers("qqqq", *wanted))
 
     def _page_writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:
-        places = [slot * self._pages_per_slot + index for slot, index, _ in plan.page_writes]
-        return places, [page for _, _, page in plan.page_writes]
+        entries = [slot * self._pages_per_slot + index for slot, index, _ in plan.page_writes]
+        return entries, [page for _, _, page in plan.page_writes]
 
 
-def _rows(plan: StepPlan) -> NDArray[np.int64]:
-    """Token, slot and position of every row. One row more if they are odd, so that each of the three begins
-    where kernels can read 16 bytes at once."""
-    decodes, size = len(plan.decode_slots), plan.num_tokens
+def _rows(plan: StepPlan, size: int, idle_slot: int) -> NDArray[np.int64]:
+    """Token, slot and position of `size` rows; padding stands at position 0 of the idle slot. One row more if they
+    are odd, so that each of the three begins where kernels can read 16 bytes at once."""
+    decodes = len(plan.decode_slots)
     rows = np.zeros((3, size + size % 2), dtype=np.int64)
     tokens, slots, positions = rows
     slots[:decodes] = plan.decode_slots
@@ -134,4 +145,5 @@ def _rows(plan: StepPlan) -> NDArray[np.int64]:
         slots[at:end] = chunk.slot
         positions[at:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
         at = end
+    slots[at:] = idle_slot
     return rows

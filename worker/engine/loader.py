@@ -12,10 +12,9 @@ from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.capacity import plan_capacity
-from mla_router.worker.engine.decode_rows import MAX_GIVEN
-from mla_router.worker.engine.engine import Engine, GraphSizes
-from mla_router.worker.engine.graphs import graph_sizes
-from mla_router.worker.engine.pieces import piece_sizes
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
+from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.model.config.base import ModelConfig
@@ -81,7 +80,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     )
     capacity = plan_capacity(config, model.config, dtype, device, working_bytes=working.total)
     engine = Engine(model, capacity, device=device, dtype=dtype, attention=attention)
-    engine.record_graphs(sizes)
+    engine.capture_graphs(sizes)
     return engine
 
 
@@ -98,7 +97,7 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
 def choose_graph_sizes(
     config: WorkerConfig, device: torch.device, attention: AttentionBackend
 ) -> GraphSizes:
-    """Raises ConfigError if steps are to be compiled for recordings that there are not."""
+    """Graphs to capture. Raises ConfigError if decode graphs are to be compiled and none can be captured."""
     without = None
     if config.disable_cuda_graph:
         without = "--disable-cuda-graph"
@@ -112,12 +111,14 @@ def choose_graph_sizes(
                 f"--enable-torch-compile: is for decode steps that are recorded as CUDA graphs, and with "
                 f"{without} there are none"
             )
-        return GraphSizes([], [])
+        return GraphSizes()
     # Tokens of chunks are rows as well, beside those of a full batch.
-    largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_GIVEN)
+    largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_INPUT_TOKENS)
+    prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     return GraphSizes(
-        config.decode_graph_sizes or graph_sizes(largest),
-        piece_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens)),
+        decode=config.decode_graph_sizes or decode_sizes(largest),
+        piecewise=prompts,
+        prefill=() if attention.plans_prefill_on_host else prompts,
         compiled=config.torch_compile_max_bs if config.enable_torch_compile else 0,
     )
 

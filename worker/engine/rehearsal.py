@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,9 @@ from tqdm import tqdm
 from triton.runtime import driver
 
 from mla_router.worker.core import StepPlan
-from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.model.decoder import Decoder
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ MAX_THREADS = 16  # a fifth or sixth of a compilation holds the lock: more would
 
 
 def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:
-    """What steps of these plans and recordings of these sizes launch. `engine` must not be used after it."""
+    """Compile the kernels of these plans and of captured graphs of these sizes. `engine` is of no use afterwards."""
     begin, threads = time.perf_counter(), min(len(os.sched_getaffinity(0)), MAX_THREADS)
     # Triton asks for the current device, which each thread has for itself
     device = torch.cuda.current_device()
@@ -58,17 +60,15 @@ def octaves(largest: int) -> list[int]:
 
 
 def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
-    """Of prompts up to the longest in `plans`, wherever recordings are; and of decode rows, beyond the recordings,
-    up to the most in `plans`."""
+    """Prompts alone up to the longest in `plans`, whatever sizes are captured; and decode rows, beyond the captured
+    sizes, up to the most in `plans`."""
     prompts = octaves(max(len(chunk.tokens) for plan in plans for chunk in plan.chunks))
-    decode, recorded = (
-        octaves(max(len(plan.decode_slots) for plan in plans)),
-        max(sizes.decode, default=0),
-    )
+    decode = octaves(max(len(plan.decode_slots) for plan in plans))
+    captured = max(sizes.decode, default=0)
     return replace(
         sizes,
-        decode=[*sizes.decode, *(size for size in decode if size > recorded)],
-        prompts=[size for size in prompts if size > 1],
+        decode=[*sizes.decode, *(size for size in decode if size > captured)],
+        prefill=[size for size in prompts if size > 1],
     )
 
 
@@ -91,28 +91,52 @@ def rehearse(
 
     gc.disable()  # nothing may be freed on the device in the middle of a recording
     try:
-        with few_layers(engine):
-            engine.rehearse(plans, rehearsed_sizes(plans, sizes), nothing_runs)
+        with few_layers(engine.model.model):
+            launch_steps(engine, plans, rehearsed_sizes(plans, sizes), nothing_runs)
     finally:
         gc.enable()
 
 
+@torch.inference_mode()
+def launch_steps(
+    engine: Engine,
+    plans: Sequence[StepPlan],
+    sizes: GraphSizes,
+    nothing_runs: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Launch the steps of `plans`, and decode and prefill steps of `sizes`, each within `nothing_runs`; nothing, if
+    prefill is planned on the host."""
+    if engine.attention.plans_prefill_on_host:
+        return
+    forward, prefills = engine.forward_pass, engine.runners.prefill_graph
+    for size in sizes.decode:
+        rows = engine.slots.idle_rows(size)
+        with nothing_runs():
+            forward.decode(engine.slots.look_up(rows))
+    for size in sizes.prefill:
+        prefill, prompt = prefills.plan_prefill(size), prefills.idle_prompt(size)
+        with nothing_runs():
+            prefill(prompt)
+    for plan in plans:
+        with nothing_runs():
+            engine.sample(engine.forward(plan))
+
+
 @contextmanager
-def few_layers(engine: Engine) -> Iterator[None]:
+def few_layers(decoder: Decoder) -> Iterator[None]:
     """Up to the first layer of the last kind, and the one after it: those like it launch the same, but for the
-    very first, which has no residual stream to add to."""
-    decoder, seen, needed = engine.model.model, set(), 0
-    layers, cache = decoder.layers, engine.cache
+    very first, which has no residual to add to."""
+    seen, needed, layers = set(), 0, decoder.layers
     for count, layer in enumerate(layers, 1):
         shapes = tuple((name, weight.shape) for name, weight in layer.named_parameters())
         if shapes not in seen:
             seen.add(shapes)
             needed = count + 1
-    decoder.layers, engine.cache = layers[:needed], cache[:needed]
+    decoder.layers = layers[:needed]
     try:
         yield
     finally:
-        decoder.layers, engine.cache = layers, cache
+        decoder.layers = layers
 
 
 class _Begun(NamedTuple):

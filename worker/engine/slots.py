@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.decode_rows import MAX_GIVEN
+from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.kernels.kv_cache.locations import (
     LookedUp,
     cache_locations,
@@ -29,33 +29,33 @@ class SlotState:
         slots, pages = capacity.num_slots + 1, capacity.pages_per_request
         self._page_size = capacity.page_size
         self.idle_slot = capacity.num_slots
-        # Each slot's last, then those that a step is given whose prompt tokens are decode rows.
-        self.tokens = torch.zeros(slots + MAX_GIVEN, dtype=torch.int64, device=device)
-        self.last_token = self.tokens[:slots]
+        # The last token of each slot, then tokens that a step of decode rows brings (`runners/decode_rows.py`).
+        self.input_tokens = torch.zeros(slots + MAX_INPUT_TOKENS, dtype=torch.int64, device=device)
+        self.last_token = self.input_tokens[:slots]
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
         self._entries = self.page_table.view(-1)
 
-    def apply(self, places: Tensor, pages: Tensor) -> None:
-        """Write the pages [W] int32 that the step adds to the entries [W] int64 of the page table, counted
-        through all slots."""
+    def write_pages(self, entries: Tensor, pages: Tensor) -> None:
+        """Write `pages` [W] int32 to the `entries` [W] int64 of the page table, counted through all slots."""
         if len(pages):
-            self._entries.scatter_(0, places, pages)
+            self._entries.scatter_(0, entries, pages)
 
-    def give(self, tokens: Tensor) -> None:
-        """Put a step's given tokens [G] int64, G at most MAX_GIVEN, into the places behind the slots'."""
+    def write_input_tokens(self, tokens: Tensor) -> None:
+        """Write `tokens` [G] int64, G at most MAX_INPUT_TOKENS, behind the slots' last tokens."""
         if len(tokens):
-            self.tokens[len(self.last_token) :][: len(tokens)] = tokens
+            self.input_tokens[len(self.last_token) :][: len(tokens)] = tokens
 
-    def take_up(self, rows: Tensor, decodes: int) -> None:
-        """Put the last tokens of the first `decodes` rows, which are decode rows, among tokens, slots and
-        positions [3, T] int64."""
+    def read_last_tokens(self, rows: Tensor, decodes: int) -> None:
+        """Write the last tokens of the first `decodes` rows into `rows` [3, T] int64: tokens, slots, positions."""
         if decodes:
             tokens, slots, _ = rows[:, :decodes].unbind()
             torch.index_select(self.last_token, 0, slots, out=tokens)
 
     def idle_rows(self, size: int) -> Tensor:
         """[3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""
-        rows = torch.full((3, size), self.idle_slot, dtype=torch.int64, device=self.tokens.device)
+        rows = torch.full(
+            (3, size), self.idle_slot, dtype=torch.int64, device=self.page_table.device
+        )
         rows[1] = 1
         return rows
 
@@ -68,5 +68,7 @@ class SlotState:
         return prompt_locations(self.page_table, prompt, rows, page_size=self._page_size)
 
     def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
-        """As `look_up` of decode rows whose slots, lengths and places of tokens are `rows` [3, B] int64."""
-        return look_up(rows, self.tokens, self.page_table, page_size=self._page_size, into=into)
+        """As `look_up` of decode rows: slots, lengths, and indices of tokens in `input_tokens`, `rows` [3, B] int64."""
+        return look_up(
+            rows, self.input_tokens, self.page_table, page_size=self._page_size, into=into
+        )

@@ -10,8 +10,9 @@ import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.layout import AttentionBackend
-from mla_router.worker.engine.engine import Engine, GraphSizes
+from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.rehearsal import compile_together, octaves
+from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.causal_lm import CausalLM
 
 # A request that wants everything at once that costs memory.
@@ -113,25 +114,27 @@ def _free() -> None:
 
 
 def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:
-    """Of all recordings: those of a kind share the memory of the largest, and each needs some of its own,
-    found by recording the smallest beside it."""
+    """Of all captured graphs: those of a kind share the memory of the largest, and each needs some of its own,
+    found by capturing the smallest beside it."""
 
     def taken(some: GraphSizes) -> int:
-        engine.record_graphs(GraphSizes((), ()))
+        engine.capture_graphs(GraphSizes())
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(device)[0]
-        engine.record_graphs(some)
+        engine.capture_graphs(some)
         return max(0, free - torch.cuda.mem_get_info(device)[0])
 
-    def of_all(sizes: Sequence[int], only: Callable[[Sequence[int]], GraphSizes]) -> int:
+    def of_kind(sizes: Sequence[int], only: Callable[[Sequence[int]], GraphSizes]) -> int:
         if not sizes:
             return 0
         largest = taken(only(sizes[-1:]))
         each = taken(only([sizes[0], sizes[-1]])) - largest if len(sizes) > 1 else 0
         return largest + max(0, each) * (len(sizes) - 1)
 
-    return of_all(sizes.decode, lambda some: GraphSizes(some, ())) + of_all(
-        sizes.prompts, lambda some: GraphSizes((), some)
+    return (
+        of_kind(sizes.decode, lambda some: GraphSizes(decode=some))
+        + of_kind(sizes.piecewise, lambda some: GraphSizes(piecewise=some))
+        + of_kind(sizes.prefill, lambda some: GraphSizes(prefill=some))
     )
 
 

@@ -20,19 +20,18 @@ class ForwardBatch:
     positions: Tensor  # [T] int64
     # [T] int64, cache row of each new token: page * page_size + place in it. No token lies in page 0, which idle
     # rows, those that pad a CUDA graph, write to: their location is 0
-    cache_locations: Tensor
+    out_cache_loc: Tensor
     num_decodes: int  # rows that are one token of a request each; the others are chunks
     attention: StepAttention
 
     @property
     def is_decode(self) -> bool:
-        """Whether its rows are decodes and nothing else. A step that is recorded in pieces, for whatever rows
-        will come, says no."""
+        """Whether all rows are decode rows. False while a piecewise graph is captured, which is for any rows."""
         return 0 < self.num_decodes == len(self.tokens)
 
     def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
-        """`attend(self, rows, cache, out)`: the part of a layer, and the only one, in which more matters than
-        the number of rows. A step that is recorded in pieces is cut here."""
+        """`attend(self, rows, cache, out)`: the only part of a layer in which more matters than the number of rows.
+        A piecewise graph is cut here."""
         attend(self, rows, cache, out)
 
 

@@ -36,19 +36,19 @@ class Decoder(nn.Module):
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
         """Final hidden states [T, hidden_size]."""
         update, stream = self.run_layers(batch, cache)
-        return self.finish(update, stream, locations=batch.cache_locations)
+        return self.finish(update, stream, locations=batch.out_cache_loc)
 
     def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """All that every row has to go through, which ends with the attention of the last layer: its keys and
-        values are what later tokens need of a row. What it adds to the residual stream [T, hidden_size], and
-        the stream: for `finish`."""
+        """Hidden states, not yet added to the residual, and the residual, both [T, hidden_size], behind the attention of
+        the last layer: later tokens need no more of a row than its keys and values there. `finish` has the rest."""
         # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
-        update: Tensor = self.embed_tokens(batch.tokens)
-        stream: Tensor | None = None
-        for layer, layer_cache in zip(list(self.layers)[:-1], cache[:-1], strict=True):
-            update, stream = layer(update, stream, rotations, batch, layer_cache)
-        return self.last.attend(update, stream, rotations, batch, cache[-1])
+        hidden_states: Tensor = self.embed_tokens(batch.tokens)
+        residual: Tensor | None = None
+        last = len(self.layers) - 1
+        for layer, layer_cache in zip(list(self.layers)[:last], cache, strict=False):
+            hidden_states, residual = layer(hidden_states, residual, rotations, batch, layer_cache)
+        return self.last.attend(hidden_states, residual, rotations, batch, cache[last])
 
     def finish(
         self,
@@ -84,7 +84,7 @@ class DecoderLayer(nn.Module):
         it (None before the first layer); returns the same for the layer after. Addition and norm are
         one step: nothing else reads the stream in between."""
         update, stream = self.attend(update, stream, rotations, batch, cache)
-        return self.feed_forward(update, stream, batch.cache_locations)
+        return self.feed_forward(update, stream, batch.out_cache_loc)
 
     def attend(
         self,

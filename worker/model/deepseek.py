@@ -140,7 +140,7 @@ class LatentAttention(nn.Module):
             self.kv_a_layernorm.eps,
             rotations,
             cache,
-            batch.cache_locations,
+            batch.out_cache_loc,
             interleaved=self.interleaved,
             in_place=True,
         )
@@ -163,7 +163,7 @@ class LatentAttention(nn.Module):
             self.kv_a_layernorm.eps,
             rotations,
             cache,
-            batch.cache_locations,
+            batch.out_cache_loc,
             w_uk,
             interleaved=self.interleaved,
             constant=self.kv_b_proj.constant,
@@ -229,7 +229,7 @@ class ExpandedAttention(LatentAttention):
             v,
             rotations,
             cache,
-            batch.cache_locations,
+            batch.out_cache_loc,
             interleaved=self.interleaved,
         )
 

@@ -125,7 +125,7 @@ class FeedForward(nn.Module):
         self, norm: RMSNorm, update: Tensor, stream: Tensor, locations: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Its result for `norm` of update + stream, and that sum, the stream it is to be added to. Some
-        kinds have kernels that begin with the norm. `locations` [T] are `ForwardBatch.cache_locations`: rows at
+        kinds have kernels that begin with the norm. `locations` [T] are `ForwardBatch.out_cache_loc`: rows at
         0 are idle, and a mixture of experts does not route them."""
         del locations
         normed, stream = norm.add(update, stream)

@@ -77,7 +77,7 @@ class GroupedQueryAttention(nn.Module):
             v,
             rotations,
             cache,
-            batch.cache_locations,
+            batch.out_cache_loc,
             interleaved=self.interleaved,
         )
         out = q.new_empty(q.shape)

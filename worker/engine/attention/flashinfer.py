@@ -27,6 +27,7 @@ _WORKSPACE_BYTES = 16 << 20
 class FlashInferBackend(AttentionBackend):
     name = "flashinfer"
     recordable = True
+    plans_prefill_on_host = True
 
     def __init__(
         self,

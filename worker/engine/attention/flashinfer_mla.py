@@ -72,8 +72,12 @@ class FlashInferMlaBackend(AttentionBackend):
         )
         return FlashInferMlaAttention(layout, self._prefill.plan(chunks_alone), self._decode)
 
-    def fresh_prompt(self, layout: StepLayout) -> AtLocations | None:
-        return self._prefill.fresh_prompt(layout)
+    @property
+    def plans_prefill_on_host(self) -> bool:
+        return self._prefill.plans_prefill_on_host
+
+    def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
+        return self._prefill.plan_prefill_graph(layout)
 
 
 def check_widths(latent: int, rotary: int) -> None:

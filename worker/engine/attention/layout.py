@@ -71,10 +71,13 @@ class AttentionBackend(Protocol):
         """Does not wait for the device."""
         ...
 
-    def fresh_prompt(self, layout: StepLayout) -> AtLocations | None:
-        """For any step of nothing but a chunk that begins its request, of as many rows as that of `layout`, so
-        that a CUDA graph can be made of such steps: planned here, once, and good as long as the result is
-        kept. What is launched is the same for all of them and reads the locations of the rows instead of
-        slots and page table. None: each step has to be planned on the host."""
-        del layout
-        return None
+    @property
+    def plans_prefill_on_host(self) -> bool:
+        """Whether prefill is planned on the host for the lengths of each step, so that no graph can hold it."""
+        ...
+
+    def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
+        """For a CUDA graph of all steps that are one chunk, padded to the length of that of `layout`, and begin their
+        request. Planned once, and good as long as the result is kept; its launches read the locations of
+        the rows instead of slots and page table. Not for a backend that plans prefill on the host."""
+        raise AssertionError(f"{self.name} plans prefill on the host: {layout.chunks}")

@@ -17,6 +17,7 @@ from mla_router.worker.kernels.kv_cache.read import kv_read
 class TorchBackend(AttentionBackend):
     name = "torch"
     recordable = False  # the longest request decides how much is computed
+    plans_prefill_on_host = True
     max_keys = 1 << 17  # there is no limit: what is tried when memory is measured
 
     def plan(self, layout: StepLayout) -> TorchAttention:

@@ -54,6 +54,7 @@ def attend_over(
 class TritonBackend(AttentionBackend):
     name = "triton"
     recordable = True
+    plans_prefill_on_host = False
     max_keys = MAX_EXPANDED
 
     def __init__(
@@ -122,10 +123,10 @@ class TritonBackend(AttentionBackend):
             num_parts=parts,
         )
 
-    def fresh_prompt(self, layout: StepLayout) -> AtLocations:
+    def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
         # Into memory of its own: no later step's tables are written over it.
         passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, Upload(self._device))
-        return lambda locations: FreshPromptAttention(layout, passes, locations)
+        return lambda locations: PrefillGraphAttention(layout, passes, locations)
 
 
 class TritonAttention:
@@ -227,7 +228,7 @@ class TritonAttention:
         )
 
 
-class FreshPromptAttention(TritonAttention):
+class PrefillGraphAttention(TritonAttention):
     """Of one prompt that begins its request: its own rows, at `locations` in the cache, are all its keys."""
 
     def __init__(self, layout: StepLayout, passes: list[Pass], locations: Tensor) -> None:

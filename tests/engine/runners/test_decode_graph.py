@@ -1,4 +1,4 @@
-"""Tokens of chunks as decode rows: which steps, what rows, and that they compute what chunks do."""
+"""Tokens of chunks as decode rows: their rows, and that they compute what chunks do."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.torch import TorchBackend
-from mla_router.worker.engine.decode_rows import (
-    MAX_GIVEN,
-    MAX_READ_AGAIN,
-    decode_rows,
-    fit_for_decode,
-)
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.inputs import InputPacker
+from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS, RunnerKind, choose_runner
+from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.loader import load_model
 from support.random_requests import random_script
@@ -41,27 +37,6 @@ def step(*chunks: PrefillChunk, decodes: int = 0) -> StepPlan:
     return StepPlan(slots, tuple(5 + slot for slot in slots), chunks, (), ())
 
 
-def test_steps_with_few_tokens_are_fit() -> None:
-    assert fit_for_decode(step(decodes=1000))
-    assert fit_for_decode(step(chunk(5, 0, 3)))
-    assert fit_for_decode(step(chunk(5, 7, 2), chunk(4, 0, 9, is_last=False), decodes=4))
-    assert not fit_for_decode(step())
-    halves = chunk(5, 0, MAX_GIVEN // 2), chunk(4, 0, MAX_GIVEN // 2)
-    assert fit_for_decode(step(*halves, decodes=3))
-    assert not fit_for_decode(step(*halves, chunk(3, 0, 1), decodes=3))
-    scored = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_start=1, score_tokens=(2,))
-    assert not fit_for_decode(step(scored, decodes=3))
-
-
-def test_what_is_read_again_is_bounded() -> None:
-    """A chunk of n tokens that ends at e reads n * e rows instead of e."""
-    end = MAX_READ_AGAIN // 8
-    assert fit_for_decode(step(chunk(5, 10 * MAX_READ_AGAIN, 1), decodes=2))
-    assert fit_for_decode(step(chunk(5, end - 9, 9), decodes=2))
-    assert not fit_for_decode(step(chunk(5, end - 8, 9)))
-    assert not fit_for_decode(step(chunk(5, end - 9, 9), chunk(4, 0, 2)))
-
-
 def test_rows_are_decodes_then_chunks_then_padding() -> None:
     plan = StepPlan(
         (3, 1), (10, 5), (chunk(0, 4, 3), chunk(2, 0, 2, is_last=False), chunk(5, 8, 1)), (), ()
@@ -69,8 +44,8 @@ def test_rows_are_decodes_then_chunks_then_padding() -> None:
     rows = decode_rows(plan, 10, IDLE)
     assert rows.slots == [3, 1, 0, 0, 0, 2, 2, 5, IDLE, IDLE]
     assert rows.lengths == [10, 5, 5, 6, 7, 1, 2, 9, 1, 1]
-    assert rows.places == [3, 1, *range(IDLE + 1, IDLE + 7), IDLE, IDLE]
-    assert rows.given == [100, 101, 102, 100, 101, 100]
+    assert rows.indices == [3, 1, *range(IDLE + 1, IDLE + 7), IDLE, IDLE]
+    assert rows.input_tokens == [100, 101, 102, 100, 101, 100]
     assert rows.sampled == [0, 1, 4, 7]
     assert not rows.first_are_sampled
     with pytest.raises(AssertionError, match="8 rows for 7"):
@@ -91,22 +66,22 @@ def test_the_first_rows_sample(chunks: tuple[PrefillChunk, ...], decodes: int) -
 def test_packed() -> None:
     plan = StepPlan((3, 1), (10, 5), (chunk(0, 4, 3),), ((0, 1, 11), (3, 2, 13)), ())
     rows = decode_rows(plan, 7, IDLE)
-    inputs = InputPacker(CPU, 10).pack_rows(plan, rows)
-    assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.places]
+    inputs = InputPacker(CPU, 10, IDLE).pack_decode_rows(plan, rows)
+    assert inputs.rows.tolist() == [rows.slots, rows.lengths, rows.indices]
     assert inputs.rows.is_contiguous()
     assert inputs.sampled.tolist() == [0, 1, 4]
     assert inputs.sampled_slots.tolist() == list(plan.sampled_slots)
     assert inputs.sampled_lengths.tolist() == [10, 5, 7]
-    assert inputs.page_places.tolist() == [1, 32]
+    assert inputs.page_entries.tolist() == [1, 32]
     assert inputs.pages.tolist() == [11, 13]
 
     state = SlotState(CAPACITY, CPU)
     state.last_token[:] = torch.arange(50, 51 + IDLE)
-    state.give(inputs.given)
-    assert state.tokens[inputs.rows[2]].tolist() == [53, 51, 100, 101, 102, 56, 56]
+    state.write_input_tokens(inputs.input_tokens)
+    assert state.input_tokens[inputs.rows[2]].tolist() == [53, 51, 100, 101, 102, 56, 56]
     assert state.last_token.tolist() == list(range(50, 51 + IDLE))
-    state.give(torch.arange(MAX_GIVEN))
-    assert state.tokens[IDLE + 1 :].tolist() == list(range(MAX_GIVEN))
+    state.write_input_tokens(torch.arange(MAX_INPUT_TOKENS))
+    assert state.input_tokens[IDLE + 1 :].tolist() == list(range(MAX_INPUT_TOKENS))
 
 
 @pytest.fixture(scope="module", params=["v3", "llama_gqa"])
@@ -183,7 +158,8 @@ def test_they_compute_what_chunks_do(
         where = launched.slots.tolist(), launched.positions.tolist()
         sampled = engine.sample(launched).wait().tokens
         seen.append((computed, where, sampled, engine.slots.last_token[:IDLE].tolist()))
-    assert (recorded._graphs.fitting(plan) is None) == (plan.num_tokens > 24)
+    kind = choose_runner(plan, recorded.runners.sizes).kind
+    assert (kind is RunnerKind.DECODE_GRAPH) == (plan.num_tokens <= 24)
     (want, *wanted), (got, *others) = seen
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert others == wanted

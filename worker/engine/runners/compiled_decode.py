@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from types import MethodType
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mla_router.worker.engine.graphs import Decode
+from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.layers import MLP, Linear
@@ -46,15 +46,15 @@ class CompiledDecode:
         self._sizes: set[int] = set()  # that have been compiled
         self._seconds = 0.0  # that their calls took
 
-    def __call__(self, rows: LookedUp) -> Tensor:
+    def __call__(self, rows: LookedUp) -> HeadOutput:
         if len(rows.slots) > self._max_rows:
             return self._decode(rows)
         begin = time.perf_counter()
         with self._in_place():
-            logits = self._decode(rows)
+            output = self._decode(rows)
         self._sizes.add(len(rows.slots))
         self._seconds += time.perf_counter() - begin
-        return logits
+        return output
 
     def report(self) -> None:
         """Says what was compiled, and how long it took."""

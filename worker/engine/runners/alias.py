@@ -1,4 +1,4 @@
-"""Tensors of recorded steps whose memory others may use as well."""
+"""Tensors of captured graphs whose memory other graphs may use as well."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Memory:
 def alias(tensor: Tensor) -> Tensor:
     """`tensor`, on a CUDA device and of 16 or 32 bits, without keeping its memory from being used again.
 
-    For what a recording leaves behind: it is read before anything that is recorded later may write
-    there, so that all recordings can share it.
+    For the results of a captured graph: they are read before the next graph is replayed, so that all graphs can
+    share their memory.
     """
     assert tensor.itemsize in (2, 4), tensor.dtype
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.engine.compiled_decode import CompiledDecode
+from mla_router.worker.engine.runners.compiled_decode import CompiledDecode
+from mla_router.worker.engine.runners.outputs import HeadOutput
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
@@ -30,12 +30,13 @@ class Prompts(ForwardDriver):
         self.step(chunks=list(enumerate(PROMPTS)))
 
     @torch.inference_mode()
-    def decode(self, rows: LookedUp) -> Tensor:
+    def decode(self, rows: LookedUp) -> HeadOutput:
         tokens = {
             slot: NEXT[slot][length - len(PROMPTS[slot]) - 1]
             for slot, length in zip(rows.slots.tolist(), rows.lengths.tolist(), strict=True)
         }
-        return self.step(tokens)
+        logprobs = self.step(tokens)
+        return HeadOutput(logprobs, logprobs)
 
 
 def rows(slots: Sequence[int], step: int) -> LookedUp:
@@ -70,7 +71,7 @@ def test_as_transformers(tmp_path: Path) -> None:
     graphs = torch._dynamo.utils.counters["stats"]
     decode(rows((0, 1, 2), 1))
     assert graphs["unique_graphs"] == 0
-    got = decode(rows((0, 2), 2))
+    got = decode(rows((0, 2), 2)).logits
     # Two projections, the dense layer, the shared experts: each once for all three layers.
     assert graphs["unique_graphs"] == 4
     assert not torch._dynamo.utils.counters["graph_break"]
@@ -87,7 +88,7 @@ def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
     before = {module: set(vars(module)) for module in model.modules()}
     inside: list[int] = []
 
-    def fail(rows: LookedUp) -> Tensor:
+    def fail(rows: LookedUp) -> HeadOutput:
         del rows
         inside.append(sum(set(vars(m)) != before[m] for m in model.modules()))
         raise RuntimeError

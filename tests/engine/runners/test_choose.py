@@ -1,0 +1,82 @@
+"""Which runner a step takes, in how many rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla_router.worker.core import PrefillChunk, StepPlan
+from mla_router.worker.engine.runners.choose import (
+    MAX_EXTRA_READS,
+    MAX_INPUT_TOKENS,
+    RunnerChoice,
+    RunnerKind,
+    choose_runner,
+    fits_decode_graph,
+)
+from mla_router.worker.engine.runners.sizes import GraphSizes
+
+EAGER, DECODE = RunnerKind.EAGER, RunnerKind.DECODE_GRAPH
+PREFILL, PIECEWISE = RunnerKind.PREFILL_GRAPH, RunnerKind.PIECEWISE
+
+
+def chunk(slot: int, start: int, length: int, is_last: bool = True) -> PrefillChunk:
+    return PrefillChunk(slot, start, tuple(range(100, 100 + length)), is_last)
+
+
+def step(*chunks: PrefillChunk, decodes: int = 0) -> StepPlan:
+    slots = tuple(range(decodes))
+    return StepPlan(slots, tuple(5 + slot for slot in slots), chunks, (), ())
+
+
+def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
+    assert fits_decode_graph(step(decodes=1000))
+    assert fits_decode_graph(step(chunk(5, 0, 3)))
+    assert fits_decode_graph(step(chunk(5, 7, 2), chunk(4, 0, 9, is_last=False), decodes=4))
+    assert not fits_decode_graph(step())
+    halves = chunk(5, 0, MAX_INPUT_TOKENS // 2), chunk(4, 0, MAX_INPUT_TOKENS // 2)
+    assert fits_decode_graph(step(*halves, decodes=3))
+    assert not fits_decode_graph(step(*halves, chunk(3, 0, 1), decodes=3))
+    scored = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_start=1, score_tokens=(2,))
+    assert not fits_decode_graph(step(scored, decodes=3))
+
+
+def test_reads_of_a_decode_graph_are_bounded() -> None:
+    """A chunk of n tokens that ends at e reads n * e rows instead of e."""
+    end = MAX_EXTRA_READS // 8
+    assert fits_decode_graph(step(chunk(5, 10 * MAX_EXTRA_READS, 1), decodes=2))
+    assert fits_decode_graph(step(chunk(5, end - 9, 9), decodes=2))
+    assert not fits_decode_graph(step(chunk(5, end - 8, 9)))
+    assert not fits_decode_graph(step(chunk(5, end - 9, 9), chunk(4, 0, 2)))
+
+
+def test_the_smallest_graph_that_fits_is_taken() -> None:
+    sizes = GraphSizes(decode=(2, 4, 8))
+    taken = [choose_runner(step(decodes=n), sizes) for n in range(1, 10)]
+    assert taken == [(DECODE, size) for size in (2, 2, 4, 4, 8, 8, 8, 8)] + [(EAGER, 9)]
+
+
+SCORED = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_tokens=(2,))
+SIZES = GraphSizes(decode=(4, 8), piecewise=(16, 32), prefill=(16, 24))
+
+
+@pytest.mark.parametrize(
+    ("plan", "choice"),
+    [
+        (step(chunk(9, 0, 3), decodes=2), (DECODE, 8)),
+        (step(chunk(9, 0, 3), chunk(7, 5, 2, is_last=False), decodes=1), (DECODE, 8)),
+        (step(chunk(9, 0, 3)), (DECODE, 4)),  # before a prefill graph
+        (step(chunk(9, 0, 9)), (PREFILL, 16)),
+        (step(chunk(9, 0, 17, is_last=False)), (PREFILL, 24)),  # first chunk of a longer prompt
+        (step(SCORED), (PREFILL, 16)),
+        (step(SCORED, decodes=1), (PIECEWISE, 16)),
+        (step(chunk(9, 4, 9)), (PIECEWISE, 16)),
+        (step(chunk(9, 0, 9), decodes=1), (PIECEWISE, 16)),
+        (step(chunk(9, 0, 9), chunk(8, 0, 9)), (PIECEWISE, 32)),
+        (step(chunk(9, 0, 25)), (PIECEWISE, 32)),
+        (step(decodes=9), (PIECEWISE, 16)),
+        (step(chunk(9, 0, 33)), (EAGER, 33)),
+    ],
+)
+def test_the_first_kind_that_fits_is_taken(plan: StepPlan, choice: tuple[RunnerKind, int]) -> None:
+    assert choose_runner(plan, SIZES) == RunnerChoice(*choice)
+    assert choose_runner(plan, GraphSizes()) == (EAGER, plan.num_tokens)

@@ -1,0 +1,93 @@
+"""Steps of decode rows as CUDA graphs: one launch instead of hundreds.
+
+Such a step reads nothing from the host but each row's slot, its length and the index of its token. One kernel in front
+of the graph looks up the rest, into tensors that the graph reads, so that the whole forward pass, head included, is
+captured once for each size and replayed with other rows. Steps with few prompt tokens become such steps
+(`decode_rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.inputs import DecodeInputs, InputPacker
+from mla_router.worker.engine.runners.alias import alias
+from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.compiled_decode import CompiledDecode
+from mla_router.worker.engine.runners.decode_rows import decode_rows
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.runners.outputs import Decode, HeadOutput, StepLogits
+from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """The graph of one size."""
+
+    graph: torch.cuda.CUDAGraph
+    looked_up: LookedUp  # that the graph reads
+    output: HeadOutput  # [size, ...], that it writes
+
+    def replay(self, slots: SlotState, rows: Tensor) -> HeadOutput:
+        """The output for `rows` [3, size], which are looked up in `slots`. The next replay of any decode graph
+        writes over it."""
+        slots.look_up(rows, self.looked_up)
+        self.graph.replay()
+        return self.output
+
+
+class DecodeGraphRunner:
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+        self._forward = forward_pass
+        self._packer = packer
+        self._graphs: dict[int, DecodeGraph] = {}
+
+    def capture(self, sizes: Sequence[int], compiled: int = 0) -> None:
+        """Capture a graph of each of `sizes`; those up to `compiled` from what torch.compile makes of the model."""
+        decode: Decode = self._forward.decode
+        if compiled and sizes:
+            decode = CompiledDecode(decode, self._forward.model, compiled)
+        self._graphs = capture_sizes(
+            "decode graph",
+            lambda size, pool: self.capture_size(decode, size, pool),
+            sizes,
+            self._forward.device,
+        )
+        if isinstance(decode, CompiledDecode):
+            decode.report()
+
+    def capture_size(self, decode: Decode, size: int, pool: Any) -> DecodeGraph:
+        slots = self._forward.slots
+        looked_up = slots.look_up(slots.idle_rows(size))
+        self._forward.prepare_decode((slots.idle_slot,) * size, (1,) * size)
+        # Kernels are compiled and libraries set up before the capture
+        decode(looked_up)
+        torch.cuda.synchronize(self._forward.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = decode(looked_up)
+        return DecodeGraph(graph, looked_up, HeadOutput(*map(alias, output)))
+
+    def pack(self, plan: StepPlan, rows: int) -> DecodeInputs:
+        return self._packer.pack_decode_rows(
+            plan, decode_rows(plan, rows, self._forward.slots.idle_slot)
+        )
+
+    def run(self, plan: StepPlan, inputs: DecodeInputs) -> StepLogits:
+        del plan
+        slots, rows = self._forward.slots, inputs.on_host
+        slots.write_input_tokens(inputs.input_tokens)
+        self._forward.prepare_decode(rows.slots, rows.lengths)
+        hidden_states, logits = self._graphs[len(rows.slots)].replay(slots, inputs.rows)
+        if rows.first_are_sampled:
+            logits = logits[: len(rows.sampled)]
+        else:
+            logits = logits.index_select(0, inputs.sampled)
+        return StepLogits(logits, inputs.sampled_slots, inputs.sampled_lengths, hidden_states)

@@ -1,0 +1,45 @@
+"""Steps launched kernel by kernel: of any kind and size."""
+
+from __future__ import annotations
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.attention.layout import ChunkExtent
+from mla_router.worker.engine.inputs import InputPacker, RowInputs
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.runners.outputs import LayerOutput
+from mla_router.worker.model.attention import StepAttention
+from mla_router.worker.model.batch import ForwardBatch
+
+
+class EagerRunner:
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+        self._forward = forward_pass
+        self._packer = packer
+
+    def pack(self, plan: StepPlan, rows: int) -> RowInputs:
+        """Inputs of `rows` rows, padding included."""
+        return self._packer.pack_rows(plan, rows)
+
+    def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
+        attention = self.plan_attention(plan, inputs)
+        tokens, slots, positions = inputs.rows.unbind()
+        batch = ForwardBatch(
+            tokens=tokens,
+            positions=positions,
+            out_cache_loc=self._forward.slots.locations(slots, positions),
+            num_decodes=len(plan.decode_slots),
+            attention=attention,
+        )
+        return self._forward.run_layers(batch)
+
+    def plan_attention(self, plan: StepPlan, inputs: RowInputs) -> StepAttention:
+        """Attention of the plan's own rows, once the tokens of its decode rows are among `inputs`."""
+        forward, decodes = self._forward, len(plan.decode_slots)
+        if decodes:
+            forward.prepare_decode(plan.decode_slots, plan.decode_lengths)
+            forward.slots.read_last_tokens(inputs.rows, decodes)
+        chunks = [ChunkExtent(c.slot, c.start, len(c.tokens)) for c in plan.chunks]
+        longest = max(plan.decode_lengths, default=0)
+        return forward.attention.plan(
+            forward.layout(chunks, inputs.rows[1, :decodes], inputs.decode_lengths, longest)
+        )

@@ -1,0 +1,83 @@
+"""The model over its KV cache, with the attention of a batch: what all runners of an engine share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
+from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
+from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.model.batch import ForwardBatch
+from mla_router.worker.model.causal_lm import CausalLM
+
+
+class ForwardPass:
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: Tensor,
+        slots: SlotState,
+        attention: AttentionBackend,
+        capacity: Capacity,
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self.attention = attention
+        self.capacity = capacity
+        self._cache = cache
+        self._no_slots = slots.input_tokens[:0]
+        self._no_lengths = self._no_slots.to(torch.int32)
+
+    @property
+    def device(self) -> torch.device:
+        return self._no_slots.device
+
+    def layout(
+        self,
+        chunks: Sequence[ChunkExtent] = (),
+        decode_slots: Tensor | None = None,
+        decode_lengths: Tensor | None = None,
+        max_decode_length: int = 0,
+    ) -> StepLayout:
+        """Of these `chunks`, behind decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, if there
+        are any."""
+        return StepLayout(
+            page_table=self.slots.page_table,
+            page_size=self.capacity.page_size,
+            decode_slots=self._no_slots if decode_slots is None else decode_slots,
+            decode_lengths=self._no_lengths if decode_lengths is None else decode_lengths,
+            max_decode_length=max_decode_length,
+            chunks=tuple(chunks),
+        )
+
+    def prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """As `AttentionBackend.prepare_decode`."""
+        self.attention.prepare_decode(
+            self.slots.page_table, self.capacity.page_size, slots, lengths
+        )
+
+    @torch.inference_mode()
+    def run_layers(self, batch: ForwardBatch) -> LayerOutput:
+        return LayerOutput(*self.model.model.run_layers(batch, self._cache))
+
+    @torch.inference_mode()
+    def decode(self, rows: LookedUp) -> HeadOutput:
+        """Decode rows of which the host knows nothing but their number."""
+        layout = self.layout((), rows.slots, rows.lengths, self.capacity.context_length)
+        batch = ForwardBatch(
+            tokens=rows.tokens,
+            positions=rows.positions,
+            out_cache_loc=rows.locations,
+            num_decodes=len(rows.slots),
+            attention=self.attention.plan(layout),
+        )
+        return self.head(self.model(batch, self._cache))
+
+    def head(self, hidden_states: Tensor) -> HeadOutput:
+        """Of normalized `hidden_states` [N, hidden_size]."""
+        return HeadOutput(hidden_states, self.model.logits(hidden_states))

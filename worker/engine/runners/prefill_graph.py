@@ -1,0 +1,105 @@
+"""Steps of one prompt without a cached prefix as CUDA graphs: one launch, attention included.
+
+The common case where few requests come at a time, and there the whole of the wait for a first token. With several
+requests in a step, or a prefix in the cache, attention depends on more than the number of rows (`piecewise.py`). Here
+each row sees itself and the rows before it, and padding comes behind all of them, so that no row of the prompt
+sees it.
+
+Rows follow from a prompt's slot, its length and its tokens. Nothing else is packed while the device waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.attention.layout import ChunkExtent
+from mla_router.worker.engine.inputs import PROMPT_HEADER, InputPacker, PromptInputs
+from mla_router.worker.engine.runners.alias import alias
+from mla_router.worker.engine.runners.capture import capture_sizes
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.runners.outputs import LayerOutput
+from mla_router.worker.model.batch import ForwardBatch
+
+# From slot, length and tokens of a prompt, int64 and padded to a size, to its rows.
+Prefill = Callable[[Tensor], LayerOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillGraph:
+    """The graph of one size."""
+
+    inputs: Tensor  # [2 + size], that the graph reads
+    prefill: Prefill  # that was captured, kept because the graph reads tables of its attention
+    graph: torch.cuda.CUDAGraph
+    output: LayerOutput  # [size, hidden_size], that it writes
+
+    def replay(self, prompt: Tensor) -> LayerOutput:
+        """Rows of a prompt [2 + T]: slot, length, tokens. The next replay of any prefill graph writes over them."""
+        # Tokens of padding are those of an earlier prompt: their rows lie in page 0
+        self.inputs[: len(prompt)] = prompt
+        self.graph.replay()
+        rows = len(prompt) - PROMPT_HEADER
+        return LayerOutput(self.output.hidden_states[:rows], self.output.residual[:rows])
+
+
+class PrefillGraphRunner:
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+        self._forward = forward_pass
+        self._packer = packer
+        self._graphs: dict[int, PrefillGraph] = {}
+
+    def capture(self, sizes: Sequence[int]) -> None:
+        """Capture a graph of each of `sizes`."""
+        self._graphs = capture_sizes(
+            "prefill graph", self.capture_size, sizes, self._forward.device
+        )
+
+    def capture_size(self, size: int, pool: Any) -> PrefillGraph:
+        inputs, prefill = self.idle_prompt(size), self.plan_prefill(size)
+        prefill(inputs)  # kernels are compiled and libraries set up before the capture
+        torch.cuda.synchronize(self._forward.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = prefill(inputs)
+        return PrefillGraph(inputs, prefill, graph, LayerOutput(*map(alias, output)))
+
+    def idle_prompt(self, size: int) -> Tensor:
+        """[2 + size] int64: a prompt of no tokens in the idle slot, and padding."""
+        inputs = torch.zeros(PROMPT_HEADER + size, dtype=torch.int64, device=self._forward.device)
+        inputs[0] = self._forward.slots.idle_slot
+        return inputs
+
+    def plan_prefill(self, size: int) -> Prefill:
+        """The forward pass of any prompt that is padded to `size` rows."""
+        forward = self._forward
+        chunk = ChunkExtent(forward.slots.idle_slot, 0, size)
+        attention = forward.attention.plan_prefill_graph(forward.layout([chunk]))
+        # Padding may stand at any position that has rotations
+        last = forward.capacity.context_length - 1
+        positions = torch.arange(size, device=forward.device).clamp_(max=last)
+
+        def prefill(inputs: Tensor) -> LayerOutput:
+            locations = forward.slots.prompt_locations(inputs[:PROMPT_HEADER], size)
+            batch = ForwardBatch(
+                tokens=inputs[PROMPT_HEADER:],
+                positions=positions,
+                out_cache_loc=locations,
+                num_decodes=0,
+                attention=attention(locations),
+            )
+            return forward.run_layers(batch)
+
+        return prefill
+
+    def pack(self, plan: StepPlan, rows: int) -> PromptInputs:
+        return self._packer.pack_prompt(plan, rows)
+
+    def run(self, plan: StepPlan, inputs: PromptInputs) -> LayerOutput:
+        del plan
+        return self._graphs[inputs.size].replay(inputs.prompt)

@@ -1,0 +1,69 @@
+"""All runners of an engine, and the graphs that they have captured."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from mla_router.worker.core import StepPlan
+from mla_router.worker.engine.inputs import InputPacker
+from mla_router.worker.engine.runners.choose import RunnerKind
+from mla_router.worker.engine.runners.decode_graph import DecodeGraphRunner
+from mla_router.worker.engine.runners.eager import EagerRunner
+from mla_router.worker.engine.runners.forward_pass import ForwardPass
+from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
+from mla_router.worker.engine.runners.piecewise import PiecewiseRunner
+from mla_router.worker.engine.runners.prefill_graph import PrefillGraphRunner
+from mla_router.worker.engine.runners.sizes import GraphSizes
+
+
+class Inputs(Protocol):
+    """A packed step: what every runner's inputs have."""
+
+    @property
+    def page_entries(self) -> Tensor: ...
+
+    @property
+    def pages(self) -> Tensor: ...
+
+
+I = TypeVar("I", bound=Inputs)
+
+
+class Runner(Protocol[I]):
+    """Runs steps of the kinds that `choose_runner` gives it. Neither method waits for the device."""
+
+    def pack(self, plan: StepPlan, rows: int) -> I:
+        """The inputs of `plan` on the device, in as many `rows` as were chosen."""
+        ...
+
+    def run(self, plan: StepPlan, inputs: I) -> LayerOutput | StepLogits:
+        """Launch the step. The pages that it adds are in the page table."""
+        ...
+
+
+class Runners:
+    def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
+        eager = EagerRunner(forward_pass, packer)
+        self.decode_graph = DecodeGraphRunner(forward_pass, packer)
+        self.prefill_graph = PrefillGraphRunner(forward_pass, packer)
+        self.piecewise = PiecewiseRunner(forward_pass, eager)
+        self.sizes = GraphSizes()  # that are captured
+        self._by_kind: dict[RunnerKind, Runner[Any]] = {
+            RunnerKind.EAGER: eager,
+            RunnerKind.DECODE_GRAPH: self.decode_graph,
+            RunnerKind.PREFILL_GRAPH: self.prefill_graph,
+            RunnerKind.PIECEWISE: self.piecewise,
+        }
+
+    def __getitem__(self, kind: RunnerKind) -> Runner[Any]:
+        return self._by_kind[kind]
+
+    def capture(self, sizes: GraphSizes) -> None:
+        """Replace all captured graphs by graphs of `sizes`."""
+        self.sizes = GraphSizes()
+        self.decode_graph.capture(sizes.decode, sizes.compiled)
+        self.piecewise.capture(sizes.piecewise)
+        self.prefill_graph.capture(sizes.prefill)
+        self.sizes = sizes
