@@ -127,8 +127,9 @@ async def _serve(
         output.launch("stopping")
         return 0
     finally:
+        # The router first: it must not take the workers' end for a fault of their requests.
         await asyncio.gather(
-            supervisor.stop(WORKER_GRACE_S), asyncio.to_thread(router.stop, ROUTER_GRACE_S)
+            asyncio.to_thread(router.stop, ROUTER_GRACE_S), supervisor.stop(WORKER_GRACE_S)
         )
         output.launch("stopped")
 

@@ -31,7 +31,7 @@ const HAND_OVER: Duration = Duration::from_millis(200);
 /// After the grace period, time to close what is still open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// For the error events of streams that are cut off.
+/// For the error events of streams that are cut off, and the refusals of requests.
 const FAREWELL: Duration = Duration::from_millis(250);
 
 /// For the last traces to reach their collector.
@@ -148,9 +148,11 @@ impl RouterHandle {
     }
 
     /// Stops accepting and closes the connections; those that answer a request now get until
-    /// `grace` has passed. Streams that still run then end with an error event. Returns when all is closed.
+    /// `grace` has passed. Then streams that still run end with an error event, and requests without an
+    /// answer with a 503. Returns when all is closed.
     pub async fn stop(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
+        self.router.gate.close();
         self.steer(Course::Stopping(deadline + FAREWELL));
         self.following.lock().abort_all();
         if timeout_at(deadline, self.wait()).await.is_err() {

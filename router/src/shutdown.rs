@@ -1,10 +1,13 @@
 //! Going down in order: who is still being served, who may still enter, and when all have left.
 
 use std::{
+    future::poll_fn,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -45,13 +48,27 @@ impl Gate {
         self.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Nobody is waited for any more: streams that still run end with an error event.
+    /// Nobody is waited for any more: streams that still run end with an error event, and requests without
+    /// an answer with a 503.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::Release);
     }
 
     pub fn is_cut(&self) -> bool {
         self.cut.load(Ordering::Acquire)
+    }
+
+    /// What `answering` resolves to, or `None` if nobody waits for it any more. To be polled again after
+    /// the cut, as connections are when their course changes.
+    pub async fn unless_cut<T>(
+        &self,
+        mut answering: Pin<Box<impl Future<Output = T> + ?Sized>>,
+    ) -> Option<T> {
+        poll_fn(|cx| match answering.as_mut().poll(cx) {
+            Poll::Pending if self.is_cut() => Poll::Ready(None),
+            polled => polled.map(Some),
+        })
+        .await
     }
 
     /// Lets nobody in any more and waits for those inside. True when all left in time.

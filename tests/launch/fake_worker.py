@@ -4,7 +4,7 @@
 
 PARENT is the process with which it ends.
 `exit_code` in FOLDER: ends with that status before it listens. A streamed completion sends one
-chunk, then waits until `finish` is in FOLDER. `starts` gets a line with the process id per start.
+chunk, then waits until `finish` is in FOLDER; with `silent` there, before it sends anything. `starts` gets a line with the process id per start.
 """
 
 from __future__ import annotations
@@ -43,16 +43,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if (self.folder / "silent").exists():
+            (self.folder / "asked").touch()
+            self._until_finish()
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._chunk(CHUNKS[0])
-        while not (self.folder / "finish").exists():
-            time.sleep(0.02)
+        self._until_finish()
         for chunk in CHUNKS[1:]:
             self._chunk(chunk)
         self._chunk(b"")
+
+    def _until_finish(self) -> None:
+        while not (self.folder / "finish").exists():
+            time.sleep(0.02)
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

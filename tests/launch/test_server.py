@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -106,6 +107,22 @@ def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert b"[DONE]" not in stream.rest()
         assert "Traceback" not in launcher.output()
+
+
+def test_ctrl_c_answers_what_no_worker_has_answered(tmp_path: Path) -> None:
+    (tmp_path / "silent").touch()
+    with launched(tmp_path) as launcher:
+        connection = http.client.HTTPConnection(launcher.url.removeprefix("http://"))
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", '{"prompt": "p"}', headers)
+            wait_until((tmp_path / "asked").exists, "a worker has it")
+            launcher.process.send_signal(signal.SIGINT)
+            answer = connection.getresponse()
+            assert answer.status == 503
+            assert json.load(answer)["error"]["code"] == "draining"
+        assert launcher.process.wait() == 0
+        gone(launcher)
 
 
 @pytest.mark.parametrize("times", [1, 2])

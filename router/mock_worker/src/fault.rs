@@ -24,6 +24,9 @@ pub enum Kind {
     RestartEmpty,
     /// Requests are taken and never answered.
     Hang,
+    /// The engine stops behind an HTTP server that goes on, as a scheduler by SIGSTOP: no token comes any more.
+    /// Ours tells so in `/health`.
+    EngineStops,
     /// Streams stop, their connections stay open.
     Freeze { after_tokens: usize },
     /// The connection closes within a response.
@@ -90,6 +93,16 @@ impl CurrentFault {
             None => {}
         }
         fault.kind.clone()
+    }
+
+    /// No step ends.
+    pub fn stops_engine(&self) -> bool {
+        self.0.lock().kind == Kind::EngineStops
+    }
+
+    /// No request gets a token: what asks the engine itself gets no answer.
+    pub fn silences_engine(&self) -> bool {
+        matches!(self.0.lock().kind, Kind::EngineStops | Kind::Hang)
     }
 
     /// By how much steps are longer.

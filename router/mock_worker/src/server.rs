@@ -13,7 +13,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use crate::{
     answer::Answers,
     body::{End, Events, MockBody, engine_died},
-    engine::{self, Finish},
+    engine::{self, Finish, Stats},
     fault::{Fault, Garbage, Kind},
     query::{Endpoint, Query},
     settings::{Flavour, Settings},
@@ -39,6 +39,7 @@ pub async fn answer(
         ("POST", "/v1/chat/completions") => Endpoint::Chat,
         ("POST", "/v1/completions") => Endpoint::Completions,
         ("POST", "/generate") if state.settings.flavour != Flavour::Vllm => Endpoint::Generate,
+        (_, "/health_generate") if state.fault.silences_engine() => std::future::pending().await,
         (_, path) => return Ok(side_path(&state, path, &body)),
     };
     let fault = state.fault.for_request();
@@ -67,6 +68,12 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     let is_vllm = settings.flavour == Flavour::Vllm;
     let now = state.stats();
     match path {
+        "/health" if settings.flavour == Flavour::Mla && state.fault.stops_engine() => {
+            let mut stuck = ok(r#"{"status":"stuck"}"#);
+            *stuck.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            stuck
+        }
+        "/health_generate" if is_vllm => refusal(StatusCode::NOT_FOUND, "no such path"),
         "/health" | "/health_generate" | "/ping" => ok("{}"),
         "/v1/models" => {
             let model = json!({"id": settings.model, "object": "model", "owned_by": "mock"});
@@ -102,7 +109,7 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
         "/metrics" => ok(format!(
             "{}mock_requests_running {}\nmock_requests_waiting {}\nmock_prompt_tokens_total {}\n\
              mock_cached_tokens_total {}\nmock_completion_tokens_total {}\n",
-            if is_vllm { cache_config(settings) } else { String::new() },
+            if is_vllm { vllm_figures(settings, &now) } else { String::new() },
             now.running,
             now.waiting,
             now.totals.prompt_tokens,
@@ -121,10 +128,14 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     }
 }
 
-/// The one place where vLLM tells the size of its KV cache.
-fn cache_config(settings: &Settings) -> String {
+/// The size of its KV cache, which vLLM tells nowhere else, and its counts.
+fn vllm_figures(settings: &Settings, now: &Stats) -> String {
     let (page, pages) = (settings.page_size, settings.kv_tokens / settings.page_size);
-    format!("vllm:cache_config_info{{block_size=\"{page}\",num_gpu_blocks=\"{pages}\"}} 1.0\n")
+    format!(
+        "vllm:cache_config_info{{block_size=\"{page}\",num_gpu_blocks=\"{pages}\"}} 1.0\n\
+         vllm:prompt_tokens_total {}\nvllm:generation_tokens_total {}\n",
+        now.totals.prompt_tokens, now.totals.completion_tokens,
+    )
 }
 
 /// One request that generates.

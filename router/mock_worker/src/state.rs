@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc::UnboundedSender},
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 
 use crate::{
@@ -31,6 +31,9 @@ pub enum Order {
     Die,
     RestartEmpty,
 }
+
+/// From one look at whether a stopped engine goes on to the next.
+const A_LITTLE: Duration = Duration::from_millis(5);
 
 /// One worker.
 pub struct State {
@@ -121,6 +124,9 @@ impl State {
                 sleep_until(now).await;
             }
             self.freezer.passed().await;
+            while self.fault.stops_engine() {
+                sleep(A_LITTLE).await;
+            }
             self.engine.lock().finish();
         }
     }

@@ -4,8 +4,9 @@
 //! There are two reasons to wait here. `--max-concurrent-requests` is reached: then the next free
 //! slot goes to who waits longest. Or every worker has answered that it is busy: then requests stand
 //! in line, and the first in it tries again whenever a request has ended, or after a little pause,
-//! for others may use these workers, too. Requests that come while there is a line go to its end. Each
-//! model has a line of its own: its workers may be busy while those of another model are idle.
+//! for others may use these workers, too. Requests that come while there is a line go to its end, streams
+//! that broke to its front. Each model has a line of its own: its workers may be busy while those of
+//! another model are idle.
 
 use std::{
     collections::BTreeMap,
@@ -34,6 +35,9 @@ use crate::{
 /// Pause of the first in line when nothing happens.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Numbers of requests that come are above this one.
+const NEW: u64 = 1 << 63;
+
 /// Advice longer than this is not about the present any more.
 const LONGEST_ADVICE: u64 = 60;
 
@@ -61,8 +65,10 @@ pub struct Queue {
 
 #[derive(Debug, Default)]
 struct Lines {
-    /// The number of the next request. Numbers are by the order of coming.
+    /// Requests so far. Numbers are by the order of coming, from [`NEW`] on.
     next: u64,
+    /// Those that continue a stream so far: they have the numbers below.
+    continued: u64,
     /// Those that are not empty. There are few models, so a search is cheap.
     lanes: Vec<(Lane, Line)>,
 }
@@ -183,8 +189,19 @@ impl Queue {
         let place = self.place()?;
         let mut lines = self.lines.lock();
         lines.next += 1;
-        let number = lines.next;
+        let number = NEW + lines.next;
         Ok(self.stand(place, lane, number, &mut lines))
+    }
+
+    /// A place before all requests that have no answer yet, for one whose stream has broken. It is never refused:
+    /// its client has a part of the answer.
+    pub(crate) fn step_in(&self, lane: Lane) -> Ticket<'_> {
+        let number = {
+            let mut lines = self.lines.lock();
+            lines.continued += 1;
+            lines.continued
+        };
+        self.return_to(lane, number)
     }
 
     /// The place that a request had before a worker seemed to take it. It is never refused: requests
@@ -407,6 +424,23 @@ mod tests {
         }
         drop((first, second, more));
         assert_eq!((queue.waiting(), queue.has_line(|| other)), (0, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_stream_goes_before_all_that_wait_and_is_never_refused() {
+        let queue = queue(&Config { queue_size: 1, ..Config::default() });
+        let waits = queue.line_up(None).expect("room");
+        let (first, second) = (queue.step_in(None), queue.step_in(None));
+        assert!(first.number() < second.number() && second.number() < waits.number());
+        let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
+        let [one, two] = &mut alarms;
+        tokio::select! {
+            biased;
+            _ = waits.turn(one, in_an_hour()) => panic!("overtaken"),
+            mine = first.turn(two, in_an_hour()) => assert!(mine),
+        }
+        drop((first, second));
+        assert!(waits.turn(one, in_an_hour()).await);
     }
 
     #[tokio::test(start_paused = true)]

@@ -311,7 +311,8 @@ impl EventStream {
         let State::Flowing { frames, job } = &self.state else { return false };
         let worker = frames.worker();
         let is_stuck = || self.is_replayable() && worker.is_silent_for(pause);
-        worker.phase() != Phase::Healthy || is_stuck() && job.router.registry.has_other(worker)
+        let is_gone = worker.phase() != Phase::Healthy || worker.is_frozen();
+        is_gone || is_stuck() && job.router.registry.has_other(worker)
     }
 
     /// Looks for another worker if that may help; else returns the last that the client gets.

@@ -27,12 +27,14 @@ impl Pulse {
         Self { heard: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
     }
 
-    /// A byte has come.
-    pub(super) fn beat(&self, now: Instant) {
-        let at = self.millis(now);
-        if self.heard.load(Ordering::Relaxed) < at {
-            self.heard.store(at, Ordering::Relaxed);
+    /// A byte has come. Returns the milliseconds of the silence that it ends.
+    pub(super) fn beat(&self, now: Instant) -> u64 {
+        let (at, before) = (self.millis(now), self.heard.load(Ordering::Relaxed));
+        if before >= at {
+            return 0;
         }
+        self.heard.store(at, Ordering::Relaxed);
+        at.saturating_sub(before.max(self.busy_since.load(Ordering::Relaxed)))
     }
 
     /// An idle worker has got a request: its silence begins now.
@@ -67,8 +69,8 @@ mod tests {
         let at = |millis| born + Duration::from_millis(millis);
         let pulse = Pulse::new(born);
         assert_eq!(pulse.silent_for(at(40)), Duration::from_millis(40));
-        pulse.beat(at(50));
-        pulse.beat(at(30)); // another thread, a little late
+        assert_eq!(pulse.beat(at(50)), 50);
+        assert_eq!(pulse.beat(at(30)), 0, "another thread, a little late");
         assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(pulse.silent_for(at(10)), Duration::ZERO);
     }
@@ -81,6 +83,7 @@ mod tests {
         pulse.beat(at(10));
         pulse.begin(at(50));
         assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
+        assert_eq!(pulse.beat(at(15)), 0, "it was idle until then");
         assert!(pulse.heard_since(at(5)) && !pulse.heard_since(at(20)));
     }
 }

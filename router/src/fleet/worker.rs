@@ -10,6 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{task::AbortHandle, time::Instant};
 
@@ -34,6 +35,7 @@ use crate::{
         pace::Pace,
         phase::Rotation,
         pulse::{GRAIN, Pulse},
+        rhythm::Rhythm,
         speed::Speed,
         trouble::Troubles,
     },
@@ -42,6 +44,9 @@ use crate::{
     policy::Candidate,
     upstream::Pool,
 };
+
+/// Engines that tell of themselves by themselves do so in each step.
+const LEAST_SILENCE: Duration = Duration::from_millis(2500);
 
 /// Shared by the registry, the requests it serves and its health check.
 #[derive(Debug)]
@@ -58,6 +63,7 @@ pub struct Worker {
     hash_seed: u64,
     pub(super) load: Load,
     pub(super) pulse: Pulse,
+    pub(super) rhythm: Rhythm,
     pub(super) pace: Pace,
     pub(super) speed: Speed,
     pub(super) others: Others,
@@ -67,6 +73,8 @@ pub struct Worker {
     troubles: Troubles,
     /// Its good health checks mean that its engine makes progress, and not only that HTTP answers.
     vouched: AtomicBool,
+    /// When its engine was last found frozen behind good health checks.
+    frozen: Mutex<Option<Instant>>,
     /// Seconds that its answers have taken, the longest of late.
     pub(super) longest_answer: Longest,
     first_token_timeout: Duration,
@@ -90,6 +98,7 @@ impl Worker {
             learned: Learned::new(config.default_cache_blocks()),
             load: Load::default(),
             pulse: Pulse::new(Instant::now()),
+            rhythm: Rhythm::default(),
             pace: Pace::default(),
             speed: Speed::default(),
             others: Others::default(),
@@ -101,6 +110,7 @@ impl Worker {
             rotation: Rotation::new(),
             troubles: Troubles::default(),
             vouched: AtomicBool::new(false),
+            frozen: Mutex::default(),
             longest_answer: Longest::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
@@ -195,7 +205,7 @@ impl Worker {
 
     /// A byte of some response has come from it.
     pub fn heard(&self, now: Instant) {
-        self.pulse.beat(now);
+        self.rhythm.observe(self.pulse.beat(now));
     }
 
     /// Nothing has come from it for so long, and it does not say itself that it makes progress.
@@ -225,9 +235,39 @@ impl Worker {
         self.longest_answer.limit(self.first_token_timeout)
     }
 
+    /// How long its engine may give no sign of life although it has work, where it gives them by itself.
+    pub(super) fn silence_limit(&self) -> Duration {
+        let limit = self.rhythm.limit(LEAST_SILENCE, self.first_token_timeout);
+        self.pace.limit(self.pending_tokens(), limit)
+    }
+
+    /// What a question to its engine may take: at least `least`, or more if prompts are ahead of it.
+    pub(super) fn canary_limit(&self, least: Duration) -> Duration {
+        self.pace.limit(self.pending_tokens(), least)
+    }
+
+    /// Its engine has frozen behind an HTTP server that answers: what waits for a first byte goes elsewhere.
+    pub(super) fn freeze(&self) {
+        *self.frozen.lock() = Some(Instant::now());
+        // Its health checks are good and bring it back into rotation; the breaker keeps it out.
+        self.record(Outcome::Late(Duration::ZERO), true);
+        self.suspect();
+        self.give_up();
+    }
+
+    /// Nothing has come from it since its engine was found frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.lock().is_some_and(|since| !self.heard_since(since))
+    }
+
+    /// Its good health checks speak for its engine.
+    pub(super) fn is_vouched_for(&self) -> bool {
+        self.vouched.load(Ordering::Relaxed)
+    }
+
     /// Its engine makes progress, by its own word: what takes long there is slow, and not stuck.
     pub fn makes_progress(&self) -> bool {
-        self.vouched.load(Ordering::Relaxed) && self.phase() == Phase::Healthy
+        self.is_vouched_for() && self.phase() == Phase::Healthy
     }
 
     pub(super) fn set_vouched(&self, vouched: bool) {

@@ -121,6 +121,11 @@ impl Job {
         self.deadline.min(*until)
     }
 
+    /// The waits until now were for its first answer; that one has broken.
+    pub(super) fn wait_anew(&mut self) {
+        self.patient_until = None;
+    }
+
     /// Why it waits no longer.
     pub(super) fn out_of_patience(&self) -> Error {
         if Instant::now() >= self.deadline {

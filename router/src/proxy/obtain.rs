@@ -41,15 +41,20 @@ pub struct Rest {
     pub connection: Connection,
 }
 
-/// Has a worker answer `job`, with `body` instead of the client's if given.
+/// Has a worker answer `job`, with `body` instead of the client's if given: then it continues a stream, of
+/// which the client waits for the next word, and goes before requests that have none yet.
 pub async fn obtain(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
     job.failures = 0;
+    let continues = body.is_some();
+    if continues {
+        job.wait_anew();
+    }
     let mut refusal = None;
     if job.endpoint.is_work() {
         take_slot(job).await?;
     }
-    // Nobody overtakes those who wait in line.
-    if !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
+    // Nobody else overtakes those who wait in line.
+    if continues || !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
         match Round::new(job, body.as_ref()).run().await {
             Ok(reply) => return Ok(reply),
             Err(Stop::For(error)) => return Err(error),
@@ -74,6 +79,7 @@ async fn in_line(
             (Some(held), _) => held,
             // A worker was asked and has refused after a while: back to the place that it had.
             (None, Some(number)) => queue.return_to(job.lane(), number),
+            (None, None) if body.is_some() => queue.step_in(job.lane()),
             (None, None) => {
                 queue.line_up(job.lane()).map_err(|full| answer(refusal.take(), full))?
             }

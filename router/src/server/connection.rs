@@ -257,7 +257,11 @@ impl Serving {
                 Ok(response.map(ResponseBody::Admin))
             }
             // Boxed, because hyper moves the future of every request about.
-            endpoint => Box::pin(forward(&self.router, endpoint, request, turn, journal)).await,
+            endpoint => {
+                let answering = forward(&self.router, endpoint, request, turn, journal);
+                let answered = self.router.gate.unless_cut(Box::pin(answering)).await;
+                answered.unwrap_or(Err(Error::Draining))
+            }
         }
     }
 }

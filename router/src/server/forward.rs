@@ -10,7 +10,6 @@ use crate::{
     body::ResponseBody,
     endpoint::Endpoint,
     error::Error,
-    metrics::Metrics,
     proxy::{Job, obtain, request::WorkerRequest},
     router::Router,
     telemetry::journal::Journal,
@@ -28,7 +27,7 @@ pub(super) async fn forward(
     if router.gate.is_draining() {
         return Err(Error::Draining);
     }
-    let reading = AbortCount(Some(&router.metrics));
+    let reading = AbortCount(Some(router));
     let request = WorkerRequest::read(request, router).await;
     let request = reading.disarm(request)?;
     turn.uploaded();
@@ -40,16 +39,28 @@ pub(super) async fn forward(
         return Err(Error::BadRequest { param: "continuation", message: message.to_owned() });
     }
     // Declared after the job, so that an abort is counted before the request has left.
-    let waiting = AbortCount(Some(&router.metrics));
+    let waiting = AbortCount(Some(router));
     let reply = obtain(&mut job, None).await;
-    let mut reply = waiting.disarm(reply)?;
+    let mut reply = waiting.disarm(reply).map_err(|error| unless_stopping(router, error))?;
     headers::for_client(&mut reply.head.headers);
     reply.head.version = Version::HTTP_11;
     Ok(ResponseBody::of_worker(job, reply))
 }
 
+/// Workers that are stopped together with the router fail, and none of it is the request's fault.
+fn unless_stopping(router: &Router, error: Error) -> Error {
+    match error {
+        Error::WorkersFailed { .. } | Error::NoHealthyWorker { .. } | Error::Poisonous { .. }
+            if router.gate.is_draining() =>
+        {
+            Error::Draining
+        }
+        error => error,
+    }
+}
+
 /// Counts a request whose future is dropped, which is how a client's leaving looks from here.
-struct AbortCount<'a>(Option<&'a Metrics>);
+struct AbortCount<'a>(Option<&'a Router>);
 
 impl AbortCount<'_> {
     fn disarm<T>(mut self, outcome: T) -> T {
@@ -60,8 +71,9 @@ impl AbortCount<'_> {
 
 impl Drop for AbortCount<'_> {
     fn drop(&mut self) {
-        if let Some(metrics) = self.0 {
-            metrics.client_abort();
+        // What the router itself gives up has a client that is still there.
+        if let Some(router) = self.0.filter(|router| !router.gate.is_cut()) {
+            router.metrics.client_abort();
         }
     }
 }

@@ -11,7 +11,10 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
 };
 
-use crate::support::{Client, Event, FakeWorker, Reply, all_in, config, post, router, secs, soon};
+use crate::support::{
+    Answer, Client, Event, FakeWorker, Reply, all_in, config, post, router, router_without_waiting,
+    secs, soon,
+};
 
 /// A worker that answers when told, and the means to tell it.
 async fn gated() -> (FakeWorker, Arc<Semaphore>) {
@@ -57,7 +60,7 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
 struct Running {
     worker: FakeWorker,
     gate: Arc<Semaphore>,
-    inside: tokio::task::JoinHandle<hyper::Result<StatusCode>>,
+    inside: tokio::task::JoinHandle<Answer>,
     drain: oneshot::Sender<()>,
     stop: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<Result<(), StartError>>,
@@ -80,12 +83,16 @@ async fn running(config: Config) -> Running {
             }
         },
     ));
-    let inside = tokio::spawn(async move {
-        let mut client = Client::connect(address).await;
-        client.call(post("/generate", "{}")).await.map(|answer| answer.status)
-    });
+    let inside =
+        tokio::spawn(async move { Client::connect(address).await.post("/generate", "{}").await });
     worker.request().await;
     Running { worker, gate, inside, drain, stop, server }
+}
+
+/// What has had no byte of an answer gets one that says why.
+fn assert_refused(answer: &Answer) {
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.error_code(), "draining");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,7 +100,7 @@ async fn run_ends_when_the_last_request_has() {
     let running = running(config()).await;
     running.drain.send(()).expect("running");
     running.gate.add_permits(1);
-    assert_eq!(running.inside.await.expect("no panic").expect("whole"), StatusCode::OK);
+    assert_eq!(running.inside.await.expect("no panic").status, StatusCode::OK);
     running.server.await.expect("no panic").expect("no error");
 }
 
@@ -103,7 +110,7 @@ async fn the_grace_period_has_an_end() {
     let mut running = running(config).await;
     running.drain.send(()).expect("running");
     running.server.await.expect("no panic").expect("no error");
-    running.inside.await.expect("no panic").expect_err("cut off");
+    assert_refused(&running.inside.await.expect("no panic"));
     assert!(matches!(running.worker.event().await, Event::Aborted));
 }
 
@@ -113,7 +120,7 @@ async fn stop_does_not_wait_for_the_drain() {
     running.drain.send(()).expect("running");
     running.stop.send(()).expect("running");
     running.server.await.expect("no panic").expect("no error");
-    running.inside.await.expect("no panic").expect_err("cut off");
+    assert_refused(&running.inside.await.expect("no panic"));
     assert!(matches!(running.worker.event().await, Event::Aborted));
 }
 
@@ -144,6 +151,37 @@ async fn a_stream_that_is_stopped_ends_with_an_error_event() {
     assert!(error.contains("the router is shutting down"), "{error}");
     assert!(matches!(worker.event().await, Event::Aborted));
     drop(frames);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_waits_for_a_worker_is_refused_when_the_router_stops() {
+    let worker = FakeWorker::plain().await;
+    worker.set_healthy(false);
+    let router = router_without_waiting(config(), &[&worker]).await;
+    let address = router.local_addr();
+    let waits = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", r#"{"prompt": "a"}"#).await
+    });
+    while router.router().queue.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    router.stop(Duration::from_millis(1)).await;
+    assert_refused(&waits.await.expect("no panic"));
+    assert_eq!(router.stats().requests.client_aborts, 0, "the client is still there");
+}
+
+/// The workers are told to stop at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_end_with_the_router_are_no_fault_of_a_request() {
+    let mut worker = FakeWorker::start(|_| Reply::Hang).await;
+    let router = router(config(), &[&worker]).await;
+    let address = router.local_addr();
+    let inside = tokio::spawn(async move {
+        Client::connect(address).await.post("/v1/completions", r#"{"prompt": "a"}"#).await
+    });
+    worker.request().await;
+    tokio::join!(router.stop(Duration::from_millis(200)), worker.kill());
+    assert_refused(&inside.await.expect("no panic"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

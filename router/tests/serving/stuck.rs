@@ -2,18 +2,18 @@
 //! engines that are slow: what is waited for there stays. The clock stands still while anything moves and
 //! jumps to the next timer when nothing does.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::StatusCode;
 use mla_router::{Config, config::PolicyName};
 use tokio::{
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     time::{Instant, sleep},
 };
 
 use crate::support::{
-    Client, Event, FakeWorker, GOOD, Reply, assert_nothing_booked, config, router, secs,
+    Canary, Client, Event, FakeWorker, GOOD, Reply, assert_nothing_booked, config, router, secs,
 };
 
 const PATH: &str = "/v1/completions";
@@ -21,6 +21,9 @@ const WHOLE: &str = r#"{"prompt":"x"}"#;
 const STREAMED: &str = r#"{"prompt":"x","stream":true}"#;
 
 const EVENT: &str = "data: {\"choices\":[]}\n\n";
+
+/// A stream that is whole.
+const ANSWER: &str = "data: {\"choices\":[]}\n\ndata: [DONE]\n\n";
 
 const STUCK: &str = r#"{"status":"stuck","last_step_age":1.1}"#;
 const WELL: &str = r#"{"status":"ok","last_step_age":0.1}"#;
@@ -53,6 +56,99 @@ async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
         assert!(matches!(stuck.event().await, Event::Aborted));
         assert_nothing_booked(&router).await;
     }
+}
+
+/// As SGLang's: its HTTP server answers, and generates a token when asked for a sign of its engine.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
+    for body in [WHOLE, STREAMED] {
+        let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
+        let good = FakeWorker::start(|seen| {
+            Reply::ok(if seen.body == STREAMED.as_bytes() { ANSWER } else { GOOD })
+        })
+        .await;
+        frozen.set_canary(Canary::Sings);
+        let router = router(in_turn(), &[&frozen, &good]).await;
+        let address = router.local_addr();
+        // It has been asked once, and is known to answer.
+        sleep(Duration::from_secs(2)).await;
+        frozen.set_canary(Canary::Silent);
+        let begun = Instant::now();
+        assert_eq!(Client::connect(address).await.post(PATH, body).await.status, StatusCode::OK);
+        assert!(begun.elapsed() <= Duration::from_secs(4), "{:?}", begun.elapsed());
+        frozen.request().await;
+        assert!(matches!(frozen.event().await, Event::Aborted));
+        // Its health checks are good, and it is not asked again for now.
+        sleep(Duration::from_secs(2)).await;
+        for _ in 0..4 {
+            let answer = Client::connect(address).await.post(PATH, body).await;
+            assert_eq!(answer.status, StatusCode::OK);
+        }
+        assert_eq!(frozen.requests_so_far(), 0);
+        // What it says then is a sign of life.
+        frozen.set_canary(Canary::Sings);
+        assert_nothing_booked(&router).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_engine_that_answers_its_canary_keeps_its_requests() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut slow = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let mut other = FakeWorker::plain().await;
+    slow.set_canary(Canary::Sings);
+    let router = router(in_turn(), &[&slow, &other]).await;
+    let address = router.local_addr();
+    let asked = tokio::spawn(async move { Client::connect(address).await.post(PATH, WHOLE).await });
+    slow.request().await;
+    sleep(Duration::from_secs(900)).await;
+    gate.add_permits(1);
+    assert_eq!(asked.await.expect("no panic").status, StatusCode::OK);
+    assert_eq!(other.requests_so_far(), 0);
+}
+
+/// As vLLM's: the counts of its tokens go up with each step.
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_counts_stop_is_left_by_the_pace_that_they_had() {
+    let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
+    let good = FakeWorker::plain().await;
+    let router = router(in_turn(), &[&frozen, &good]).await;
+    let address = router.local_addr();
+    let asked = tokio::spawn(async move { Client::connect(address).await.post(PATH, WHOLE).await });
+    frozen.request().await;
+    // A long answer in one piece.
+    for tokens in 0..600 {
+        frozen.set_metrics(&format!("vllm:generation_tokens_total {tokens}\n"));
+        sleep(Duration::from_millis(250)).await;
+        assert!(!asked.is_finished(), "after {tokens} tokens");
+    }
+    let begun = Instant::now();
+    assert_eq!(asked.await.expect("no panic").status, StatusCode::OK);
+    // Four times the four seconds after which its counts were first seen to go up.
+    assert!(begun.elapsed() <= Duration::from_secs(17), "{:?}", begun.elapsed());
+    assert!(matches!(frozen.event().await, Event::Aborted));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_a_frozen_engine_ends_with_an_error_though_its_health_is_good() {
+    let (frames, source) = mpsc::unbounded_channel();
+    frames.send(Bytes::from_static(EVENT.as_bytes())).expect("streaming");
+    let source = parking_lot::Mutex::new(Some(source));
+    let frozen =
+        FakeWorker::start(move |_| Reply::Events(source.lock().take().expect("one request"))).await;
+    let good = FakeWorker::plain().await;
+    frozen.set_canary(Canary::Sings);
+    let router = router(in_turn(), &[&frozen, &good]).await;
+    let address = router.local_addr();
+    sleep(Duration::from_secs(2)).await;
+    frozen.set_canary(Canary::Silent);
+    let begun = Instant::now();
+    let answer = Client::connect(address).await.post(PATH, STREAMED).await;
+    let text = std::str::from_utf8(&answer.body).expect("text");
+    assert!(text.contains("stream_stuck") && !text.contains("[DONE]"), "{text}");
+    assert!(begun.elapsed() <= Duration::from_secs(7), "{:?}", begun.elapsed());
+    drop(frames);
 }
 
 /// A foreign engine, of which nothing tells but its silence.

@@ -15,10 +15,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
 pub(crate) use cable::Cable;
-pub(crate) use client::{Client, Raw, post, request};
+pub(crate) use client::{Answer, Client, Raw, post, request};
 pub(crate) use folder::Folder;
 pub(crate) use process::{Process, run};
-pub(crate) use worker::{ENDLESS_FRAME, Event, FakeWorker, GOOD, Reply, Seen, Speaks, Then};
+pub(crate) use worker::{
+    Canary, ENDLESS_FRAME, Event, FakeWorker, GOOD, Reply, Seen, Speaks, Then,
+};
 
 /// Far more than anything here takes, on a machine with much else to do, too: what is awaited for longer
 /// will not come.

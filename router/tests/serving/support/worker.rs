@@ -123,6 +123,18 @@ struct State {
     withholds_info: AtomicBool,
     models: Mutex<Option<String>>,
     metrics: Mutex<Option<String>>,
+    canary: Mutex<Canary>,
+}
+
+/// What comes of `/health_generate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Canary {
+    /// There is no such path.
+    Missing,
+    /// The engine answers it.
+    Sings,
+    /// The engine does not.
+    Silent,
 }
 
 impl State {
@@ -174,6 +186,7 @@ impl FakeWorker {
             withholds_info: AtomicBool::new(false),
             models: Mutex::new(None),
             metrics: Mutex::new(None),
+            canary: Mutex::new(Canary::Missing),
         });
         let port = Port::free().expect("a free port");
         let mut worker = Self { speaks, port, state, events, server: None };
@@ -244,6 +257,10 @@ impl FakeWorker {
 
     pub(crate) fn set_metrics(&self, page: &str) {
         *self.state.metrics.lock() = Some(page.to_owned());
+    }
+
+    pub(crate) fn set_canary(&self, canary: Canary) {
+        *self.state.canary.lock() = canary;
     }
 
     pub(crate) fn url(&self) -> String {
@@ -361,6 +378,15 @@ async fn answer(
         {
             let info = state.info.lock().clone();
             let reply = info.map_or_else(|| Reply::status(404), Reply::ok);
+            return respond(Unfinished(None), reply).await;
+        }
+        "/health_generate" if is_own(&head) => {
+            let canary = *state.canary.lock();
+            let reply = match canary {
+                Canary::Missing => Reply::status(404),
+                Canary::Sings => Reply::ok(""),
+                Canary::Silent => Reply::Hang,
+            };
             return respond(Unfinished(None), reply).await;
         }
         path @ ("/v1/models" | "/metrics") if is_own(&head) => {

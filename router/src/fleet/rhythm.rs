@@ -1,0 +1,71 @@
+//! How long an engine may be silent while it works, learned from the silences that it has broken.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// A silence may last this many times as long as the longest one of late.
+const LENIENCE: u32 = 4;
+
+/// Each period without one as long takes this part off the longest silence.
+const FADING: u64 = 10;
+
+/// Milliseconds.
+#[derive(Debug, Default)]
+pub(super) struct Rhythm {
+    /// The longest silence of this period.
+    longest: AtomicU64,
+    /// The longest of the periods before; 0 before the first has ended.
+    before: AtomicU64,
+}
+
+impl Rhythm {
+    /// A silence has ended with a sign of life.
+    pub(super) fn observe(&self, silence: u64) {
+        if self.longest.load(Ordering::Relaxed) < silence {
+            self.longest.fetch_max(silence, Ordering::Relaxed);
+        }
+    }
+
+    /// Another period is over, in which the engine has worked.
+    pub(super) fn turn(&self) {
+        let before = self.before.load(Ordering::Relaxed);
+        let longest = self.longest.swap(0, Ordering::Relaxed);
+        self.before.store(longest.max(before - before / FADING).max(1), Ordering::Relaxed);
+    }
+
+    /// How long a silence may last: at least `least`, and `unknown` before a period has ended.
+    pub(super) fn limit(&self, least: Duration, unknown: Duration) -> Duration {
+        let before = self.before.load(Ordering::Relaxed);
+        let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed).max(before));
+        let learned = longest.saturating_mul(LENIENCE).max(least);
+        if before == 0 { learned.max(unknown) } else { learned }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_millis(2500);
+    const UNKNOWN: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn it_is_learned_from_the_silences_that_have_ended() {
+        let rhythm = Rhythm::default();
+        rhythm.observe(40);
+        assert_eq!(rhythm.limit(LEAST, UNKNOWN), UNKNOWN, "nothing is known yet");
+        rhythm.turn();
+        assert_eq!(rhythm.limit(LEAST, UNKNOWN), LEAST);
+        rhythm.observe(3000);
+        assert_eq!(rhythm.limit(LEAST, UNKNOWN), Duration::from_secs(12), "at once");
+        rhythm.turn();
+        rhythm.turn();
+        assert_eq!(rhythm.limit(LEAST, UNKNOWN), Duration::from_millis(4 * 2700));
+        for _ in 0..20 {
+            rhythm.turn();
+        }
+        assert_eq!(rhythm.limit(LEAST, UNKNOWN), LEAST);
+    }
+}
