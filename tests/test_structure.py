@@ -18,6 +18,7 @@ LAYERS = (
     "worker.core worker.messages worker.config worker.child worker.pulse worker.logs worker.model_folder",
     "worker.sglang_flags worker.flags",
     "worker.kernels",
+    "worker.kv_cache",
     "worker.model",
     "worker.engine",
     "worker.grammar",

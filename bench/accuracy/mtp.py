@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 from record import record
 
 from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model, load_prediction
 from mla_router.worker.model.mtp import MultiTokenPrediction
@@ -47,16 +48,18 @@ def drafted(
     """The `new_tokens` tokens that `model` says after `prompt`, and the guess at each of them but the
     first."""
     driver = ForwardDriver(model, page_size=16, num_slots=1, max_length=len(prompt) + new_tokens)
-    cache = torch.zeros(prediction.cache_shape(*driver.cache.shape[1:3]))
+    pages, page_size = driver.caches[0].shape[:2]
+    specs = prediction.kv_cache_specs(torch.float32)
+    caches = KVCachePool(specs, pages - 1, page_size, driver.device).layers
     said, guesses = list[int](), list[int]()
     batch, following = driver.batch(chunks=[(0, prompt)]), prompt[1:]
     while True:
-        hidden = model(batch, driver.cache)
+        hidden = model(batch, driver.caches)
         said.append(int(model.logits(hidden[-1:]).argmax()))
         if len(said) == new_tokens:
             return said, guesses
         embedded = model.embed(torch.tensor([*following, said[-1]]))
-        ahead = prediction(batch, hidden, embedded, cache)
+        ahead = prediction(batch, hidden, embedded, caches)
         guesses.append(int(model.logits(ahead[-1:]).argmax()))
         batch, following = driver.batch({0: said[-1]}), []
 

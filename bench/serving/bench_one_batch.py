@@ -33,6 +33,7 @@ from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepP
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.kernels import pdl
+from mla_router.worker.kv_cache.spec import bytes_per_token
 
 SEED = 0
 
@@ -149,7 +150,7 @@ def floor_ms(engine: Engine, size: int, length: int, bytes_per_second: float) ->
         if "embed_tokens" in name and not config.tie_word_embeddings:
             continue
         weights += parameter.nbytes * (hit if ".experts." in name else 1)
-    cache = size * length * config.cache_values_per_token * engine.cache.itemsize
+    cache = size * length * bytes_per_token(engine.kv_cache.specs)
     return 1e3 * (weights + cache) / bytes_per_second
 
 

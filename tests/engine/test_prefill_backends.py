@@ -15,8 +15,8 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.attention import StepAttention
-from mla_router.worker.model.config.cache_rows import HeadRows
 
 HEADS, RANK, NOPE, ROPE, VALUE = 2, 6, 4, 2, 3
 KEY_HEADS, SHARE = 2, 3
@@ -57,12 +57,16 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
     assert max(passes) <= max(most_keys, len(q))
 
 
+def heads_spec(width: int) -> HeadsSpec:
+    return HeadsSpec(dtype=torch.float32, num_kv_heads=KEY_HEADS, head_dim=width, v_head_dim=VALUE)
+
+
 @pytest.mark.parametrize("most_keys", [1000, 40, 7, 1])
 def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(15, KEY_HEADS * SHARE, width)
-    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, HeadRows(KEY_HEADS, width, VALUE), CPU)
+    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, heads_spec(width), CPU)
     ours.max_keys = most_keys
     results = []
     for backend in (TorchBackend(), ours):
@@ -121,7 +125,7 @@ def test_keys_and_values_of_a_prefill_graph(layout: StepLayout) -> None:
     q = torch.randn(ROWS, KEY_HEADS * SHARE, width)
     layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
-    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, HeadRows(KEY_HEADS, width, VALUE), CPU)
+    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, heads_spec(width), CPU)
     expected, got = (torch.full((n, KEY_HEADS * SHARE, VALUE), float("nan")) for n in (NEW, ROWS))
     TorchBackend().plan(layout).gqa_prefill(q[:NEW], cache, expected, scale=0.5)
     ours.plan_prefill_graph(planned)(locations).gqa_prefill(q, cache, got, scale=0.5)

@@ -19,6 +19,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.loader import load_model
+from support.cached_rows import cached_rows, clear, put_back
 from support.cuda import assert_rows_close, forbid_waiting
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -71,11 +72,11 @@ def test_the_same_logits(engine: Engine) -> None:
     prefill(engine, lengths)
     slots = tuple(range(len(lengths)))
     plan = StepPlan(slots, tuple(length + 1 for length in lengths), (), (), ())
-    before = engine.cache.clone()
+    before = cached_rows(engine)
     want = engine.forward(plan).logits.clone()
-    written = engine.cache.clone()
+    written = cached_rows(engine)
 
-    engine.cache.copy_(before)
+    put_back(engine, before)
     # No 8: attention of so many requests has tiles that add in another order than those of 5
     engine.capture_graphs(GraphSizes(decode=[2, 4, 7]))
     try:
@@ -84,14 +85,14 @@ def test_the_same_logits(engine: Engine) -> None:
         assert launched.slots.tolist() == list(slots)
         assert launched.positions.tolist() == [length + 1 for length in lengths]
         # Page 0 takes what idle rows write.
-        torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
 
         # Fewer rows afterwards: those that left are not written to.
         few = StepPlan((3,), (lengths[3] + 2,), (), (), ())
-        kept = engine.cache[:, 1:].clone()
+        kept = cached_rows(engine)[:, 1:]
         with forbid_waiting():
             engine.sample(engine.forward(few))
-        changed = (engine.cache[:, 1:] != kept).any(-1).any(0).nonzero().tolist()
+        changed = (cached_rows(engine)[:, 1:] != kept).any(-1).any(0).nonzero().tolist()
         assert changed == [[10 * 3 + 101 // 16, 101 % 16]]
     finally:
         engine.capture_graphs(GraphSizes())
@@ -120,7 +121,7 @@ def test_prompts_in_pieces(engine: Engine) -> None:
     """A mixed step, of a size that is padded and of one that is not."""
     lengths = [5, 16, 33]
     prefill(engine, lengths)
-    before = engine.cache.clone()
+    before = cached_rows(engine)
     for new in (13, 29):  # 16 and 32 rows
         chunk = PrefillChunk(4, 0, tuple(range(new)), is_last=True)
         plan = StepPlan(
@@ -130,18 +131,20 @@ def test_prompts_in_pieces(engine: Engine) -> None:
             tuple((4, page, 50 + page) for page in range(10)),
             (Admitted(4, SamplingParams(50), chunk.tokens),),
         )
-        engine.cache.copy_(before)
+        put_back(engine, before)
         want = engine.forward(plan).logits.clone()
-        written = engine.cache.clone()
-        engine.cache.copy_(before)
+        written = cached_rows(engine)
+        put_back(engine, before)
         engine.capture_graphs(GraphSizes(piecewise=[16, 32]))
         try:
             engine.forward(plan)  # whatever it leaves behind must not matter to the next
-            engine.cache.copy_(before)
+            put_back(engine, before)
             with forbid_waiting():
                 launched = engine.forward(plan)
             torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
-            torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(
+                cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2
+            )
         finally:
             engine.capture_graphs(GraphSizes())
 
@@ -189,11 +192,11 @@ def run_all(
     it was waited for. Page 0 takes what rows too many write."""
     results, before = [], None
     engine.capture_graphs(sizes)
-    engine.cache.zero_()
+    clear(engine)
     try:
         for plan in plans:
             launched = engine.forward(plan)
-            results.append((launched.logits.clone(), engine.cache[:, 1:].clone()))
+            results.append((launched.logits.clone(), cached_rows(engine)[:, 1:]))
             readback = engine.sample(launched)
             engine.slots.last_token.fill_(7)  # near ties must not lead apart
             if before is not None:
@@ -315,7 +318,7 @@ def test_few_prompt_tokens_are_decode_rows(
     entries = [slot * CAPACITY.pages_per_request + index for slot, index, _ in plan.page_writes]
     engine.slots.write_pages(torch.tensor(entries, device=CUDA), pages)
     engine.slots.last_token.random_(300)
-    before, tokens = engine.cache.clone(), engine.slots.last_token.clone()
+    before, tokens = cached_rows(engine), engine.slots.last_token.clone()
 
     rows = decode_rows(plan, size, engine.slots.idle_slot)
     engine.slots.write_input_tokens(torch.tensor(rows.input_tokens, device=CUDA))
@@ -323,15 +326,15 @@ def test_few_prompt_tokens_are_decode_rows(
     engine.forward_pass.prepare_decode(rows.slots, rows.lengths)
     output = engine.forward_pass.decode(engine.slots.look_up(on_device))
     want, hidden_states = output.logits[rows.sampled], output.hidden_states
-    written = engine.cache.clone()
-    engine.cache.copy_(before)
+    written = cached_rows(engine)
+    put_back(engine, before)
     as_prompts = engine.forward(plan).logits.clone()
     assert not replayed
 
     engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))
     try:
         for _ in range(2):  # whatever the first leaves behind must not matter to the second
-            engine.cache.copy_(before)
+            put_back(engine, before)
             engine.slots.last_token.copy_(tokens)
             with forbid_waiting():
                 launched = engine.forward(plan)
@@ -343,7 +346,7 @@ def test_few_prompt_tokens_are_decode_rows(
         assert launched.positions.tolist() == [*plan.decode_lengths, *ends]
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(states, hidden_states, rtol=2e-2, atol=2e-2)
-        torch.testing.assert_close(engine.cache[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         if isinstance(engine.model.config, LlamaConfig):
             assert_rows_close(got, as_prompts.double(), most=6e-2)
         # Greedy, and kept for the next step; other slots' last tokens are as they were

@@ -33,9 +33,9 @@ def test_only_rows_whose_output_is_wanted_are_fed_forward_at_last(
     drivers = [ForwardDriver(model, page_size=16) for _ in range(2)]
     chunks = [(1, TOKENS[:40]), (0, TOKENS[40:])]
     of_all, of_some = (driver.batch(chunks=chunks) for driver in drivers)
-    expected = model(of_all, drivers[0].cache)[rows]
+    expected = model(of_all, drivers[0].caches)[rows]
     with torch.inference_mode():
-        launched = model.model.run_layers(of_some, drivers[1].cache)
+        launched = model.model.run_layers(of_some, drivers[1].caches)
         got = model.model.finish(*launched, torch.tensor(rows).long())
     assert fed == [60, *([len(rows)] if rows else [])]
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
@@ -51,7 +51,8 @@ def test_idle_rows_are_not_routed_in_any_layer(
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     drivers = [ForwardDriver(model, page_size=16) for _ in range(2)]
     for driver in drivers:
-        driver.cache[:, 0] = 0.0
+        for cache in driver.caches:
+            cache[0] = 0.0
         driver.page_table[3] = 0  # the idle slot's
         driver.step(chunks=[(0, TOKENS[:20]), (1, TOKENS[20:50])])
     expected = drivers[0].step({0: 5, 1: 7})
@@ -67,7 +68,7 @@ def test_idle_rows_are_not_routed_in_any_layer(
     batch = drivers[1].batch({0: 5, 1: 7, 3: 0})
     assert batch.out_cache_loc.tolist()[2] == 0
     with torch.inference_mode():
-        got = model.logits(model(batch, drivers[1].cache)).log_softmax(dim=-1)
+        got = model.logits(model(batch, drivers[1].caches)).log_softmax(dim=-1)
     torch.testing.assert_close(got[:2], expected, rtol=1e-5, atol=1e-6)
     config = model.config
     assert isinstance(config, DeepseekConfig)

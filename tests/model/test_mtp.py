@@ -15,7 +15,7 @@ from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.loader import load_model, load_prediction
 from mla_router.worker.model.mtp import MultiTokenPrediction
-from support.forward_driver import ForwardDriver
+from support.forward_driver import ForwardDriver, nan_caches
 from support.fp8_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.tiny_prediction import PaperPrediction, write_tiny_prediction
@@ -34,19 +34,20 @@ def load(folder: Path) -> tuple[CausalLM, MultiTokenPrediction]:
 def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
     """As `PaperPrediction.logprobs(TOKENS)`, the model's own steps being of so many tokens."""
     driver = ForwardDriver(model, page_size=16)
-    pages, page_size = driver.cache.shape[1:3]
-    cache = torch.full(prediction.cache_shape(pages, page_size), float("nan"))
+    pages, page_size = driver.caches[0].shape[:2]
+    specs = prediction.kv_cache_specs(torch.float32)
+    caches = nan_caches(specs, pages - 1, page_size, driver.device)
     depths = prediction.config.num_mtp_layers
     found: list[list[Tensor]] = [[] for _ in range(depths)]
     begin = 0
     for size in cuts:
         run = TOKENS[begin : begin + size]
         batch = driver.batch({0: run[0]}) if size == 1 else driver.batch(chunks=[(0, run)])
-        hidden = model(batch, driver.cache)
+        hidden = model(batch, driver.caches)
         for depth in range(depths):
             ahead = TOKENS[begin + 1 + depth : begin + 1 + depth + size]
             padded = torch.tensor(ahead + [0] * (size - len(ahead)))  # rows that nobody reads
-            hidden = prediction(batch, hidden, model.embed(padded), cache, depth)
+            hidden = prediction(batch, hidden, model.embed(padded), caches, depth)
             found[depth].append(model.logits(hidden[: len(ahead)]).log_softmax(dim=-1))
         begin += size
     return [torch.cat(rows) for rows in found]

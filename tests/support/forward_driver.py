@@ -13,8 +13,20 @@ from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.kv_cache.pool import KVCachePool
+from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
+
+
+def nan_caches(
+    specs: Sequence[KVCacheSpec], pages: int, page_size: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """The caches of a pool, full of NaN."""
+    caches = KVCachePool(specs, pages, page_size, device).layers
+    for cache in caches:
+        cache.fill_(float("nan"))
+    return caches
 
 
 class ForwardDriver:
@@ -38,8 +50,8 @@ class ForwardDriver:
         self.page_table = pages.to(torch.int32).view(num_slots, per_slot)
         weight = model.head_weight
         self.device = weight.device
-        shape = model.config.cache_shape(len(pages) + 1, page_size)
-        self.cache = torch.full(shape, float("nan"), dtype=weight.dtype, device=self.device)
+        specs = model.config.kv_cache_specs(weight.dtype)
+        self.caches = nan_caches(specs, len(pages), page_size, self.device)
 
     def share(self, owner: int, slot: int, pages: int) -> int:
         """Let the empty `slot` begin with the first `pages` pages of `owner`, as after a hit in the
@@ -55,7 +67,7 @@ class ForwardDriver:
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> Tensor:
         """Log-probabilities [T, vocab] after each token of `batch`."""
-        hidden = self.model(self.batch(decodes, chunks), self.cache)
+        hidden = self.model(self.batch(decodes, chunks), self.caches)
         return self.model.logits(hidden).log_softmax(dim=-1)
 
     def batch(

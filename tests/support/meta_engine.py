@@ -23,8 +23,8 @@ from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.kernels import beside
 from mla_router.worker.kernels.moe import experts
+from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.cache_rows import HeadRows
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import allocate, default_dtype
@@ -84,6 +84,6 @@ def _attention(config: ModelConfig) -> AttentionBackend:
     if isinstance(config, DeepseekConfig):
         heads = config.num_heads, config.qk_nope_head_dim + config.v_head_dim
         return backend.TritonBackend.for_latents(*heads, META)
-    rows = config.cache_rows
-    assert isinstance(rows, HeadRows)
+    rows = config.kv_cache_spec(0, torch.bfloat16)
+    assert isinstance(rows, HeadsSpec)
     return backend.TritonBackend.for_key_heads(config.num_heads, rows, META)

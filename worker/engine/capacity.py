@@ -8,6 +8,7 @@ import torch
 
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
+from mla_router.worker.kv_cache.spec import bytes_per_token
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.context_length import choose_context_length
 
@@ -31,7 +32,7 @@ def plan_capacity(
     take `mem_fraction_static`, but never what a step needs: `working_bytes`. Raises ConfigError if not
     even one page fits."""
     context_length = choose_context_length(config, model)
-    token_bytes = model.cache_values_per_token * dtype.itemsize
+    token_bytes = bytes_per_token(model.kv_cache_specs(dtype))
     tokens = config.max_total_tokens or _CPU_TOKENS
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -26,6 +26,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.sampling.scores import RowScores
 from mla_router.worker.engine.slots import SlotState
+from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.decoder import DecoderLayer
 
@@ -58,18 +59,14 @@ class Engine:
         self.model = model
         self.capacity = capacity
         self.device = device
-        config = model.config
-        # Page 0 belongs to nobody: unused entries of a page table point to it.
-        self.cache = torch.zeros(
-            config.cache_shape(capacity.num_pages + 1, capacity.page_size),
-            dtype=dtype,
-            device=device,
-        )
+        self.dtype = dtype
+        specs = model.config.kv_cache_specs(dtype)
+        self.kv_cache = KVCachePool(specs, capacity.num_pages, capacity.page_size, device)
         self.slots = SlotState(capacity, device)
-        self.sampler = Sampler(capacity.num_slots, config.vocab_size, device)
+        self.sampler = Sampler(capacity.num_slots, model.config.vocab_size, device)
         self.attention = attention
         packer = InputPacker(device, capacity.pages_per_request, self.slots.idle_slot)
-        self.forward_pass = ForwardPass(model, self.cache, self.slots, attention, capacity)
+        self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
         self._head = Head(model, packer)
         self._readback = ReadbackRing(device)

@@ -79,7 +79,7 @@ def measure_working_memory(
     _free()
     before = torch.cuda.memory_allocated(device)
     engine = new_engine()
-    tables = torch.cuda.memory_allocated(device) - before - engine.cache.nbytes
+    tables = torch.cuda.memory_allocated(device) - before - engine.kv_cache.nbytes
     step = 0
     for plan in plans:
         torch.cuda.synchronize(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +24,12 @@ class CausalLM(nn.Module):
         )
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:
         """Final hidden states [T, hidden_size], for `logits`.
 
-        cache, of `config.cache_shape(pages, page_size)`, gets the keys and values of the new tokens.
+        `caches`, the KV cache of each layer (`KVCachePool.layers`), get the rows of the new tokens.
         """
-        hidden: Tensor = self.model(batch, cache)
+        hidden: Tensor = self.model(batch, caches)
         return hidden
 
     def embed(self, tokens: Tensor) -> Tensor:

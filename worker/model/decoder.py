@@ -5,7 +5,7 @@ Attribute names are those of the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -33,12 +33,12 @@ class Decoder(nn.Module):
         assert isinstance(last, DecoderLayer), f"a layer that is {type(last)}"
         return last
 
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor:
+    def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:
         """Final hidden states [T, hidden_size]."""
-        update, stream = self.run_layers(batch, cache)
+        update, stream = self.run_layers(batch, caches)
         return self.finish(update, stream, locations=batch.out_cache_loc)
 
-    def run_layers(self, batch: ForwardBatch, cache: Tensor) -> tuple[Tensor, Tensor]:
+    def run_layers(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Hidden states, not yet added to the residual, and the residual, both [T, hidden_size], behind the attention of
         the last layer: later tokens need no more of a row than its keys and values there. `finish` has the rest."""
         # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
@@ -46,9 +46,9 @@ class Decoder(nn.Module):
         hidden_states: Tensor = self.embed_tokens(batch.tokens)
         residual: Tensor | None = None
         last = len(self.layers) - 1
-        for layer, layer_cache in zip(list(self.layers)[:last], cache, strict=False):
-            hidden_states, residual = layer(hidden_states, residual, rotations, batch, layer_cache)
-        return self.last.attend(hidden_states, residual, rotations, batch, cache[last])
+        for layer, cache in zip(list(self.layers)[:last], caches, strict=False):
+            hidden_states, residual = layer(hidden_states, residual, rotations, batch, cache)
+        return self.last.attend(hidden_states, residual, rotations, batch, caches[last])
 
     def finish(
         self,

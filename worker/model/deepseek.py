@@ -76,15 +76,16 @@ class LatentAttention(nn.Module):
 
         # What projects the same input is one matrix.
         bias = config.attention_bias
+        latent = config.kv_lora_rank + config.qk_rope_head_dim
         if config.q_lora_rank is None:
             self.q_kv_proj = Linear(
                 hidden,
-                {"q_proj": queries, KV_A: config.latent_rows.width},
+                {"q_proj": queries, KV_A: latent},
                 bias=(KV_A,) if bias else False,
             )
         else:
             self.q_kv_proj = Linear(
-                hidden, {"q_a_proj": config.q_lora_rank, KV_A: config.latent_rows.width}, bias=bias
+                hidden, {"q_a_proj": config.q_lora_rank, KV_A: latent}, bias=bias
             )
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
             self.q_b_proj = Linear(config.q_lora_rank, queries)

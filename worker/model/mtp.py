@@ -9,9 +9,12 @@ Attribute names are those of the checkpoints, where these layers are counted on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
@@ -33,22 +36,31 @@ class MultiTokenPrediction(nn.Module):
         named = {str(config.num_layers + depth): layer for depth, layer in enumerate(self.depths)}
         self.model = nn.ModuleDict({"layers": nn.ModuleDict(named)})
 
-    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
-        """Of these layers' KV cache, as `ModelConfig.cache_shape`."""
-        return (self.config.num_mtp_layers, *self.config.cache_shape(num_pages, page_size)[1:])
+    def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
+        """By depth, as `ModelConfig.kv_cache_specs`."""
+        first = self.config.num_layers
+        return tuple(
+            self.config.kv_cache_spec(first + depth, dtype) for depth in range(len(self.depths))
+        )
 
     @torch.inference_mode()
     def forward(
-        self, batch: ForwardBatch, hidden: Tensor, embedded: Tensor, cache: Tensor, depth: int = 0
+        self,
+        batch: ForwardBatch,
+        hidden: Tensor,
+        embedded: Tensor,
+        caches: Sequence[Tensor],
+        depth: int = 0,
     ) -> Tensor:
         """Hidden states [T, hidden_size], for `CausalLM.logits`, or for the next depth.
 
         `batch` is that of the model's own step; its tokens are not read. For each of its T rows,
         `hidden` [T, hidden_size] is the result of the step, or of the depth before, and `embedded`
-        [T, hidden_size] is `CausalLM.embed` of the token that comes 1 + depth positions later.
+        [T, hidden_size] is `CausalLM.embed` of the token that comes 1 + depth positions later. `caches` are the KV
+        caches of these layers (`KVCachePool.layers`).
         """
         rotations = self.rotations[batch.positions]
-        return self.depths[depth].predict(hidden, embedded, rotations, batch, cache[depth])
+        return self.depths[depth].predict(hidden, embedded, rotations, batch, caches[depth])
 
 
 class PredictionLayer(DecoderLayer):

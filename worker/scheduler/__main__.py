@@ -85,7 +85,7 @@ def run(config: WorkerConfig, ipc_dir: Path, pulse: Pulse) -> None:
             context_length=engine.capacity.context_length,
             vocab_size=vocab_size,
             device=str(engine.device),
-            dtype=str(engine.cache.dtype).removeprefix("torch."),
+            dtype=str(engine.dtype).removeprefix("torch."),
             attention_backend=engine.attention.name,
         )
     )

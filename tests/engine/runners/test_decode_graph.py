@@ -18,6 +18,7 @@ from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS, RunnerKind
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.loader import load_model
+from support.cached_rows import cached_rows, clear, put_back
 from support.random_requests import random_script
 from support.scripted_scheduler import run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
@@ -144,17 +145,17 @@ def test_they_compute_what_chunks_do(
     )
     last_tokens = torch.tensor(tokens(IDLE))
     eager, recorded = engines
-    eager.cache.zero_()
+    clear(eager)
     if prompts:
         eager.forward(StepPlan((), (), tuple(prompts), pages, ()))
-    before = eager.cache.clone()
+    before = cached_rows(eager)
     seen = []
     for engine in engines:
-        engine.cache.copy_(before)
+        put_back(engine, before)
         engine.slots.last_token[:IDLE] = last_tokens
         launched = engine.forward(plan)
         # Page 0 takes what rows too many write; sampling writes over the logits
-        computed = launched.logits.clone(), engine.cache[:, 1:].clone()
+        computed = launched.logits.clone(), cached_rows(engine)[:, 1:]
         where = launched.slots.tolist(), launched.positions.tolist()
         sampled = engine.sample(launched).wait().tokens
         seen.append((computed, where, sampled, engine.slots.last_token[:IDLE].tolist()))

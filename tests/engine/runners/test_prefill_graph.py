@@ -23,7 +23,7 @@ from mla_router.worker.engine.runners.prefill_graph import (
     PrefillGraphRunner,
 )
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.model.config.cache_rows import HeadRows
+from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.loader import load_model
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.unrecorded_decode import capture_each
@@ -59,8 +59,8 @@ def test_as_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ones left behind does not matter."""
     model = load_model(folder, device=CPU, dtype=torch.float32)
     config: Any = model.config
-    rows = config.cache_rows
-    if isinstance(rows, HeadRows):
+    rows = config.kv_cache_spec(0, torch.float32)
+    if isinstance(rows, HeadsSpec):
         attention = TritonBackend.for_key_heads(config.num_heads, rows, CPU)
     else:
         width = config.qk_nope_head_dim + config.v_head_dim

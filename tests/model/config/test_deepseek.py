@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from mla_router.worker.kv_cache.spec import LatentSpec, bytes_per_token
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import parse_config
@@ -83,8 +85,10 @@ def parse(raw: dict[str, Any]) -> DeepseekConfig:
 def test_v2_lite() -> None:
     config = parse(V2_LITE)
     assert (config.num_layers, config.vocab_size, config.dtype) == (27, 102400, "bfloat16")
-    assert config.cache_shape(10, 64) == (27, 10, 64, 576)
-    assert config.cache_values_per_token == 27 * 576
+    specs = config.kv_cache_specs(torch.bfloat16)
+    latent = LatentSpec(dtype=torch.bfloat16, kv_lora_rank=512, qk_rope_head_dim=64)
+    assert specs == (latent,) * 27
+    assert bytes_per_token(specs) == 27 * 576 * 2
     assert config.qk_head_dim == 192
     assert config.max_position_embeddings == 163840
     assert config.q_lora_rank is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from mla_router.worker.kv_cache.spec import HeadsSpec, bytes_per_token
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.config.read import parse_config
@@ -62,8 +64,10 @@ def test_llama_3_8b() -> None:
     assert (config.rope.theta, config.rope.width, config.rope.scaling) == (500000.0, 128, None)
     assert not config.rope.interleaved
     assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-5, False)
-    assert config.cache_shape(10, 64) == (32, 10, 64, 8 * (128 + 128))
-    assert config.cache_values_per_token == 65536  # 128 KiB in bfloat16
+    specs = config.kv_cache_specs(torch.bfloat16)
+    heads = HeadsSpec(dtype=torch.bfloat16, num_kv_heads=8, head_dim=128, v_head_dim=128)
+    assert specs == (heads,) * 32
+    assert bytes_per_token(specs) == 128 << 10
 
 
 def test_llama_3_2_1b() -> None:

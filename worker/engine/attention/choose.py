@@ -13,8 +13,8 @@ from mla_router.worker.engine.attention.flashinfer_mla import FlashInferMlaBacke
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.kv_cache.spec import HeadsSpec, KVCacheSpec, LatentSpec
 from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.rope import softmax_scale
 
@@ -37,10 +37,10 @@ def choose_attention(
 ) -> AttentionBackend:
     """`wanted` is the value of --attention-backend, `flashinfer_mla` that of --enable-flashinfer-mla.
     Raises ConfigError if they cannot serve."""
-    rows = model.cache_rows
+    rows = model.kv_cache_spec(0, dtype)
     obstacle = _device_obstacle(device, dtype) or _rows_obstacle(rows)
     not_latent = None
-    if isinstance(rows, HeadRows):
+    if isinstance(rows, HeadsSpec):
         not_latent = f"{model.architecture}, whose KV cache has no latents"
     for flag, given, reason in (
         ("--attention-backend triton", wanted == "triton", obstacle),
@@ -50,13 +50,13 @@ def choose_attention(
         if given and reason:
             raise ConfigError(f"{flag}: cannot serve {reason}")
     backend: AttentionBackend = TorchBackend()
-    if not obstacle and isinstance(rows, LatentRows):
+    if not obstacle and isinstance(rows, LatentSpec):
         assert isinstance(model, DeepseekConfig), model.architecture
         if wanted == "auto" and model.num_heads >= _FLASHINFER_HEADS:
             backend = _for_many_heads(model, device, dtype, flashinfer_mla)
         else:
             backend = _for_latents(wanted, model, device, dtype, flashinfer_mla)
-    elif not obstacle and isinstance(rows, HeadRows) and wanted != "torch":
+    elif not obstacle and isinstance(rows, HeadsSpec) and wanted != "torch":
         backend = TritonBackend.for_key_heads(model.num_heads, rows, device)
     logger.info("Attention backend: %s%s", backend.name, f", for {obstacle}" if obstacle else "")
     return backend
@@ -116,17 +116,17 @@ def _device_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _rows_obstacle(rows: LatentRows | HeadRows) -> str | None:
+def _rows_obstacle(rows: KVCacheSpec) -> str | None:
     match rows:
-        case LatentRows():
+        case LatentSpec():
             for name, width in (
-                ("kv_lora_rank", rows.latent),
-                ("qk_rope_head_dim", rows.rotary),
+                ("kv_lora_rank", rows.kv_lora_rank),
+                ("qk_rope_head_dim", rows.qk_rope_head_dim),
             ):
                 if width < 16 or width & (width - 1):
                     return f"{name} {width}, which is no power of two from 16 on"
-        case HeadRows():
-            width = max(rows.key_width, rows.value_width)
+        case HeadsSpec():
+            width = max(rows.head_dim, rows.v_head_dim)
             if width > _MAX_HEAD_WIDTH:
                 return f"heads {width} wide, which is over {_MAX_HEAD_WIDTH}"
     return None

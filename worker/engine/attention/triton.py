@@ -25,7 +25,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
 )
 from mla_router.worker.kernels.kv_cache.gather import kv_gather
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
-from mla_router.worker.model.config.cache_rows import HeadRows
+from mla_router.worker.kv_cache.spec import HeadsSpec
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
@@ -87,9 +87,9 @@ class TritonBackend(AttentionBackend):
         return cls(tiles, num_heads, num_heads * head_width, device, group_tiles)
 
     @classmethod
-    def for_key_heads(cls, num_heads: int, rows: HeadRows, device: torch.device) -> TritonBackend:
-        chosen = gqa_tiling(num_heads // rows.heads, rows.key_width + rows.value_width)
-        parts = num_parts(chosen, num_heads, 1, device, key_heads=rows.heads)
+    def for_key_heads(cls, num_heads: int, rows: HeadsSpec, device: torch.device) -> TritonBackend:
+        chosen = gqa_tiling(num_heads // rows.num_kv_heads, rows.head_dim + rows.v_head_dim)
+        parts = num_parts(chosen, num_heads, 1, device, key_heads=rows.num_kv_heads)
         return cls(lambda _: (chosen, parts), num_heads, rows.width, device)
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:

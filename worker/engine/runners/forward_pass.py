@@ -12,6 +12,7 @@ from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExt
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
 
@@ -20,7 +21,7 @@ class ForwardPass:
     def __init__(
         self,
         model: CausalLM,
-        cache: Tensor,
+        kv_cache: KVCachePool,
         slots: SlotState,
         attention: AttentionBackend,
         capacity: Capacity,
@@ -29,7 +30,7 @@ class ForwardPass:
         self.slots = slots
         self.attention = attention
         self.capacity = capacity
-        self._cache = cache
+        self._caches = kv_cache.layers
         self._no_slots = slots.input_tokens[:0]
         self._no_lengths = self._no_slots.to(torch.int32)
 
@@ -63,7 +64,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def run_layers(self, batch: ForwardBatch) -> LayerOutput:
-        return LayerOutput(*self.model.model.run_layers(batch, self._cache))
+        return LayerOutput(*self.model.model.run_layers(batch, self._caches))
 
     @torch.inference_mode()
     def decode(self, rows: LookedUp) -> HeadOutput:
@@ -76,7 +77,7 @@ class ForwardPass:
             num_decodes=len(rows.slots),
             attention=self.attention.plan(layout),
         )
-        return self.head(self.model(batch, self._cache))
+        return self.head(self.model(batch, self._caches))
 
     def head(self, hidden_states: Tensor) -> HeadOutput:
         """Of normalized `hidden_states` [N, hidden_size]."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
+from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.config.fields import read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
 from mla_router.worker.model.quantization.config import Quantization, parse_quantization
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +33,13 @@ class ModelConfig(ABC):
     rope: RopeConfig
     num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
 
-    @property
     @abstractmethod
-    def cache_rows(self) -> LatentRows | HeadRows:
-        """What a token keeps in the KV cache of one layer."""
+    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> KVCacheSpec:
+        """The rows that `layer` keeps in a KV cache of `dtype`."""
 
-    def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, int, int, int]:
-        """Of the KV cache: [layers, pages, page_size, width of a row]."""
-        return (self.num_layers, num_pages, page_size, self.cache_rows.width)
-
-    @property
-    def cache_values_per_token(self) -> int:
-        """Values that one token keeps in the KV cache of all layers."""
-        return math.prod(self.cache_shape(1, 1))
+    def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
+        """By layer, of the model's own layers."""
+        return tuple(self.kv_cache_spec(layer, dtype) for layer in range(self.num_layers))
 
 
 def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

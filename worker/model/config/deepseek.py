@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from mla_router.worker.kv_cache.spec import HeadsSpec, KVCacheSpec, LatentSpec
 from mla_router.worker.model.config.base import ModelConfig, common_fields
-from mla_router.worker.model.config.cache_rows import HeadRows, LatentRows
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
 from mla_router.worker.model.config.rope import YarnConfig, read_rope
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +42,18 @@ class DeepseekConfig(ModelConfig):
     def qk_head_dim(self) -> int:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
-    @property
-    def latent_rows(self) -> LatentRows:
-        """What keys and values of a token follow from."""
-        return LatentRows(self.kv_lora_rank, self.qk_rope_head_dim)
-
-    @property
-    def cache_rows(self) -> LatentRows | HeadRows:
+    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> KVCacheSpec:
+        del layer
         if self.expanded_cache:
-            return HeadRows(self.num_heads, self.qk_head_dim, self.v_head_dim)
-        return self.latent_rows
+            return HeadsSpec(
+                dtype=dtype,
+                num_kv_heads=self.num_heads,
+                head_dim=self.qk_head_dim,
+                v_head_dim=self.v_head_dim,
+            )
+        return LatentSpec(
+            dtype=dtype, kv_lora_rank=self.kv_lora_rank, qk_rope_head_dim=self.qk_rope_head_dim
+        )
 
 
 def parse_v2(raw: Mapping[str, Any]) -> DeepseekConfig:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.config.base import ModelConfig, common_fields
-from mla_router.worker.model.config.cache_rows import HeadRows
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size
 from mla_router.worker.model.config.rope import read_rope
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +21,14 @@ class LlamaConfig(ModelConfig):
     head_dim: int
     mlp_bias: bool
 
-    @property
-    def cache_rows(self) -> HeadRows:
-        return HeadRows(self.num_kv_heads, self.head_dim, self.head_dim)
+    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> HeadsSpec:
+        del layer
+        return HeadsSpec(
+            dtype=dtype,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.head_dim,
+        )
 
 
 def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:

@@ -1,0 +1,1 @@
+"""The paged KV cache: the rows that each layer keeps, and their memory."""

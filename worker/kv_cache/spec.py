@@ -1,0 +1,60 @@
+"""The row that a token keeps in the KV cache of one layer.
+
+Read without torch, since a config declares it before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec(ABC):
+    dtype: torch.dtype
+    window: int | None = None  # last tokens that are attended to; None: all
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Values of a row."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.width * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec(KVCacheSpec):
+    """Multi-head latent attention: a latent, from which keys and values of all heads follow, and the rotary key
+    that the heads share."""
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsSpec(KVCacheSpec):
+    """Multi-head and grouped-query attention: the keys of all KV heads, then their values."""
+
+    num_kv_heads: int
+    head_dim: int  # of keys
+    v_head_dim: int
+
+    @property
+    def width(self) -> int:
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
+
+
+def bytes_per_token(specs: Iterable[KVCacheSpec]) -> int:
+    """Bytes of one token in all layers."""
+    return sum(spec.bytes_per_token for spec in specs)
