@@ -11,11 +11,11 @@ import torch
 
 from bench_one_batch import step_times
 from mla_router.worker.core import Admitted, Capacity, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.model import layers
 from mla_router.worker.model.loader import load_model
 from step_variants import applied, as_it_is, given_tokens, read_variants
+from support.attention import torch_attention
 from support.processes import ROOT
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 
@@ -51,7 +51,9 @@ def test_rows_get_the_same_tokens_whatever_is_drawn(tmp_path: Path) -> None:
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     capacity = Capacity(num_pages=8, page_size=4, num_slots=2, context_length=16)
     device = torch.device("cpu")
-    engine = Engine(model, capacity, device=device, dtype=torch.float32, attention=TorchBackend())
+    engine = Engine(
+        model, capacity, device=device, dtype=torch.float32, attention=torch_attention(model.config)
+    )
     admitted = tuple(Admitted(slot, SamplingParams(9), (3,)) for slot in range(2))
     pages = tuple((slot, index, 1 + 4 * slot + index) for slot in range(2) for index in range(4))
     plans = [StepPlan((0, 1), (1, 1), (), pages, admitted), StepPlan((0, 1), (2, 2), (), (), ())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from mla_router.worker.engine.attention import choose, triton
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.attention.torch import TorchBackend
-from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.config.read import read_config
@@ -48,14 +48,14 @@ def test_what_our_kernels_are_not_for(
         (latent, CPU, torch.bfloat16, "device cpu"),
         (latent, CUDA, torch.float32, "torch.float32"),
         (grouped, CPU, torch.bfloat16, "device cpu"),
-        (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "heads 320 wide"),
+        (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "not 320"),
         (replace(latent, expanded_cache=True), CPU, torch.bfloat16, "device cpu"),
-        (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim 8"),
-        (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank 96"),
+        (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim, not 8"),
+        (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank, not 96"),
     ):
         with pytest.raises(ConfigError, match=f"--attention-backend {wanted}: .*{obstacle}"):
             choose_attention(wanted, model, device, dtype)
-        with pytest.raises(ConfigError, match=f"--enable-flashinfer-mla: .*{obstacle}"):
+        with pytest.raises(ConfigError, match=r"--enable-flashinfer-mla: (needs|has) "):
             choose_attention("auto", model, device, dtype, flashinfer_mla=True)
         assert choose_attention("auto", model, device, dtype).name == "torch"
 
@@ -77,16 +77,14 @@ def test_many_heads_go_to_flashinfer_where_it_is_installed(
     class Prefill(TorchBackend):
         name = "flashinfer"
 
-        def __init__(self, ours: TritonBackend, *_: Any) -> None:
-            assert ours.name == "triton"
-
     class Decode(TorchBackend):
         def __init__(self, prefill: AttentionBackend, *_: Any) -> None:
             self.name = f"{prefill.name}+flashinfer_mla"
 
-    class NotInstalled:
-        def __init__(self, *_: Any) -> None:
-            raise ConfigError("pip install")
+    class NotInstalled(Decode):
+        @classmethod
+        def supports(cls, *_: Any) -> str:
+            return "needs FlashInfer: pip install"
 
     def chosen(heads: int, wanted: str = "auto", **flags: bool) -> str:
         model = replace(latent, num_heads=heads)
@@ -105,10 +103,28 @@ def test_many_heads_go_to_flashinfer_where_it_is_installed(
         chosen(128, flashinfer_mla=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "obstacle"),
+    [({"window": 128}, "sliding windows, .* 128 tokens"), ({"softcap": 50.0}, "capped .* 50.0")],
+)
+def test_what_no_kernel_computes_is_refused(
+    latent: DeepseekConfig, change: dict[str, Any], obstacle: str
+) -> None:
+    spec = replace(latent.attention_spec(0), **change)
+    model: Any = SimpleNamespace(attention_specs=(latent.attention_spec(0), spec))
+    for device in (CPU, CUDA):
+        with pytest.raises(ConfigError, match=f"--attention-backend torch: .*{obstacle}"):
+            choose_attention("torch", model, device, torch.bfloat16)
+        with pytest.raises(ConfigError, match=f"--attention-backend torch: .*{obstacle}"):
+            choose_attention("auto", model, CPU, torch.bfloat16)
+
+
 def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:
-    with pytest.raises(ConfigError, match="LlamaForCausalLM, whose KV cache has no latents"):
+    with pytest.raises(
+        ConfigError, match="--attention-backend flashinfer: needs a KV cache of latents"
+    ):
         choose_attention("flashinfer", grouped, CUDA, torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"--enable-flashinfer-mla: .* no latents"):
+    with pytest.raises(ConfigError, match="--enable-flashinfer-mla: needs a KV cache of latents"):
         choose_attention("auto", grouped, CUDA, torch.bfloat16, flashinfer_mla=True)
 
 

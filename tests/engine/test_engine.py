@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import Generate, ToScheduler
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
 from support.random_requests import random_script
 from support.random_sampling import random_sampling
 from support.scripted_scheduler import Run, generate, run
@@ -49,7 +49,9 @@ def serve(
     capacity: Capacity = CAPACITY,
     **how,
 ) -> Run:
-    engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+    engine = Engine(
+        model, capacity, device=CPU, dtype=torch.float32, attention=torch_attention(model.config)
+    )
     return run(script, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE, **how)
 
 
@@ -178,7 +180,9 @@ def test_whether_the_device_is_lost_is_for_the_device_to_say(
     """Triton's launcher and libraries say it by errors that other things have, too."""
     cpu = torch.device("cpu")
     capacity = Capacity(4, 16, 2, 32)
-    engine = Engine(model, capacity, device=cpu, dtype=torch.float32, attention=TorchBackend())
+    engine = Engine(
+        model, capacity, device=cpu, dtype=torch.float32, attention=torch_attention(model.config)
+    )
     assert engine.is_usable_after(RuntimeError("out of memory"))
     engine.device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

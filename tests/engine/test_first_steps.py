@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
 from support.scripted_scheduler import generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 
@@ -31,7 +31,13 @@ def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_p
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
 
     def engine() -> Engine:
-        return Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+        return Engine(
+            model,
+            capacity,
+            device=CPU,
+            dtype=torch.float32,
+            attention=torch_attention(model.config),
+        )
 
     script = {0: [generate("a", [5], 1), generate("b", [7], 1)]}
     fresh = run(dict(script), engine=engine(), capacity=capacity, vocab_size=VOCAB_SIZE)
@@ -49,7 +55,9 @@ def test_on_a_cpu_there_is_a_beat_from_each_layer_of_a_step(tmp_path: Path) -> N
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     capacity = Capacity(num_pages=40, page_size=4, num_slots=4, context_length=160)
-    engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+    engine = Engine(
+        model, capacity, device=CPU, dtype=torch.float32, attention=torch_attention(model.config)
+    )
     beats: list[int] = []
     engine.beat_within_steps(lambda: beats.append(1))
     run({0: [generate("a", [5], 3)]}, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE)

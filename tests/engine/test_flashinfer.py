@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.config import ConfigError
 from mla_router.worker.engine.attention import flashinfer, triton
-from mla_router.worker.engine.attention.flashinfer import (
-    HEAD_WIDTHS,
-    FlashInferBackend,
-    RaggedWrappers,
-    check_heads,
-)
+from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
 from mla_router.worker.engine.attention.layout import StepLayout
-from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch, mla_decode_triton
 from mla_router.worker.kernels.attention.shared_prefixes import shared_prefixes
+from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def latents(heads: int = 16, **changes: int) -> LatentAttentionSpec:
+    return replace(
+        LatentAttentionSpec(
+            num_heads=heads,
+            scale=0.3,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+        ),
+        **changes,
+    )
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(ConfigError, match=r"pip install 'mla-router\[flashinfer\]'"):
-        RaggedWrappers(16, torch.bfloat16, CPU)
+    reason = FlashInferBackend.supports(latents(), CUDA, torch.bfloat16)
+    assert reason is not None and "pip install 'mla-router[flashinfer]'" in reason
 
 
 def test_heads_of_another_width() -> None:
-    check_heads(192, 128)
-    with pytest.raises(ConfigError, match=r"heads \(192, 128\) wide, not \(128, 128\)"):
-        check_heads(128, 128)
+    reason = FlashInferBackend.supports(latents(qk_nope_head_dim=64), CUDA, torch.bfloat16)
+    assert reason == "has kernels for heads (192, 128) wide, not (128, 128)"
 
 
 class Wrapper:
@@ -64,10 +72,10 @@ def test_decode_beside_it_reads_common_prefixes_once_and_own_rows_too(
     cache = torch.randn(rows * 7 + 1, 16, latent + rotary)
     layout = StepLayout(pages, 16, torch.arange(rows), lengths, length)
     q = torch.randn(rows, heads, latent + rotary).split([latent, rotary], dim=-1)
-    ours = TritonBackend.for_latents(heads, 8, CPU)
-    step = FlashInferBackend(ours, heads, *HEAD_WIDTHS, torch.float32, CPU).plan(layout)
+    spec = latents(heads, kv_lora_rank=latent, qk_rope_head_dim=rotary)
+    step = FlashInferBackend(spec, CPU, torch.float32).plan(layout)
     assert step.prefixes is not None, "nothing in common was found"
-    got = step.mla_decode(*q, cache, scale=0.3)
+    got = step.mla_decode(*q, cache)
     expected = mla_decode_torch(
         *q, cache, pages, layout.decode_slots, lengths, max_length=length, scale=0.3
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,18 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mla_router.worker.config import ConfigError
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention.flashinfer_mla import (
-    FlashInferMlaBackend,
-    PlannedDecode,
-    check_widths,
-)
+from mla_router.worker.engine.attention.flashinfer_mla import FlashInferMlaBackend, PlannedDecode
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
+from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from mla_router.worker.model.loader import load_model
-from mla_router.worker.model.rope import softmax_scale
 from support.paged_cache import expected_attention, random_cache
 from support.scripted_scheduler import generate, run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
@@ -106,10 +103,8 @@ def test_requests_anywhere_in_the_page_table(page_size: int) -> None:
     q = torch.randn(len(lengths), 3, LATENT + ROTARY, dtype=torch.float64, generator=draw)
     decode = PlannedDecode(3, 0.07, torch.float64, CPU)
     decode.plan(paged.page_table, page_size, paged.slots.tolist(), lengths)
-    got = decode.run(*q.split([LATENT, ROTARY], dim=-1), paged.cache, 0.07)
+    got = decode.run(*q.split([LATENT, ROTARY], dim=-1), paged.cache)
     torch.testing.assert_close(got, expected_attention(q, paged, LATENT, 0.07, 1))
-    with pytest.raises(AssertionError, match=r"planned with scale 0\.07, not 0\.1"):
-        decode.run(*q.split([LATENT, ROTARY], dim=-1), paged.cache, 0.1)
 
 
 @pytest.mark.usefixtures("flashinfer")
@@ -128,12 +123,10 @@ def test_transformers_tokens(tmp_path: Path) -> None:
     widths = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROTARY}
     write_tiny_model(tmp_path, **CONFIGS["v2_lite"] | widths)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
-    config: Any = model.config
     capacity = Capacity(num_pages=100, page_size=4, num_slots=3, context_length=64)
-    scale = softmax_scale(config.qk_head_dim, config.rope)
-    attention = FlashInferMlaBackend(
-        TorchBackend(), config.num_heads, LATENT, ROTARY, scale, torch.float32, CPU
-    )
+    (spec,) = model.config.attention_specs
+    prefill = TorchBackend(spec, CPU, torch.float32)
+    attention = ModelAttention([FlashInferMlaBackend(prefill, spec, CPU, torch.float32)])
     assert attention.name == "torch+flashinfer_mla" and not attention.recordable
     engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=attention)
     rng = random.Random(1)
@@ -153,20 +146,33 @@ def test_transformers_tokens(tmp_path: Path) -> None:
         assert outcome.tokens(f"r{n}") == whole[0, len(prompt) :].tolist()
 
 
+LATENTS = LatentAttentionSpec(
+    num_heads=16,
+    scale=0.1,
+    kv_lora_rank=LATENT,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=ROTARY,
+    v_head_dim=128,
+)
+
+
+def reason(spec: LatentAttentionSpec = LATENTS) -> str | None:
+    return FlashInferMlaBackend.supports(spec, torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_it_serves_latents_of_its_width() -> None:
+    assert reason() is None
+    narrow = reason(replace(LATENTS, kv_lora_rank=256))
+    assert narrow is not None and narrow.endswith("qk_rope_head_dim (512, 64), not (256, 64)")
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer.mla", None)
-    with pytest.raises(ConfigError, match=r"--enable-flashinfer-mla: pip install 'mla-router\[fl"):
-        PlannedDecode(16, 0.1, torch.bfloat16, CPU)
+    assert "pip install 'mla-router[flashinfer]'" in (reason() or "")
 
 
 @pytest.mark.usefixtures("flashinfer")
 def test_without_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
-    with pytest.raises(ConfigError, match=r"--enable-flashinfer-mla: is for Hopper .*not sm_89"):
-        PlannedDecode(16, 0.1, torch.bfloat16, CPU)
-
-
-def test_latents_of_another_width() -> None:
-    check_widths(512, 64)
-    with pytest.raises(ConfigError, match=r"qk_rope_head_dim \(512, 64\), not \(256, 64\)"):
-        check_widths(256, 64)
+    assert reason() == "needs a Hopper GPU (sm_90), not sm_89"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.config import SMALL_MODEL, ConfigError, WorkerConfig
 from mla_router.worker.core import Admitted, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.torch import TorchBackend
-from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.loader import choose_graph_sizes, load_engine
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.model.config.fields import ModelError
+from mla_router.worker.model.config.read import read_config
+from support.attention import torch_attention, triton_attention
 from support.tiny_model import CONFIGS, write_tiny_model
 
 
@@ -57,7 +57,7 @@ def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
 
 def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
     device = torch.device("cuda")
-    attention = TritonBackend.for_latents(16, 256, torch.device("cpu"))
+    attention = triton_attention(read_config(SMALL_MODEL))
 
     def sizes(**settings: Any) -> Sequence[int]:
         return choose_graph_sizes(WorkerConfig(**settings), device, attention).decode
@@ -70,7 +70,7 @@ def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
 
 def test_torch_compile_is_for_cuda_graphs() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    recordable = TritonBackend.for_latents(16, 256, cpu)
+    recordable = triton_attention(read_config(SMALL_MODEL))
     compiling = WorkerConfig(enable_torch_compile=True, torch_compile_max_bs=8)
     assert choose_graph_sizes(compiling, cuda, recordable).compiled == 8
     assert choose_graph_sizes(WorkerConfig(), cuda, recordable).compiled == 0
@@ -78,7 +78,7 @@ def test_torch_compile_is_for_cuda_graphs() -> None:
     for config, device, attention, obstacle in (
         (unrecorded, cuda, recordable, "--disable-cuda-graph"),
         (compiling, cpu, recordable, "device cpu"),
-        (compiling, cuda, TorchBackend(), "attention backend torch"),
+        (compiling, cuda, torch_attention(read_config(SMALL_MODEL)), "attention backend torch"),
     ):
         with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):
             choose_graph_sizes(config, device, attention)

@@ -15,13 +15,40 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.attention.triton import TritonBackend
-from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.attention import StepAttention
+from mla_router.worker.model.config.attention_spec import (
+    AttentionSpec,
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+)
 
 HEADS, RANK, NOPE, ROPE, VALUE = 2, 6, 4, 2, 3
 KEY_HEADS, SHARE = 2, 3
 CPU = torch.device("cpu")
+LATENTS = LatentAttentionSpec(
+    num_heads=HEADS,
+    scale=0.5,
+    kv_lora_rank=RANK,
+    qk_nope_head_dim=NOPE,
+    qk_rope_head_dim=ROPE,
+    v_head_dim=VALUE,
+)
+GROUPED = GroupedQueryAttentionSpec(
+    num_heads=KEY_HEADS * SHARE,
+    scale=0.5,
+    num_kv_heads=KEY_HEADS,
+    head_dim=NOPE + ROPE,
+    v_head_dim=VALUE,
+)
 CHUNKS = (ChunkExtent(2, 0, 9), ChunkExtent(0, 20, 1), ChunkExtent(3, 11, 5))
+
+
+def plain(spec: AttentionSpec) -> TorchBackend:
+    return TorchBackend(spec, CPU, torch.float32)
+
+
+def triton(spec: AttentionSpec) -> TritonBackend:
+    return TritonBackend(spec, CPU, torch.float32)
 
 
 @pytest.fixture
@@ -44,21 +71,17 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
         expanded.append(len(latent))
         return (latent @ weight.T).view(len(latent), HEADS, -1)
 
-    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, CPU)
+    ours = triton(LATENTS)
     ours.max_keys = most_keys
     results = []
-    for backend in (TorchBackend(), ours):
+    for backend in (plain(LATENTS), ours):
         results.append(torch.full((15, HEADS, VALUE), float("nan")))
         step = backend.plan(layout)
-        step.mla_prefill(q, own, cache, expand, results[-1], kv_lora_rank=RANK, scale=0.5)
+        step.mla_prefill(q, own, cache, expand, results[-1], kv_lora_rank=RANK)
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
     whole, *passes = expanded
     assert sum(passes) == whole == 46
     assert max(passes) <= max(most_keys, len(q))
-
-
-def heads_spec(width: int) -> HeadsSpec:
-    return HeadsSpec(dtype=torch.float32, num_kv_heads=KEY_HEADS, head_dim=width, v_head_dim=VALUE)
 
 
 @pytest.mark.parametrize("most_keys", [1000, 40, 7, 1])
@@ -66,12 +89,12 @@ def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
     width = NOPE + ROPE
     cache = torch.randn(33, 4, KEY_HEADS * (width + VALUE))
     q = torch.randn(15, KEY_HEADS * SHARE, width)
-    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, heads_spec(width), CPU)
+    ours = triton(GROUPED)
     ours.max_keys = most_keys
     results = []
-    for backend in (TorchBackend(), ours):
+    for backend in (plain(GROUPED), ours):
         results.append(torch.full((15, KEY_HEADS * SHARE, VALUE), float("nan")))
-        backend.plan(layout).gqa_prefill(q, cache, results[-1], scale=0.5)
+        backend.plan(layout).gqa_prefill(q, cache, results[-1])
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
 
 
@@ -94,7 +117,7 @@ def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
     q = torch.randn(ROWS, HEADS, NOPE + ROPE)
     layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
-    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, CPU)
+    ours = triton(LATENTS)
     ours.max_keys = most_keys
 
     def attend(step: StepAttention, queries: Tensor, own: Tensor) -> Tensor:
@@ -106,12 +129,11 @@ def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
             lambda latent: (latent @ weight.T).view(len(latent), HEADS, -1),
             out,
             kv_lora_rank=RANK,
-            scale=0.5,
         )
         return out
 
     own = cache.flatten(0, 1)[locations]
-    expected = attend(TorchBackend().plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
+    expected = attend(plain(LATENTS).plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
     # Of rows too many whatever there is in them: the prompt's own do not see it
     own[NEW:].uniform_(-99, 99)
     got = attend(ours.plan_prefill_graph(planned)(locations), q, own)
@@ -125,14 +147,14 @@ def test_keys_and_values_of_a_prefill_graph(layout: StepLayout) -> None:
     q = torch.randn(ROWS, KEY_HEADS * SHARE, width)
     layout, locations = prompt_alone(layout)
     planned = replace(layout, chunks=(ChunkExtent(3, 0, ROWS),))
-    ours = TritonBackend.for_key_heads(KEY_HEADS * SHARE, heads_spec(width), CPU)
+    ours = triton(GROUPED)
     expected, got = (torch.full((n, KEY_HEADS * SHARE, VALUE), float("nan")) for n in (NEW, ROWS))
-    TorchBackend().plan(layout).gqa_prefill(q[:NEW], cache, expected, scale=0.5)
-    ours.plan_prefill_graph(planned)(locations).gqa_prefill(q, cache, got, scale=0.5)
+    plain(GROUPED).plan(layout).gqa_prefill(q[:NEW], cache, expected)
+    ours.plan_prefill_graph(planned)(locations).gqa_prefill(q, cache, got)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_planned_on_the_host_for_each_step_has_no_graph(layout: StepLayout) -> None:
-    assert TorchBackend().plans_prefill_on_host
+    assert plain(LATENTS).plans_prefill_on_host
     with pytest.raises(AssertionError, match="torch plans prefill on the host"):
-        TorchBackend().plan_prefill_graph(prompt_alone(layout)[0])
+        plain(LATENTS).plan_prefill_graph(prompt_alone(layout)[0])

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.messages import ToScheduler
 from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
 from support.cuda import forbid_waiting
 from support.random_requests import random_script
 from support.scripted_scheduler import Run, run
@@ -33,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def engine(folder: Path, device: str, dtype: torch.dtype) -> Engine:
     at = torch.device(device)
     model = load_model(folder, device=at, dtype=dtype)
-    return Engine(model, CAPACITY, device=at, dtype=dtype, attention=TorchBackend())
+    return Engine(model, CAPACITY, device=at, dtype=dtype, attention=torch_attention(model.config))
 
 
 def serve(on: Engine, script: dict[int, list[ToScheduler]], *, overlap: bool) -> Run:

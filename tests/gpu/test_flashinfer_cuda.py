@@ -11,6 +11,7 @@ from torch import Tensor
 from mla_router.worker.engine.attention.flashinfer import FlashInferBackend
 from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -19,6 +20,14 @@ pytest.importorskip("flashinfer")
 HEADS, RANK, NOPE, ROPE, VALUE = 16, 512, 128, 64, 128
 PAGE_SIZE, NUM_SLOTS, PAGES_PER_SLOT = 64, 4, 80
 DEVICE = torch.device("cuda")
+SPEC = LatentAttentionSpec(
+    num_heads=HEADS,
+    scale=0.07,
+    kv_lora_rank=RANK,
+    qk_nope_head_dim=NOPE,
+    qk_rope_head_dim=ROPE,
+    v_head_dim=VALUE,
+)
 
 
 def randn(*shape: int) -> Tensor:
@@ -48,20 +57,20 @@ class Model:
         step = backend.plan(self.layout(chunks))
         out = q.new_full((len(q), HEADS, VALUE), float("nan"))
         own = q.new_full((len(q), RANK + ROPE), float("nan"))  # which the cache has
-        step.mla_prefill(q, own, self.cache, self.expand, out, kv_lora_rank=RANK, scale=0.07)
+        step.mla_prefill(q, own, self.cache, self.expand, out, kv_lora_rank=RANK)
         return out
 
 
 @pytest.fixture(scope="module")
 def flashinfer() -> FlashInferBackend:
-    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, DEVICE)
-    return FlashInferBackend(ours, HEADS, NOPE + ROPE, VALUE, torch.bfloat16, DEVICE)
+    assert FlashInferBackend.supports(SPEC, DEVICE, torch.bfloat16) is None
+    return FlashInferBackend(SPEC, DEVICE, torch.bfloat16)
 
 
 @pytest.mark.parametrize("most_keys", [100_000, 1000], ids=["one pass", "several passes"])
 def test_as_ours(flashinfer: FlashInferBackend, most_keys: int) -> None:
     """Three steps in a row, none waited for: what they were planned with must not be mixed up."""
-    ours = TritonBackend.for_latents(HEADS, NOPE + VALUE, DEVICE)
+    ours = TritonBackend(SPEC, DEVICE, torch.bfloat16)
     ours.max_keys = flashinfer.ours.max_keys = most_keys
     model = Model()
     steps = [

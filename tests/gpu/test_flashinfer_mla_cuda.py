@@ -43,7 +43,7 @@ def inputs(lengths: list[int], heads: int, page_size: int) -> tuple[Tensor, Page
 
 
 def run(decode: PlannedDecode, q: Tensor, paged: PagedCache) -> Tensor:
-    return decode.run(*q.split([LATENT, ROPE], dim=-1), paged.cache, SCALE)
+    return decode.run(*q.split([LATENT, ROPE], dim=-1), paged.cache)
 
 
 @pytest.fixture(params=[16, 128], scope="module")
@@ -72,7 +72,7 @@ def test_queries_as_a_layer_has_them(decode: PlannedDecode, heads: int) -> None:
     q, paged = inputs(LENGTHS, heads, 16)
     latents = q[..., :LATENT].transpose(0, 1).contiguous().transpose(0, 1)
     decode.plan(paged.page_table, 16, paged.slots.tolist(), LENGTHS)
-    got = decode.run(latents, q[..., LATENT:], paged.cache, SCALE)
+    got = decode.run(latents, q[..., LATENT:], paged.cache)
     assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 
 

@@ -17,6 +17,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     find_torch,
     find_triton,
 )
+from mla_router.worker.model.config.attention_spec import LatentAttentionSpec
 from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
 
@@ -26,6 +27,14 @@ CUDA = torch.device("cuda")
 HEADS, LATENT, ROPE, SCALE = 16, 512, 64, 0.1147
 # Runs of neighbours, and the rows of which they have the first in common
 RUNS = [(40, 4096), (3, 1100), (30, 3000), (1, 0), (24, 64), (34, 2048)]
+SPEC = LatentAttentionSpec(
+    num_heads=HEADS,
+    scale=SCALE,
+    kv_lora_rank=LATENT,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=ROPE,
+    v_head_dim=128,
+)
 
 
 @pytest.fixture(params=[16, 64])
@@ -48,10 +57,10 @@ def attend(paged: PagedCache, q: Tensor, max_length: int) -> Tensor:
     layout = StepLayout(
         paged.page_table, paged.cache.shape[1], paged.slots, paged.lengths, max_length
     )
-    attention = TritonBackend.for_latents(HEADS, 256, CUDA).plan(layout)
+    attention = TritonBackend(SPEC, CUDA, torch.bfloat16).plan(layout)
     assert attention.prefixes is not None
     torch.zeros(1, device="cuda")  # what a step's embedding is between plan and layers (`pdl.py`)
-    return attention.mla_decode(*q.split([LATENT, ROPE], dim=-1), paged.cache, scale=SCALE)
+    return attention.mla_decode(*q.split([LATENT, ROPE], dim=-1), paged.cache)
 
 
 def queries(paged: PagedCache) -> Tensor:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import pytest
 import torch
 
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.kv_cache.spec import HeadsSpec, LatentSpec
+from mla_router.worker.model.config.attention_spec import AttentionSpec
+from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.deepseek import LatentAttention, latent_attention
+from mla_router.worker.model.decoder import DecoderLayer
+from mla_router.worker.model.deepseek import ExpandedAttention
 from mla_router.worker.model.loader import load_model
-from support.forward_driver import ForwardDriver, nan_caches
+from support.attention import torch_attention, triton_attention
+from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model
 
 CPU = torch.device("cpu")
@@ -28,31 +35,42 @@ def test_each_layer_has_its_own_rows() -> None:
     assert pool.nbytes == 8 * 4 * (80 + 320 + 80)
 
 
-def test_latents_and_heads_share_pages(tmp_path: Path) -> None:
-    """A model of which one layer keeps the keys and values that its latents expand to."""
-    write_tiny_model(tmp_path, **CONFIGS["v3"])
-    model = load_model(tmp_path, device="cpu", dtype=torch.float32)
-    config = model.config
-    assert isinstance(config, DeepseekConfig)
-    mixed = load_model(tmp_path, device="cpu", dtype=torch.float32)
-    expanded = replace(config, expanded_cache=True)
-    layer = mixed.model.layers[1]
-    assert isinstance(layer.self_attn, LatentAttention)
-    attention = latent_attention(expanded)
-    attention.load_state_dict(layer.self_attn.state_dict(), assign=True)
-    layer.self_attn = attention
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedConfig(DeepseekConfig):
+    """Layer 1 keeps the keys and values that latents expand to."""
 
-    drivers = [ForwardDriver(model, page_size=4) for model in (model, mixed)]
-    specs = list(config.kv_cache_specs(torch.float32))
-    specs[1] = expanded.kv_cache_spec(1, torch.float32)
-    pages, page_size = drivers[1].caches[0].shape[:2]
-    drivers[1].caches = nan_caches(specs, pages - 1, page_size, CPU)
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return DeepseekConfig.attention_spec(replace(self, expanded_cache=layer == 1), layer)
+
+
+@pytest.mark.parametrize("attention", [torch_attention, triton_attention])
+def test_latents_and_heads_share_pages(
+    tmp_path: Path, attention: Callable[[ModelConfig], ModelAttention]
+) -> None:
+    """One page table, and an attention plan a step for each kind."""
+    write_tiny_model(tmp_path, **CONFIGS["v3"])
+    model, mixed = (load_model(tmp_path, device="cpu", dtype=torch.float32) for _ in range(2))
+    own = {field.name: getattr(model.config, field.name) for field in fields(model.config)}
+    config = mixed.config = MixedConfig(**own)
+    layer = mixed.model.layers[1]
+    assert isinstance(layer, DecoderLayer)
+    expanded = ExpandedAttention(config, 1)
+    expanded.load_state_dict(layer.self_attn.state_dict(), assign=True)
+    layer.self_attn = expanded
+
+    drivers = [
+        ForwardDriver(model, page_size=4),
+        ForwardDriver(mixed, page_size=4, attention=attention(config)),
+    ]
+    assert len(config.attention_specs) == 2
+    assert [config.attention_index(layer) for layer in range(3)] == [0, 1, 0]
     assert len({cache.shape[-1] for cache in drivers[1].caches}) == 2
     prompt = list(range(20, 37))
-    for step in (
-        {"chunks": [(1, prompt), (0, prompt[3:])]},
-        {"decodes": {0: 5, 1: 7}, "chunks": [(2, prompt[5:])]},
-        {"decodes": {2: 9, 1: 8}},
-    ):
-        want, got = (driver.step(**step) for driver in drivers)  # type: ignore[arg-type]
+    steps: list[tuple[dict[int, int], list[tuple[int, list[int]]]]] = [
+        ({}, [(1, prompt), (0, prompt[3:])]),
+        ({0: 5, 1: 7}, [(2, prompt[5:])]),
+        ({2: 9, 1: 8}, []),
+    ]
+    for decodes, chunks in steps:
+        want, got = (driver.step(decodes, chunks) for driver in drivers)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -15,12 +15,11 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Rotar
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mla_router.worker.model.config.read import parse_config
-from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig
+from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig, softmax_scale
 from mla_router.worker.model.rope import (
     attention_factor,
     inverse_frequencies,
     rotation_table,
-    softmax_scale,
 )
 from support.tiny_model import CONFIGS, raw_config
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
-from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.kv_cache.spec import KVCacheSpec
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
+from support.attention import torch_attention
 
 
 def nan_caches(
@@ -38,9 +39,9 @@ class ForwardDriver:
         num_slots: int = 4,
         max_length: int = 320,
         seed: int = 0,
-        attention: AttentionBackend | None = None,
+        attention: ModelAttention | None = None,
     ) -> None:
-        self.attention = attention or TorchBackend()
+        self.attention = attention or torch_attention(model.config)
         self.model = model
         self.page_size = page_size
         self.lengths = [0] * num_slots  # tokens in the cache

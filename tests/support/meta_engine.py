@@ -19,16 +19,13 @@ from triton.runtime import driver
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention import triton as backend
-from mla_router.worker.engine.attention.layout import AttentionBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.kernels import beside
 from mla_router.worker.kernels.moe import experts
-from mla_router.worker.kv_cache.spec import HeadsSpec
-from mla_router.worker.model.config.base import ModelConfig
-from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import allocate, default_dtype
 from mla_router.worker.model.registry import build_model
+from support.attention import triton_attention
 from support.sm90 import NoDevice
 
 META = torch.device("meta")
@@ -76,14 +73,5 @@ def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engi
         allocate(model)
     model.eval()
     while True:
-        attention = _attention(config)
+        attention = triton_attention(config, META)
         yield Engine(model, capacity, device=META, dtype=torch.bfloat16, attention=attention)
-
-
-def _attention(config: ModelConfig) -> AttentionBackend:
-    if isinstance(config, DeepseekConfig):
-        heads = config.num_heads, config.qk_nope_head_dim + config.v_head_dim
-        return backend.TritonBackend.for_latents(*heads, META)
-    rows = config.kv_cache_spec(0, torch.bfloat16)
-    assert isinstance(rows, HeadsSpec)
-    return backend.TritonBackend.for_key_heads(config.num_heads, rows, META)

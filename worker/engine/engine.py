@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
-from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.head import Head
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.readback import Readback, ReadbackRing
@@ -54,7 +54,7 @@ class Engine:
         *,
         device: torch.device,
         dtype: torch.dtype,
-        attention: AttentionBackend,
+        attention: ModelAttention,
     ) -> None:
         self.model = model
         self.capacity = capacity

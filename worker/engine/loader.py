@@ -10,7 +10,7 @@ import torch
 from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.attention.choose import choose_attention
-from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
@@ -95,7 +95,7 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
 
 
 def choose_graph_sizes(
-    config: WorkerConfig, device: torch.device, attention: AttentionBackend
+    config: WorkerConfig, device: torch.device, attention: ModelAttention
 ) -> GraphSizes:
     """Graphs to capture. Raises ConfigError if decode graphs are to be compiled and none can be captured."""
     without = None

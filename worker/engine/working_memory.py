@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.layout import AttentionBackend
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.rehearsal import compile_together, octaves
 from mla_router.worker.engine.runners.sizes import GraphSizes
@@ -65,7 +65,7 @@ def measure_working_memory(
     graph_sizes: GraphSizes,
     device: torch.device,
     dtype: torch.dtype,
-    attention: AttentionBackend,
+    attention: ModelAttention,
 ) -> WorkingMemory:
     """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
     `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""

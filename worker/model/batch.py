@@ -6,7 +6,7 @@ tensors lie on the model's device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,7 +22,7 @@ class ForwardBatch:
     # rows, those that pad a CUDA graph, write to: their location is 0
     out_cache_loc: Tensor
     num_decodes: int  # rows that are one token of a request each; the others are chunks
-    attention: StepAttention
+    attention: Sequence[StepAttention]  # by `ModelConfig.attention_index` of a layer
 
     @property
     def is_decode(self) -> bool:

@@ -28,7 +28,7 @@ from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
 from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import MLP, FeedForward, Linear, RMSNorm, empty_parameter
-from mla_router.worker.model.rope import rotation_table, softmax_scale
+from mla_router.worker.model.rope import rotation_table
 
 # The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
 # trained with the default of DeepSeek's RMSNorm there.
@@ -45,11 +45,12 @@ class DeepseekForCausalLM(CausalLM):
 
 
 def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
-    return DecoderLayer(config, latent_attention(config), feed_forward(config, index))
+    return DecoderLayer(config, latent_attention(config, index), feed_forward(config, index))
 
 
-def latent_attention(config: DeepseekConfig) -> LatentAttention:
-    return ExpandedAttention(config) if config.expanded_cache else LatentAttention(config)
+def latent_attention(config: DeepseekConfig, index: int) -> LatentAttention:
+    kind = ExpandedAttention if config.expanded_cache else LatentAttention
+    return kind(config, index)
 
 
 def feed_forward(config: DeepseekConfig, index: int) -> FeedForward:
@@ -62,15 +63,15 @@ def feed_forward(config: DeepseekConfig, index: int) -> FeedForward:
 class LatentAttention(nn.Module):
     """MLA: the cache keeps one latent per token, from which keys and values of all heads follow."""
 
-    def __init__(self, config: DeepseekConfig) -> None:
+    def __init__(self, config: DeepseekConfig, index: int) -> None:
         super().__init__()
+        self.attention_index = config.attention_index(index)
         self.num_heads = config.num_heads
         self.qk_nope_head_dim = config.qk_nope_head_dim
         self.qk_rope_head_dim = config.qk_rope_head_dim
         self.v_head_dim = config.v_head_dim
         self.q_lora_rank = config.q_lora_rank
         self.kv_lora_rank = config.kv_lora_rank
-        self.scale = softmax_scale(config.qk_head_dim, config.rope)
         self.interleaved = config.rope.interleaved
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
@@ -190,15 +191,15 @@ class LatentAttention(nn.Module):
     ) -> None:
         """The rest of `decode`, once the queries are absorbed."""
         q_pe = q[..., self.qk_nope_head_dim :]
-        latent = batch.attention.mla_decode(q_latent, q_pe, cache, scale=self.scale)
+        latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
         expand_values(latent, w_uv, out, constant=self.kv_b_proj.constant)
 
     def prefill(
         self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
     ) -> None:
         """Multi-head: expands prefixes and chunks."""
-        batch.attention.mla_prefill(
-            q, kv, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank, scale=self.scale
+        batch.attention[self.attention_index].mla_prefill(
+            q, kv, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank
         )
 
     def expand(self, latent: Tensor) -> Tensor:
@@ -247,13 +248,13 @@ class ExpandedAttention(LatentAttention):
         self.decode(batch, q, cache, out)
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        batch.attention.gqa_decode(q, cache, out, scale=self.scale)
+        batch.attention[self.attention_index].gqa_decode(q, cache, out)
 
     def prefill(
         self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
     ) -> None:
         del kv
-        batch.attention.gqa_prefill(q, cache, out, scale=self.scale)
+        batch.attention[self.attention_index].gqa_prefill(q, cache, out)
 
 
 class MixtureOfExperts(FeedForward):

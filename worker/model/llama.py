@@ -23,13 +23,13 @@ from mla_router.worker.model.rope import rotation_table
 
 class LlamaForCausalLM(CausalLM):
     def __init__(self, config: LlamaConfig) -> None:
-        layers = (llama_layer(config) for _ in range(config.num_layers))
+        layers = (llama_layer(config, index) for index in range(config.num_layers))
         rotations = rotation_table(config.rope, config.max_position_embeddings)
         super().__init__(config, Decoder(config, layers, rotations))
 
 
-def llama_layer(config: LlamaConfig) -> DecoderLayer:
-    attention = GroupedQueryAttention(config)
+def llama_layer(config: LlamaConfig, index: int) -> DecoderLayer:
+    attention = GroupedQueryAttention(config, index)
     mlp = MLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
     return DecoderLayer(config, attention, mlp)
 
@@ -37,12 +37,12 @@ def llama_layer(config: LlamaConfig) -> DecoderLayer:
 class GroupedQueryAttention(nn.Module):
     """The cache keeps a key and a value per token for each of a few heads, which query heads share."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
+        self.attention_index = config.attention_index(index)
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
         self.interleaved = config.rope.interleaved
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv_proj = Linear(
@@ -86,8 +86,8 @@ class GroupedQueryAttention(nn.Module):
 
     def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
         (q,) = rows
-        attention, decodes = batch.attention, batch.num_decodes
+        attention, decodes = batch.attention[self.attention_index], batch.num_decodes
         if decodes:
-            attention.gqa_decode(q[:decodes], cache, out[:decodes], scale=self.scale)
+            attention.gqa_decode(q[:decodes], cache, out[:decodes])
         if decodes < len(q):
-            attention.gqa_prefill(q[decodes:], cache, out[decodes:], scale=self.scale)
+            attention.gqa_prefill(q[decodes:], cache, out[decodes:])

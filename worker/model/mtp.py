@@ -40,7 +40,8 @@ class MultiTokenPrediction(nn.Module):
         """By depth, as `ModelConfig.kv_cache_specs`."""
         first = self.config.num_layers
         return tuple(
-            self.config.kv_cache_spec(first + depth, dtype) for depth in range(len(self.depths))
+            self.config.attention_spec(first + depth).kv_cache_spec(dtype)
+            for depth in range(len(self.depths))
         )
 
     @torch.inference_mode()
@@ -67,7 +68,7 @@ class PredictionLayer(DecoderLayer):
     """A layer like the model's, behind what joins its two inputs."""
 
     def __init__(self, config: DeepseekConfig, index: int) -> None:
-        super().__init__(config, latent_attention(config), feed_forward(config, index))
+        super().__init__(config, latent_attention(config, index), feed_forward(config, index))
         hidden = config.hidden_size
         self.enorm = RMSNorm(hidden, config.rms_norm_eps)
         self.hnorm = RMSNorm(hidden, config.rms_norm_eps)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig
+from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnConfig, yarn_mscale
 
 
 def rotation_table(rope: RopeConfig, max_position: int) -> Tensor:
@@ -62,21 +62,8 @@ def attention_factor(rope: RopeConfig) -> float:
     if yarn.attention_factor is not None:
         return yarn.attention_factor
     if yarn.mscale and yarn.mscale_all_dim:
-        return _mscale(yarn, yarn.mscale) / _mscale(yarn, yarn.mscale_all_dim)
-    return _mscale(yarn, 1.0)
-
-
-def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
-    """What DeepSeek's attention scores are multiplied by: 1 / sqrt(head width), and with its
-    mscale_all_dim its square on top, for queries and keys both."""
-    scale = float(head_dim**-0.5)
-    if isinstance(rope.scaling, YarnConfig) and rope.scaling.mscale_all_dim:
-        scale *= _mscale(rope.scaling, rope.scaling.mscale_all_dim) ** 2
-    return scale
-
-
-def _mscale(yarn: YarnConfig, weight: float) -> float:
-    return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0
+        return yarn_mscale(yarn, yarn.mscale) / yarn_mscale(yarn, yarn.mscale_all_dim)
+    return yarn_mscale(yarn, 1.0)
 
 
 def _blend_range(yarn: YarnConfig, width: int, theta: float) -> tuple[float, float]:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.torch import TorchBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS, RunnerKind, choose_runner
 from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.loader import load_model
+from support.attention import torch_attention
 from support.cached_rows import cached_rows, clear, put_back
 from support.random_requests import random_script
 from support.scripted_scheduler import run
@@ -94,7 +94,13 @@ def engines(
     write_tiny_model(folder, **CONFIGS[request.param])
     model = load_model(folder, device=CPU, dtype=torch.float32)
     eager, recorded = (
-        Engine(model, CAPACITY, device=CPU, dtype=torch.float32, attention=TorchBackend())
+        Engine(
+            model,
+            CAPACITY,
+            device=CPU,
+            dtype=torch.float32,
+            attention=torch_attention(model.config),
+        )
         for _ in range(2)
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -176,7 +182,13 @@ def test_requests_get_the_same_tokens(
     script = random_script(3, 60, aborts=False)
     runs, replays = [], []
     for sizes in ([], [1, 2, 4, 8, 12, 16, 24]):
-        engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=TorchBackend())
+        engine = Engine(
+            model,
+            capacity,
+            device=CPU,
+            dtype=torch.float32,
+            attention=torch_attention(model.config),
+        )
         graphs = replace_recording(engine, sizes, monkeypatch) if sizes else []
         runs.append(
             run(

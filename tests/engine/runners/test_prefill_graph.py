@@ -6,7 +6,6 @@ Without a GPU there is no graph: in its place stands what would be captured in i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.attention.triton import TritonBackend
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners import prefill_graph
 from mla_router.worker.engine.runners.prefill_graph import (
@@ -23,8 +21,8 @@ from mla_router.worker.engine.runners.prefill_graph import (
     PrefillGraphRunner,
 )
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.kv_cache.spec import HeadsSpec
 from mla_router.worker.model.loader import load_model
+from support.attention import triton_attention
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 from support.unrecorded_decode import capture_each
 
@@ -58,13 +56,7 @@ def test_as_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts one after another in the same pages, of the length of a recording and shorter: what longer
     ones left behind does not matter."""
     model = load_model(folder, device=CPU, dtype=torch.float32)
-    config: Any = model.config
-    rows = config.kv_cache_spec(0, torch.float32)
-    if isinstance(rows, HeadsSpec):
-        attention = TritonBackend.for_key_heads(config.num_heads, rows, CPU)
-    else:
-        width = config.qk_nope_head_dim + config.v_head_dim
-        attention = TritonBackend.for_latents(config.num_heads, width, CPU)
+    attention = triton_attention(model.config)
     engine = Engine(model, CAPACITY, device=CPU, dtype=torch.float32, attention=attention)
     graphs: list[Unrecorded] = []
 

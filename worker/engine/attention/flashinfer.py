@@ -12,13 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_router.worker.config import ConfigError
-from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class, loading
+from mla_router.worker.engine.attention.flashinfer_package import (
+    flashinfer_class,
+    loading,
+    package_reason,
+)
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass
 from mla_router.worker.engine.attention.triton import TritonAttention, TritonBackend
+from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
-FLAG = "--attention-backend flashinfer"
+_WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
 HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, and DeepSeek's
 # FlashInfer wants it for results of keys that are split among programs, which `fa3` never does.
 _WORKSPACE_BYTES = 16 << 20
@@ -29,22 +33,23 @@ class FlashInferBackend(AttentionBackend):
     recordable = True
     plans_prefill_on_host = True
 
-    def __init__(
-        self,
-        ours: TritonBackend,
-        num_heads: int,
-        key_width: int,
-        value_width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """`ours` does all but prefill. Loads the kernel, or compiles it if nobody has yet. Raises
-        ConfigError if it cannot run here."""
-        check_heads(key_width, value_width)
-        self.ours = ours
-        self._wrappers = RaggedWrappers(num_heads, dtype, device)
+    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
+        """Loads the kernel, or compiles it if nobody has yet. For a spec that it supports."""
+        self.ours = TritonBackend(spec, device, dtype)  # for all but prefill
+        self._wrappers = RaggedWrappers(spec.num_heads, dtype, device)
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        if reason := TritonBackend.supports(spec, device, dtype):
+            return reason
+        if not isinstance(spec, LatentAttentionSpec):
+            return "needs a KV cache of latents"
+        widths = spec.head_dim, spec.v_head_dim
+        if widths != HEAD_WIDTHS:
+            return f"has kernels for heads {HEAD_WIDTHS} wide, not {widths}"
+        return package_reason(_WRAPPER, device)
 
     @property
     def max_keys(self) -> int:
@@ -53,15 +58,6 @@ class FlashInferBackend(AttentionBackend):
     def plan(self, layout: StepLayout) -> TritonAttention:
         self._wrappers.next_step()
         return self.ours.plan(layout, PlannedPasses(self._wrappers).attend_over)
-
-
-def check_heads(key_width: int, value_width: int) -> None:
-    """Raises ConfigError for heads that there is no kernel for."""
-    if (key_width, value_width) != HEAD_WIDTHS:
-        raise ConfigError(
-            f"{FLAG}: has kernels for heads {HEAD_WIDTHS} wide, not "
-            f"{(key_width, value_width)}: leave the choice to auto"
-        )
 
 
 class RaggedWrappers:
@@ -73,9 +69,8 @@ class RaggedWrappers:
     """
 
     def __init__(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises ConfigError without the package, or a Hopper GPU."""
-        name = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
-        self._make = flashinfer_class(name, FLAG, device)
+        """Raises ImportError without the package."""
+        self._make = flashinfer_class(_WRAPPER)
         self._num_heads = num_heads
         self._dtype = dtype
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -111,7 +106,7 @@ class RaggedWrappers:
 
 
 class PlannedPasses:
-    """Prefill attention of one step, whose passes are planned by the first layer, as it brings the scale."""
+    """Prefill attention of one step, whose passes are planned by the first layer."""
 
     def __init__(self, wrappers: RaggedWrappers) -> None:
         self._wrappers = wrappers

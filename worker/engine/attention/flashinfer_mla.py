@@ -13,13 +13,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mla_router.worker.config import ConfigError
-from mla_router.worker.engine.attention.flashinfer_package import flashinfer_class, loading
+from mla_router.worker.engine.attention.flashinfer_package import (
+    flashinfer_class,
+    loading,
+    package_reason,
+)
 from mla_router.worker.engine.attention.layout import AtLocations, AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.supports import full_attention_reason, gpu_reason
 from mla_router.worker.engine.attention.torch import TorchAttention
 from mla_router.worker.model.attention import StepAttention
+from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
 FLAG = "--enable-flashinfer-mla"
+_WRAPPER = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
 WIDTHS = (512, 64)  # of latents and rotary keys: what the kernel is made for, and DeepSeek's
 # What is split among programs: two results of 64 rows for each of an H200's 132, of 512 16-bit numbers
 # and a float32, is 17 MB.
@@ -30,20 +36,27 @@ class FlashInferMlaBackend(AttentionBackend):
     def __init__(
         self,
         prefill: AttentionBackend,
-        num_heads: int,
-        latent_width: int,
-        rotary_width: int,
-        scale: float,
-        dtype: torch.dtype,
+        spec: AttentionSpec,
         device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        """`scale`: of all layers' scores. Loads the kernel, or compiles it if nobody has yet. Raises
-        ConfigError if it cannot run here."""
-        check_widths(latent_width, rotary_width)
+        """Loads the kernel, or compiles it if nobody has yet. For a spec that it supports."""
         self._prefill = prefill
-        self._decode = PlannedDecode(num_heads, scale, dtype, device)
+        self._scale = spec.scale
+        self._decode = PlannedDecode(spec.num_heads, spec.scale, dtype, device)
         with loading("decode"):
             self._decode.plan(torch.zeros(1, 1, dtype=torch.int32, device=device), 1, (0,), (1,))
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        if reason := gpu_reason(device, dtype) or full_attention_reason(spec):
+            return reason
+        if not isinstance(spec, LatentAttentionSpec):
+            return "needs a KV cache of latents"
+        widths = spec.kv_lora_rank, spec.qk_rope_head_dim
+        if widths != WIDTHS:
+            return f"has a kernel for kv_lora_rank and qk_rope_head_dim {WIDTHS}, not {widths}"
+        return package_reason(_WRAPPER, device)
 
     @property
     def name(self) -> str:
@@ -70,7 +83,9 @@ class FlashInferMlaBackend(AttentionBackend):
             decode_lengths=layout.decode_lengths[:0],
             max_decode_length=0,
         )
-        return FlashInferMlaAttention(layout, self._prefill.plan(chunks_alone), self._decode)
+        return FlashInferMlaAttention(
+            layout, self._scale, self._prefill.plan(chunks_alone), self._decode
+        )
 
     @property
     def plans_prefill_on_host(self) -> bool:
@@ -78,15 +93,6 @@ class FlashInferMlaBackend(AttentionBackend):
 
     def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
         return self._prefill.plan_prefill_graph(layout)
-
-
-def check_widths(latent: int, rotary: int) -> None:
-    """Raises ConfigError for latents that there is no kernel for."""
-    if (latent, rotary) != WIDTHS:
-        raise ConfigError(
-            f"{FLAG}: has a kernel for kv_lora_rank and qk_rope_head_dim {WIDTHS}, not "
-            f"{(latent, rotary)}: leave it out"
-        )
 
 
 class PlannedDecode:
@@ -101,8 +107,8 @@ class PlannedDecode:
     def __init__(
         self, num_heads: int, scale: float, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises ConfigError without the package, or a Hopper GPU."""
-        make = flashinfer_class("flashinfer.mla.BatchMLAPagedAttentionWrapper", FLAG, device)
+        """Raises ImportError without the package."""
+        make = flashinfer_class(_WRAPPER)
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         # Its `use_cuda_graph` would keep copies of what only the host reads, of one batch size.
         self._wrapper = make(workspace, backend="fa3")
@@ -141,9 +147,8 @@ class PlannedDecode:
             self._dtype,
         )
 
-    def run(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, scale: float) -> Tensor:
+    def run(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
         """As `kernels/attention/mla_decode.py`, for the requests that were planned last."""
-        assert scale == self._scale, f"planned with scale {self._scale}, not {scale}"
         latents, rotary_keys = cache.tensor_split([q_latent.shape[-1]], dim=-1)
         out: Tensor = self._wrapper.run(q_latent, q_pe, latents, rotary_keys)
         return out
@@ -152,13 +157,15 @@ class PlannedDecode:
 class FlashInferMlaAttention(TorchAttention):
     """Implements `StepAttention`; attention with keys of its own for each head is left to torch."""
 
-    def __init__(self, layout: StepLayout, prefill: StepAttention, decode: PlannedDecode) -> None:
-        super().__init__(layout)
+    def __init__(
+        self, layout: StepLayout, scale: float, prefill: StepAttention, decode: PlannedDecode
+    ) -> None:
+        super().__init__(layout, scale)
         self._prefill = prefill
         self._decode = decode
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
-        return self._decode.run(q_latent, q_pe, cache, scale)
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
+        return self._decode.run(q_latent, q_pe, cache)
 
     def mla_prefill(
         self,
@@ -169,8 +176,5 @@ class FlashInferMlaAttention(TorchAttention):
         out: Tensor,
         *,
         kv_lora_rank: int,
-        scale: float,
     ) -> None:
-        self._prefill.mla_prefill(
-            q, own, cache, expand, out, kv_lora_rank=kv_lora_rank, scale=scale
-        )
+        self._prefill.mla_prefill(q, own, cache, expand, out, kv_lora_rank=kv_lora_rank)

@@ -11,25 +11,28 @@ from typing import Any
 
 import torch
 
-from mla_router.worker.config import ConfigError
-
 logger = logging.getLogger(__name__)
 
 
-def flashinfer_class(name: str, flag: str, device: torch.device) -> Any:
-    """The class `name` of the package. Raises ConfigError, which begins with `flag`, without the package
-    or a Hopper GPU."""
-    module, _, attribute = name.rpartition(".")
+def package_reason(name: str, device: torch.device) -> str | None:
+    """Why the class `name` of the package cannot be used on the GPU `device`."""
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        flashinfer_class(name)
     except ImportError as error:
-        raise ConfigError(f"{flag}: pip install 'mla-router[flashinfer]' ({error})") from None
+        return f"needs FlashInfer: pip install 'mla-router[flashinfer]' ({error})"
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
-        raise ConfigError(
-            f"{flag}: is for Hopper GPUs (sm_90), not sm_{major}{minor}: leave it out"
-        )
-    return found
+        return f"needs a Hopper GPU (sm_90), not sm_{major}{minor}"
+    return None
+
+
+def flashinfer_class(name: str) -> Any:
+    """The class `name` of the package. Raises ImportError without it."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise ImportError(str(error)) from None
 
 
 @contextmanager

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from mla_router.worker.model.attention import StepAttention
+from mla_router.worker.model.config.attention_spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,16 @@ AtLocations = Callable[[Tensor], StepAttention]
 
 
 class AttentionBackend(Protocol):
-    """Turns the layout of a step into what all layers of the model use in it."""
+    """Turns the layout of a step into the attention of all layers that have one `AttentionSpec`."""
 
     @property
     def name(self) -> str: ...
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why it cannot serve `spec` on `device` in `dtype`, in words that follow the name of a flag; None if it
+        can."""
+        ...
 
     @property
     def recordable(self) -> bool:

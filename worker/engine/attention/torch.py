@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.engine.attention.supports import full_attention_reason
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch
 from mla_router.worker.kernels.attention.ragged_attention.torch import ragged_attention_torch
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.kernels.kv_cache.read import kv_read
+from mla_router.worker.model.config.attention_spec import AttentionSpec
 
 
 class TorchBackend(AttentionBackend):
@@ -20,17 +23,27 @@ class TorchBackend(AttentionBackend):
     plans_prefill_on_host = True
     max_keys = 1 << 17  # there is no limit: what is tried when memory is measured
 
+    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
+        del device, dtype
+        self._scale = spec.scale
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        del device, dtype
+        return full_attention_reason(spec)
+
     def plan(self, layout: StepLayout) -> TorchAttention:
-        return TorchAttention(layout)
+        return TorchAttention(layout, self._scale)
 
 
 class TorchAttention:
     """Implements `StepAttention`."""
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, layout: StepLayout, scale: float) -> None:
         self.layout = layout
+        self._scale = scale
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
         layout = self.layout
         return mla_decode_torch(
             q_latent,
@@ -40,7 +53,7 @@ class TorchAttention:
             layout.decode_slots,
             layout.decode_lengths,
             max_length=layout.max_decode_length,
-            scale=scale,
+            scale=self._scale,
         )
 
     def mla_prefill(
@@ -52,15 +65,14 @@ class TorchAttention:
         out: Tensor,
         *,
         kv_lora_rank: int,
-        scale: float,
     ) -> None:
         del own
         rows = self._rows(cache).to(q.dtype)
         latent, k_pe = rows.tensor_split([kv_lora_rank], dim=-1)
         k_nope, v = expand(latent).tensor_split([q.shape[-1] - k_pe.shape[-1]], dim=-1)
-        ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=scale, out=out)
+        ragged_attention_torch(q, k_nope, v, k_pe, self._extents(), scale=self._scale, out=out)
 
-    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
         layout = self.layout
         gqa_decode_torch(
             q,
@@ -70,12 +82,12 @@ class TorchAttention:
             layout.decode_lengths,
             out,
             max_length=layout.max_decode_length,
-            scale=scale,
+            scale=self._scale,
         )
 
-    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
         k, v = keys_and_values(self._rows(cache).to(q.dtype), q.shape[-1], out.shape[-1])
-        ragged_attention_torch(q, k, v, None, self._extents(), scale=scale, out=out)
+        ragged_attention_torch(q, k, v, None, self._extents(), scale=self._scale, out=out)
 
     def _rows(self, cache: Tensor) -> Tensor:
         """Of all tokens that the chunks' requests have in the cache."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mla_router.worker.engine.attention.layout import AtLocations, AttentionBackend, StepLayout
 from mla_router.worker.engine.attention.prefill_passes import Pass, plan_passes
+from mla_router.worker.engine.attention.supports import full_attention_reason, gpu_reason
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts, tiling
@@ -25,7 +26,11 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
 )
 from mla_router.worker.kernels.kv_cache.gather import kv_gather
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
-from mla_router.worker.kv_cache.spec import HeadsSpec
+from mla_router.worker.model.config.attention_spec import (
+    AttentionSpec,
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+)
 
 # Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
@@ -37,6 +42,9 @@ MAX_EXPANDED = 1 << 29
 LOOK_FROM = 129
 # Heads of which those of a group make no more than one tile
 MOST_HEADS = 16
+
+# Of a key or value of one head: wider ones leave no room for several tiles on a multiprocessor
+_MAX_HEAD_WIDTH = 256
 
 # For a number of decoding requests: how decode attention is cut, and into how many parts.
 Tiles = Callable[[int], tuple[Tiling, int]]
@@ -57,40 +65,18 @@ class TritonBackend(AttentionBackend):
     plans_prefill_on_host = False
     max_keys = MAX_EXPANDED
 
-    def __init__(
-        self,
-        tiles: Tiles,
-        num_heads: int,
-        expanded: int,
-        device: torch.device,
-        group_tiles: Tiles | None = None,
-    ) -> None:
-        """`expanded`: numbers of key and value together that a token has in all heads in prefill. `group_tiles`: for
-        what groups of requests have in common, if that is to be read once."""
-        self.max_keys = MAX_EXPANDED // expanded
-        self._num_heads = num_heads
-        self._tiles = tiles
-        self._group_tiles = group_tiles
+    def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
+        del dtype
+        self.max_keys = MAX_EXPANDED // spec.expanded_width
+        self._num_heads = spec.num_heads
+        self._scale = spec.scale
+        self._tiles, self._group_tiles = _decode_tiles(spec, device)
         self._device = device
         self._upload = Upload(device)
 
     @classmethod
-    def for_latents(cls, num_heads: int, head_width: int, device: torch.device) -> TritonBackend:
-        """`head_width`: numbers of key and value, without their shared part, that a latent expands to
-        in one head."""
-
-        def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
-            chosen = tiling(num_heads, requests, queries)
-            return chosen, num_parts(chosen, num_heads, queries, device)
-
-        group_tiles = partial(tiles, queries=GROUP) if num_heads <= MOST_HEADS else None
-        return cls(tiles, num_heads, num_heads * head_width, device, group_tiles)
-
-    @classmethod
-    def for_key_heads(cls, num_heads: int, rows: HeadsSpec, device: torch.device) -> TritonBackend:
-        chosen = gqa_tiling(num_heads // rows.num_kv_heads, rows.head_dim + rows.v_head_dim)
-        parts = num_parts(chosen, num_heads, 1, device, key_heads=rows.num_kv_heads)
-        return cls(lambda _: (chosen, parts), num_heads, rows.width, device)
+    def supports(cls, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+        return gpu_reason(device, dtype) or full_attention_reason(spec) or _widths_reason(spec)
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
         """`attend`: the kernel of prefill."""
@@ -106,7 +92,7 @@ class TritonBackend(AttentionBackend):
             )
         if layout.chunks:
             passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, self._upload)
-        return TritonAttention(layout, schedule, passes, prefixes, attend)
+        return TritonAttention(layout, self._scale, schedule, passes, prefixes, attend)
 
     def _prefixes(self, layout: StepLayout) -> SharedPrefixes | None:
         rows = len(layout.decode_slots)
@@ -126,7 +112,39 @@ class TritonBackend(AttentionBackend):
     def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
         # Into memory of its own: no later step's tables are written over it.
         passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, Upload(self._device))
-        return lambda locations: PrefillGraphAttention(layout, passes, locations)
+        return lambda locations: PrefillGraphAttention(layout, self._scale, passes, locations)
+
+
+def _decode_tiles(spec: AttentionSpec, device: torch.device) -> tuple[Tiles, Tiles | None]:
+    """For decode rows, and for what groups of requests have in common, if that is to be read once."""
+    heads = spec.num_heads
+    if isinstance(spec, GroupedQueryAttentionSpec):
+        share = heads // spec.num_kv_heads
+        chosen = gqa_tiling(share, spec.head_dim + spec.v_head_dim)
+        parts = num_parts(chosen, heads, 1, device, key_heads=spec.num_kv_heads)
+        return lambda _: (chosen, parts), None
+
+    def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
+        chosen = tiling(heads, requests, queries)
+        return chosen, num_parts(chosen, heads, queries, device)
+
+    return tiles, partial(tiles, queries=GROUP) if heads <= MOST_HEADS else None
+
+
+def _widths_reason(spec: AttentionSpec) -> str | None:
+    match spec:
+        case LatentAttentionSpec():
+            for name, width in (
+                ("kv_lora_rank", spec.kv_lora_rank),
+                ("qk_rope_head_dim", spec.qk_rope_head_dim),
+            ):
+                if width < 16 or width & (width - 1):
+                    return f"needs a power of two from 16 on for {name}, not {width}"
+        case GroupedQueryAttentionSpec():
+            width = max(spec.head_dim, spec.v_head_dim)
+            if width > _MAX_HEAD_WIDTH:
+                return f"needs heads at most {_MAX_HEAD_WIDTH} wide, not {width}"
+    return None
 
 
 class TritonAttention:
@@ -135,18 +153,20 @@ class TritonAttention:
     def __init__(
         self,
         layout: StepLayout,
+        scale: float,
         schedule: DecodeSchedule | None,
         passes: list[Pass],
         prefixes: SharedPrefixes | None = None,
         attend: AttendOver = attend_over,
     ) -> None:
         self.layout = layout
+        self._scale = scale
         self.schedule = schedule
         self.passes = passes
         self.prefixes = prefixes
         self._attend = attend
 
-    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor, *, scale: float) -> Tensor:
+    def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         return mla_decode(
@@ -157,7 +177,7 @@ class TritonAttention:
             layout.decode_slots,
             layout.decode_lengths,
             self.schedule,
-            scale=scale,
+            scale=self._scale,
             settled=True,
             prefixes=self.prefixes,
         )
@@ -171,15 +191,14 @@ class TritonAttention:
         out: Tensor,
         *,
         kv_lora_rank: int,
-        scale: float,
     ) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             latent, k_pe = self._latents(own, cache, over).tensor_split([kv_lora_rank], dim=-1)
-            return self._attend(q, expand(latent), k_pe, over, scale, into)
+            return self._attend(q, expand(latent), k_pe, over, self._scale, into)
 
         self._in_passes(attend, out)
 
-    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+    def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
         layout = self.layout
         assert self.schedule is not None, "a step without decode rows"
         gqa_decode(
@@ -190,13 +209,13 @@ class TritonAttention:
             layout.decode_lengths,
             self.schedule,
             out,
-            scale=scale,
+            scale=self._scale,
         )
 
-    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor, *, scale: float) -> None:
+    def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
         def attend(over: Pass, into: Tensor | None) -> tuple[Tensor, Tensor]:
             k, v = keys_and_values(self._rows(cache, over), q.shape[-1], out.shape[-1])
-            return ragged_attention(q, k, v, None, over.work, scale=scale, out=into)
+            return ragged_attention(q, k, v, None, over.work, scale=self._scale, out=into)
 
         self._in_passes(attend, out)
 
@@ -231,8 +250,10 @@ class TritonAttention:
 class PrefillGraphAttention(TritonAttention):
     """Of one prompt that begins its request: its own rows, at `locations` in the cache, are all its keys."""
 
-    def __init__(self, layout: StepLayout, passes: list[Pass], locations: Tensor) -> None:
-        super().__init__(layout, None, passes)
+    def __init__(
+        self, layout: StepLayout, scale: float, passes: list[Pass], locations: Tensor
+    ) -> None:
+        super().__init__(layout, scale, None, passes)
         self._locations = locations
 
     def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.attention.layout import ChunkExtent
 from mla_router.worker.engine.inputs import InputPacker, RowInputs
@@ -32,7 +34,7 @@ class EagerRunner:
         )
         return self._forward.run_layers(batch)
 
-    def plan_attention(self, plan: StepPlan, inputs: RowInputs) -> StepAttention:
+    def plan_attention(self, plan: StepPlan, inputs: RowInputs) -> Sequence[StepAttention]:
         """Attention of the plan's own rows, once the tokens of its decode rows are among `inputs`."""
         forward, decodes = self._forward, len(plan.decode_slots)
         if decodes:

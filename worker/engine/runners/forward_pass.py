@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention.layout import AttentionBackend, ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
+from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
@@ -23,7 +24,7 @@ class ForwardPass:
         model: CausalLM,
         kv_cache: KVCachePool,
         slots: SlotState,
-        attention: AttentionBackend,
+        attention: ModelAttention,
         capacity: Capacity,
     ) -> None:
         self.model = model

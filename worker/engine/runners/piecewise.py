@@ -49,7 +49,7 @@ class PiecewiseGraph:
     output: LayerOutput  # [size, hidden_size]
 
     def replay(
-        self, inputs: Tensor, *, rows: int, num_decodes: int, attention: StepAttention
+        self, inputs: Tensor, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
     ) -> LayerOutput:
         """The first `rows` rows of `inputs` [3, size] int64: tokens, slots, positions. The next replay of any
         piecewise graph writes over them."""

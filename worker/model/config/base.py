@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mla_router.worker.kv_cache.spec import KVCacheSpec
+from mla_router.worker.model.config.attention_spec import AttentionSpec
 from mla_router.worker.model.config.fields import read_dtype, size
 from mla_router.worker.model.config.rope import RopeConfig
 from mla_router.worker.model.quantization.config import Quantization, parse_quantization
@@ -34,12 +35,22 @@ class ModelConfig(ABC):
     num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
 
     @abstractmethod
-    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> KVCacheSpec:
-        """The rows that `layer` keeps in a KV cache of `dtype`."""
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """The attention of `layer`, which may be one for multi-token prediction."""
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """The distinct ones of the model's own layers."""
+        return tuple(dict.fromkeys(self.attention_spec(layer) for layer in range(self.num_layers)))
+
+    def attention_index(self, layer: int) -> int:
+        """Where the attention of `layer` stands in `attention_specs`."""
+        return self.attention_specs.index(self.attention_spec(layer))
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
-        """By layer, of the model's own layers."""
-        return tuple(self.kv_cache_spec(layer, dtype) for layer in range(self.num_layers))
+        """By layer, of the model's own layers, in a KV cache of `dtype`."""
+        layers = range(self.num_layers)
+        return tuple(self.attention_spec(layer).kv_cache_spec(dtype) for layer in layers)
 
 
 def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from mla_router.worker.kv_cache.spec import HeadsSpec, KVCacheSpec, LatentSpec
+from mla_router.worker.model.config.attention_spec import (
+    AttentionSpec,
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+)
 from mla_router.worker.model.config.base import ModelConfig, common_fields
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size, size
-from mla_router.worker.model.config.rope import YarnConfig, read_rope
-
-if TYPE_CHECKING:
-    import torch
+from mla_router.worker.model.config.rope import YarnConfig, read_rope, softmax_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +43,24 @@ class DeepseekConfig(ModelConfig):
     def qk_head_dim(self) -> int:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
-    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> KVCacheSpec:
+    def attention_spec(self, layer: int) -> AttentionSpec:
         del layer
+        scale = softmax_scale(self.qk_head_dim, self.rope)
         if self.expanded_cache:
-            return HeadsSpec(
-                dtype=dtype,
+            return GroupedQueryAttentionSpec(
+                num_heads=self.num_heads,
+                scale=scale,
                 num_kv_heads=self.num_heads,
                 head_dim=self.qk_head_dim,
                 v_head_dim=self.v_head_dim,
             )
-        return LatentSpec(
-            dtype=dtype, kv_lora_rank=self.kv_lora_rank, qk_rope_head_dim=self.qk_rope_head_dim
+        return LatentAttentionSpec(
+            num_heads=self.num_heads,
+            scale=scale,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
         )
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mla_router.worker.kv_cache.spec import HeadsSpec
+from mla_router.worker.model.config.attention_spec import GroupedQueryAttentionSpec
 from mla_router.worker.model.config.base import ModelConfig, common_fields
 from mla_router.worker.model.config.fields import ModelError, expect, optional_size
 from mla_router.worker.model.config.rope import read_rope
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +18,11 @@ class LlamaConfig(ModelConfig):
     head_dim: int
     mlp_bias: bool
 
-    def kv_cache_spec(self, layer: int, dtype: torch.dtype) -> HeadsSpec:
+    def attention_spec(self, layer: int) -> GroupedQueryAttentionSpec:
         del layer
-        return HeadsSpec(
-            dtype=dtype,
+        return GroupedQueryAttentionSpec(
+            num_heads=self.num_heads,
+            scale=self.head_dim**-0.5,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             v_head_dim=self.head_dim,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,3 +96,17 @@ def _llama3(rope: Mapping[str, Any]) -> Llama3Config:
         )
     original = size(rope, "original_max_position_embeddings")
     return Llama3Config(original_max_position=original, **values)
+
+
+def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
+    """The factor of DeepSeek's attention scores: 1 / sqrt(head_dim), and with its mscale_all_dim the square
+    of that one's factor on top, for queries and keys both."""
+    scale = float(head_dim**-0.5)
+    if isinstance(rope.scaling, YarnConfig) and rope.scaling.mscale_all_dim:
+        scale *= yarn_mscale(rope.scaling, rope.scaling.mscale_all_dim) ** 2
+    return scale
+
+
+def yarn_mscale(yarn: YarnConfig, weight: float) -> float:
+    """YaRN's factor 0.1 * weight * ln(stretch) + 1; 1 without a stretch."""
+    return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0

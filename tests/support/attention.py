@@ -1,0 +1,25 @@
+"""Attention of a model by one backend, without a choice."""
+
+from __future__ import annotations
+
+import torch
+
+from mla_router.worker.engine.attention.model_attention import ModelAttention
+from mla_router.worker.engine.attention.torch import TorchBackend
+from mla_router.worker.engine.attention.triton import TritonBackend
+from mla_router.worker.model.config.base import ModelConfig
+
+CPU = torch.device("cpu")
+
+
+def torch_attention(config: ModelConfig) -> ModelAttention:
+    """The reference, on any device and in any dtype."""
+    return ModelAttention(
+        [TorchBackend(spec, CPU, torch.float32) for spec in config.attention_specs]
+    )
+
+
+def triton_attention(config: ModelConfig, device: torch.device = CPU) -> ModelAttention:
+    """On a CPU, where each op takes its torch form, as well."""
+    specs = config.attention_specs
+    return ModelAttention([TritonBackend(spec, device, torch.bfloat16) for spec in specs])

@@ -1,0 +1,50 @@
+"""Attention of a whole model: a backend for each distinct `AttentionSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
+from mla_router.worker.model.attention import StepAttention
+
+# From the locations of a prompt's rows in the cache, [N] int64, to its attention.
+PromptAttention = Callable[[Tensor], Sequence[StepAttention]]
+
+
+class ModelAttention:
+    """What `AttentionBackend` says of one spec, of all of them: plans are made once a step for each, in the order of
+    `ModelConfig.attention_specs`, and layers of equal specs share them."""
+
+    def __init__(self, backends: Sequence[AttentionBackend]) -> None:
+        self.backends = tuple(backends)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(dict.fromkeys(backend.name for backend in self.backends))
+
+    @property
+    def recordable(self) -> bool:
+        return all(backend.recordable for backend in self.backends)
+
+    @property
+    def plans_prefill_on_host(self) -> bool:
+        return any(backend.plans_prefill_on_host for backend in self.backends)
+
+    @property
+    def max_keys(self) -> int:
+        return min(backend.max_keys for backend in self.backends)
+
+    def prepare_decode(
+        self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
+    ) -> None:
+        for backend in self.backends:
+            backend.prepare_decode(page_table, page_size, slots, lengths)
+
+    def plan(self, layout: StepLayout) -> Sequence[StepAttention]:
+        return tuple([backend.plan(layout) for backend in self.backends])
+
+    def plan_prefill_graph(self, layout: StepLayout) -> PromptAttention:
+        plans = [backend.plan_prefill_graph(layout) for backend in self.backends]
+        return lambda locations: tuple([plan(locations) for plan in plans])

@@ -1,0 +1,25 @@
+"""Reasons why a backend cannot serve, that several backends have. A reason follows the name of a flag."""
+
+from __future__ import annotations
+
+import torch
+
+from mla_router.worker.model.config.attention_spec import AttentionSpec
+
+
+def full_attention_reason(spec: AttentionSpec) -> str | None:
+    """For kernels that attend over all tokens and leave scores as they are."""
+    if spec.window is not None:
+        return f"has no sliding windows, and a layer has one of {spec.window} tokens"
+    if spec.softcap is not None:
+        return f"has no capped scores, and a layer caps them at {spec.softcap}"
+    return None
+
+
+def gpu_reason(device: torch.device, dtype: torch.dtype) -> str | None:
+    """For kernels of 16-bit models on a GPU."""
+    if device.type != "cuda":
+        return f"needs a GPU, not device {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"needs a dtype of 16 bits, not {dtype}"
+    return None

@@ -1,0 +1,81 @@
+"""Attention of one layer, as a model's config declares it and attention backends have to know it.
+
+Read without torch, since a config is read before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mla_router.worker.kv_cache.spec import HeadsSpec, KVCacheSpec, LatentSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec(ABC):
+    num_heads: int  # of queries
+    scale: float  # of scores
+    window: int | None = None  # last tokens that a query sees; None: all
+    softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
+
+    @abstractmethod
+    def kv_cache_spec(self, dtype: torch.dtype) -> KVCacheSpec:
+        """The rows that it reads, in a KV cache of `dtype`."""
+
+    @property
+    @abstractmethod
+    def expanded_width(self) -> int:
+        """Values of one token's keys and values in prefill, of all heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec(AttentionSpec):
+    """Multi-head latent attention: absorbed in decode, with a key and a value for each head in prefill."""
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def kv_cache_spec(self, dtype: torch.dtype) -> LatentSpec:
+        return LatentSpec(
+            dtype=dtype,
+            window=self.window,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+        )
+
+    @property
+    def expanded_width(self) -> int:
+        return self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedQueryAttentionSpec(AttentionSpec):
+    """Keys and values of `num_kv_heads` heads, each shared by as many query heads; multi-head if there are as many."""
+
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
+    v_head_dim: int
+
+    def kv_cache_spec(self, dtype: torch.dtype) -> HeadsSpec:
+        return HeadsSpec(
+            dtype=dtype,
+            window=self.window,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+        )
+
+    @property
+    def expanded_width(self) -> int:
+        return self.num_kv_heads * (self.head_dim + self.v_head_dim)
