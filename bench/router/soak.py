@@ -3,11 +3,11 @@
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/soak.py                # --minutes 1 for a try
 
-A router, four mock engines, clients with every kind of request; some leave, some read slowly. Every
-few seconds something happens to a worker that is well: kill -9, SIGSTOP, garbage, refusals, a stream
-that breaks, stops or is malformed, a restart, removal. At most two are unwell at a time.
+A router, four mock engines, clients with every kind of request; some leave, some read or upload slowly. Every few
+seconds something happens to a worker that is well: kill -9, SIGSTOP, an engine that stops alone, garbage, refusals, a
+stream that breaks, stops or is malformed, a restart, removal. At most two are unwell at a time.
 
-Every request must end once, with the answer that a worker without faults gives, byte for byte and
+Every request must end once and in its time, with the answer that a worker without faults gives, byte for byte and
 with its counts, or with an error that `soak_traffic.ALLOWED` names. At the end nothing may be booked
 or running, and the router's memory must not have grown. Ends with "lost 0", else exits with 1.
 """
@@ -32,8 +32,8 @@ from typing import Any
 
 import aiohttp
 from peers import RELEASE, free_port, running, until_ready
-from record import record
-from soak_traffic import LETTERS, Ends, Traffic
+from soak_report import report
+from soak_traffic import BODY_PAUSE_S, DEADLINE_S, LETTERS, Ends, Traffic
 
 WORKERS = 4
 UNWELL = 2  # at most
@@ -47,7 +47,11 @@ ENGINE = (
     *("--kv-tokens", "16384"),
 )
 # Deadlines short enough for a fault to be noticed within it.
-ROUTER = ("--first-token-timeout-secs", "2", "--inter-token-timeout-secs", "1")
+ROUTER = (
+    *("--first-token-timeout-secs", "2", "--inter-token-timeout-secs", "1"),
+    *("--request-timeout-secs", str(DEADLINE_S), "--body-read-timeout-secs", str(BODY_PAUSE_S)),
+    *("--replay-key", "of-the-soak"),  # without one, no stream is continued
+)
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "kill"},
@@ -56,6 +60,7 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "restart_empty"},
     {"kind": "die", "after_tokens": 20},
     {"kind": "hang"},
+    {"kind": "engine_stops"},
     {"kind": "slow", "factor": 20},
     {"kind": "freeze", "after_tokens": 10},
     # Counted: a stream is continued at most three times.
@@ -270,7 +275,11 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             Traffic(http, router, reference, random.Random(rng.random()), systems, ends)
             for _ in range(CLIENTS)
         ]
-        await asyncio.gather(chaos.run(until), *(client.run(until) for client in clients))
+        await asyncio.gather(
+            chaos.run(until),
+            *(client.run(until) for client in clients),
+            clients[0].uploads(until),
+        )
         memory.cancel()
         problems = [*ends.wrong, *await left_over(http, router, engines)]
         seen = await counted(http, router) - before
@@ -289,6 +298,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "faults": dict(sorted(chaos.struck.items())),
         "sent": ends.sent,
         "ended": dict(ends.ended),
+        "uploads": dict(ends.uploads),
         "counted_by_router": seen,
         "lost": ends.sent - ended + ends.ended["lost"],
         "slowest_s": round(ends.slowest, 2),
@@ -307,21 +317,15 @@ def main() -> int:
         result = asyncio.run(soak(args, Path(folder)))
         if result["problems"]:
             sys.stdout.write((Path(folder) / "router.log").read_text()[-4000:])
-    for name in ("faults", "ended"):
-        print(name)
-        for what, count in result[name].items():
-            print(f"  {what:<32}{count:>8}")
-    for problem, count in Counter(result["problems"]).most_common(20):
-        print(f"  {count} x {problem}")
-    print(
+    summary = (
         f"sent {result['sent']}, ended {sum(result['ended'].values())}, counted by the router "
         f"{result['counted_by_router']}, slowest {result['slowest_s']} s, longest pause "
         f"{result['longest_pause_s']} s, memory {result['rss_mib']} MiB, "
-        f"{result['rss_slope_kib_per_minute']:+} KiB a minute"
+        f"{result['rss_slope_kib_per_minute']:+} KiB a minute\n"
+        f"wrong {result['ended'].get('wrong', 0)}, lost {result['lost']}"
     )
-    print(f"wrong {result['ended'].get('wrong', 0)}, lost {result['lost']}")
-    record("router_soak", result, args.out)
-    return 1 if result["problems"] else 0
+    tables = ("faults", "ended", "uploads")
+    return report("router_soak", result, args.out, tables=tables, summary=summary)
 
 
 if __name__ == "__main__":

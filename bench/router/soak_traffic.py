@@ -7,13 +7,16 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PATIENCE = 60.0  # of a client; who has not got an end by then has lost its request
+DEADLINE_S = 30  # of a request, in the router
+PATIENCE = DEADLINE_S + 1.0  # of a client; who has not got an end by then has lost its request
+BODY_PAUSE_S = 3  # in the upload of a body; after a longer one it is refused
 ABORTS = 0.08  # share of clients that leave within the answer
 SLOW_READERS = 0.05
 SLOW_READ_PAUSE = 0.03
@@ -38,6 +41,7 @@ class Ends:
 
     sent: int = 0
     ended: Counter[str] = field(default_factory=Counter)
+    uploads: Counter[str] = field(default_factory=Counter)  # those that never end
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
     longest_pause: float = 0.0
@@ -147,6 +151,15 @@ class Stream:
             raise Wrong(f"{self.identity} has become {of}")
 
 
+async def slowly_uploaded(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """In a few pieces, with pauses that are just allowed."""
+    whole = json.dumps(body).encode()
+    size = -(-len(whole) // 4)
+    for at in range(0, len(whole), size):
+        yield whole[at : at + size]
+        await asyncio.sleep(BODY_PAUSE_S / 6)
+
+
 @dataclass
 class Traffic:
     """One client after the other, until it is told to stop."""
@@ -161,27 +174,69 @@ class Traffic:
     async def run(self, until: float) -> None:
         while time.monotonic() < until:
             ask = some_request(self.rng, self.systems)
-            async with self.http.post(self.reference + ask.path, json=ask.body) as answer:
-                expected = await answer.json()
-            self.ends.sent += 1
-            begun = time.monotonic()
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    end = await self.one(ask, expected)
-            except TimeoutError:
-                end = "lost"
-                self.ends.wrong.append(f"{ask.path} stream={ask.stream}: no end")
-            except (Wrong, aiohttp.ClientError, ValueError, KeyError) as error:
-                end = "wrong"
-                self.ends.wrong.append(f"{ask.path} stream={ask.stream}: {error!r}")
-            else:
-                self.ends.slowest = max(self.ends.slowest, time.monotonic() - begun)
-            self.ends.ended[end] += 1
+            await self.counted(ask, await self.expected(ask))
 
-    async def one(self, ask: Ask, expected: dict[str, Any]) -> str:
+    async def uploads(self, until: float) -> None:
+        """Bodies that come slowly but come, and bodies that stop."""
+        while time.monotonic() < until:
+            ask = some_request(self.rng, self.systems)
+            await self.counted(ask, await self.expected(ask), uploads_slowly=True)
+            self.ends.uploads[await self.stopped_upload(ask)] += 1
+
+    async def expected(self, ask: Ask) -> dict[str, Any]:
+        """The answer of a worker without faults."""
+        async with self.http.post(self.reference + ask.path, json=ask.body) as answer:
+            whole: dict[str, Any] = await answer.json()
+        return whole
+
+    async def counted(
+        self, ask: Ask, expected: dict[str, Any], *, uploads_slowly: bool = False
+    ) -> None:
+        """One request, and its place among the ends."""
+        self.ends.sent += 1
+        begun = time.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                end = await self.one(ask, expected, uploads_slowly=uploads_slowly)
+        except TimeoutError:
+            end = "lost"
+            self.ends.wrong.append(f"{ask.path} stream={ask.stream}: no end within {PATIENCE:g} s")
+        except (Wrong, aiohttp.ClientError, ValueError, KeyError) as error:
+            end = "wrong"
+            self.ends.wrong.append(f"{ask.path} stream={ask.stream}: {error!r}")
+        else:
+            self.ends.slowest = max(self.ends.slowest, time.monotonic() - begun)
+        self.ends.ended[end] += 1
+
+    async def stopped_upload(self, ask: Ask) -> str:
+        """Half a body: it is refused in its time."""
+        whole = json.dumps(ask.body).encode()
+
+        async def half() -> AsyncIterator[bytes]:
+            yield whole[: len(whole) // 2]
+            await asyncio.sleep(10 * BODY_PAUSE_S)
+
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(2 * BODY_PAUSE_S),
+                self.http.post(self.router + ask.path, data=half(), headers=headers) as answer,
+            ):
+                if answer.status != 408:
+                    self.ends.wrong.append(f"half a body: {answer.status}")
+                return str(answer.status)
+        except TimeoutError:
+            self.ends.wrong.append(f"half a body: no end within {2 * BODY_PAUSE_S} s")
+            return "no end"
+        except aiohttp.ClientError:
+            return "closed"  # before the client had read the 408
+
+    async def one(self, ask: Ask, expected: dict[str, Any], *, uploads_slowly: bool) -> str:
         options = {"include_usage": True}
         body = ask.body | ({"stream": True, "stream_options": options} if ask.stream else {})
         fate = self.rng.random()
+        if uploads_slowly:
+            fate = (ABORTS + 1.0) / 2  # stays, and reads at once
         if not ask.stream and fate < ABORTS:
             with_timeout = aiohttp.ClientTimeout(total=self.rng.uniform(0.001, 0.5))
             try:
@@ -192,7 +247,9 @@ class Traffic:
             except TimeoutError:
                 return "left"
             return "left too late"
-        async with self.http.post(self.router + ask.path, json=body) as answer:
+        sent = slowly_uploaded(body) if uploads_slowly else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        async with self.http.post(self.router + ask.path, data=sent, headers=headers) as answer:
             if answer.status != 200:
                 return self.refused(answer.status, await answer.json())
             if not ask.stream:

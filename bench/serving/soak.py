@@ -31,13 +31,14 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from launched import launched
-from record import record
+from soak_report import report
 
 WORKERS = 2
 CLIENTS = 6
 DEADLINE_S = 60
 SLACK_S = 1.0
 BURST = 200  # requests at once
+NOTICED_S = 2.0  # by then, what has happened to a worker shows
 BOMB = "a?" * 5000 + "a" * 5000
 SCHEMA = {
     "type": "object",
@@ -95,7 +96,8 @@ class Ends:
     ended: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     slowest: dict[str, float] = field(default_factory=dict)
-    longest_pause: float = 0.0
+    # The longest of a stream, by what is wrong meanwhile.
+    pauses: dict[str, float] = field(default_factory=dict)
 
 
 class Clients:
@@ -104,6 +106,7 @@ class Clients:
         self.ends = Ends()
         self.expected: dict[str, str] = {}
         self.asks = questions()
+        self.trouble = "none"
         self._bombs = 0
 
     async def learn(self) -> None:
@@ -122,7 +125,8 @@ class Clients:
             async for line in answer.content:
                 now = time.monotonic()
                 if text:
-                    self.ends.longest_pause = max(self.ends.longest_pause, now - last)
+                    longest = self.ends.pauses.get(self.trouble, 0.0)
+                    self.ends.pauses[self.trouble] = max(longest, now - last)
                 last = now
                 if not line.startswith(b"data: "):
                     continue
@@ -246,13 +250,16 @@ async def chaos(clients: Clients, until: float, struck: Counter[str]) -> None:
         if not victims:
             continue
         struck[fault] += 1
+        clients.trouble = fault
         victim = rng.choice(victims)
         os.kill(victim, number)
         if number == signal.SIGSTOP:
             await asyncio.sleep(rng.uniform(2, 8))
             with contextlib.suppress(ProcessLookupError):  # it was replaced meanwhile
                 os.kill(victim, signal.SIGCONT)
+        await asyncio.sleep(NOTICED_S)
         await until_healthy(clients)
+        clients.trouble = "none"
 
 
 async def until_healthy(clients: Clients) -> None:
@@ -289,7 +296,7 @@ async def soak(args: argparse.Namespace, url: str) -> dict[str, Any]:
         "lost": ends.ended["lost"],
         "wrong": ends.ended["wrong"],
         "slowest_s": {kind: round(value, 1) for kind, value in sorted(ends.slowest.items())},
-        "longest_pause_s": round(ends.longest_pause, 2),
+        "longest_pause_s": {what: round(value, 2) for what, value in sorted(ends.pauses.items())},
         "problems": ends.wrong,
     }
 
@@ -311,17 +318,13 @@ def main() -> int:
     ]
     with launched(flags, workers=WORKERS) as url:
         result = asyncio.run(soak(args, url))
-    for name in ("faults", "ended", "slowest_s"):
-        print(name)
-        for what, count in result[name].items():
-            print(f"  {what:<40}{count:>8}")
-    for problem, count in Counter(result["problems"]).most_common(20):
-        print(f"  {count} x {problem[:300]}")
-    print(
-        f"longest pause {result['longest_pause_s']} s, wrong {result['wrong']}, lost {result['lost']}"
+    return report(
+        "serving_soak",
+        result,
+        args.out,
+        tables=("faults", "ended", "slowest_s", "longest_pause_s"),
+        summary=f"wrong {result['wrong']}, lost {result['lost']}",
     )
-    record("serving_soak", result, args.out)
-    return 1 if result["problems"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,29 @@
+"""The end of a soak: tables of the faults and of the ends of requests, and one line to keep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from record import record
+
+PROBLEMS = 20  # most different ones that are printed
+PROBLEM_WIDTH = 300
+
+
+def report(
+    bench: str, result: dict[str, Any], out: Path | None, *, tables: Sequence[str], summary: str
+) -> int:
+    """Print the tables of that name in `result`, its problems and `summary`, and record it; returns the exit
+    status, 1 if there are problems."""
+    for table in tables:
+        print(table)
+        for name, value in result[table].items():
+            print(f"  {name:<40}{value:>8}")
+    for problem, count in Counter(result["problems"]).most_common(PROBLEMS):
+        print(f"  {count} x {problem[:PROBLEM_WIDTH]}")
+    print(summary)
+    record(bench, result, out)
+    return 1 if result["problems"] else 0
