@@ -8,6 +8,7 @@ import torch
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.engine.sampling.scores import SLICE_ROWS, Run, score_hidden
 from support.sampler_driver import SamplerDriver
+from support.token_masks import token_masks
 
 V = 300
 
@@ -44,6 +45,30 @@ def test_every_row_gets_as_many_as_it_asked_for() -> None:
             best = want.topk(top)
             assert scores.top_ids == [best.indices.tolist()]
             assert scores.top_logprobs[0] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_what_a_grammar_forbids_has_no_score() -> None:
+    """Whatever a bias would make of it."""
+    driver = SamplerDriver(2, V)
+    sampling = SamplingParams(9, logit_bias=((3, 100.0),), logprobs=True, top_logprobs=5)
+    for slot in range(2):
+        driver.admit(slot, sampling, [1])
+    logits = {
+        slot: torch.randn(V, generator=torch.Generator().manual_seed(slot)) for slot in (0, 1)
+    }
+    allowed = [4, 33, 200]
+    result = driver.step(logits, token_masks({1: allowed}, V))
+    assert result.scores is not None
+    free, masked = result.scores
+    assert free is not None
+    assert masked is not None
+    assert len(free.top_ids[0]) == 5
+    want = dict(zip(allowed, logits[1][allowed].double().log_softmax(-1).tolist(), strict=True))
+    best = sorted(allowed, key=want.__getitem__, reverse=True)
+    assert masked.top_ids == [best]
+    assert masked.top_logprobs[0] == pytest.approx([want[token] for token in best], abs=1e-5)
+    assert result.tokens[1] == best[0]
+    assert masked.logprobs == pytest.approx([want[best[0]]], abs=1e-5)
 
 
 def test_no_scores_if_nobody_asks() -> None:

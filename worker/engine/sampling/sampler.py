@@ -1,9 +1,10 @@
 """One token for every sampled row of a step, and its scores, without waiting for the device.
 
-What is done to a row's logits, in this order (transformers' and vLLM's): logit_bias and the ban of stop
-tokens until min_tokens; repetition, then frequency and presence penalty; the tokens that the request is
-restricted to; the grammar's mask; temperature; top_k, top_p and min_p. Greedy rows skip the last four. All
-before the temperature run over the rows that want them and over no others.
+What is done to a row's logits, in this order: the tokens that the request is restricted to; the grammar's mask;
+logit_bias and the ban of stop tokens until min_tokens; repetition, then frequency and presence penalty; temperature;
+top_k, top_p and min_p. Greedy rows skip the last four. All before the temperature run over the rows that want them
+and over no others. A forbidden token stays so whatever is added to its logit, so masks may come first: scores are
+taken behind them.
 """
 
 from __future__ import annotations
@@ -84,16 +85,16 @@ class Sampler:
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
             ]
         )
-        own = logits.index_select(0, scored) if len(scored) else None  # as the model has made them
+        for rows in _slices(restricted):
+            _put(logits, rows, forbid(_get(logits, rows), self._allowed.of(slots[rows])))
+        for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
+            _put(logits, rows, forbid(_get(logits, rows), some_bits))
+        own = logits.index_select(0, scored) if len(scored) else None  # of what may be sampled
         for rows in _slices(biased):
             _put(logits, rows, self._bias.add(_get(logits, rows), slots[rows], positions[rows]))
         for rows in _slices(penalized):
             own_settings = self._settings.of(slots[rows])
             _put(logits, rows, self._counts.penalize(_get(logits, rows), slots[rows], own_settings))
-        for rows in _slices(restricted):
-            _put(logits, rows, forbid(_get(logits, rows), self._allowed.of(slots[rows])))
-        for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
-            _put(logits, rows, forbid(_get(logits, rows), some_bits))
 
         threshold = None
         if groups.filtered:

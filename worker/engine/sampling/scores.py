@@ -1,12 +1,13 @@
 """Log-probabilities of chosen tokens, and of the likeliest ones beside them.
 
-They are the model's own: of the softmax of its logits, before temperature, penalties, biases and
-masks, as SGLang and vLLM have it by default (OpenAI does not say). What a request's settings made
-of them is the client's to know.
+They are of the softmax of the model's logits over the tokens that may be sampled: behind a grammar's mask and
+`allowed_token_ids`, before biases, penalties and temperature. A forbidden token has no log-probability, and is
+none of the likeliest, of which there are then fewer than asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,16 +41,18 @@ class RowScores:
     def by_owner(self, num_owners: int) -> list[Scores | None]:
         """For rows that are on the host."""
         logprobs, ids, tops = (t.tolist() for t in (self.logprobs, self.top_ids, self.top_logprobs))
+        num_possible = (self.top_logprobs > -math.inf).sum(dim=-1).tolist()
         scores: list[Scores | None] = [None] * num_owners
         at = 0
         for run in self.runs:
             rows = slice(at, at + run.length)
             at += run.length
             if run.num_top:
+                possible = [min(run.num_top, number) for number in num_possible[rows]]
                 scores[run.owner] = Scores(
                     logprobs[rows],
-                    [row[: run.num_top] for row in ids[rows]],
-                    [row[: run.num_top] for row in tops[rows]],
+                    [row[:end] for row, end in zip(ids[rows], possible, strict=True)],
+                    [row[:end] for row, end in zip(tops[rows], possible, strict=True)],
                 )
             else:
                 scores[run.owner] = Scores(logprobs[rows])
