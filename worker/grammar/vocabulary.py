@@ -10,6 +10,10 @@ from typing import Any
 
 import tokenizers
 
+# Begins the bytes of a special token. No text has this byte: so a grammar allows such a token only where it names the
+# token's id, or where it allows any bytes at all. Without bytes, xgrammar would never allow it.
+SPECIAL = b"\xff"
+
 
 class VocabularyError(Exception):
     """The folder has no tokenizer whose tokens are known byte by byte; the message says why."""
@@ -17,8 +21,8 @@ class VocabularyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`pieces[i]` are the bytes that token i adds to a text: none for a token that is not shown
-    (special ones) or does not exist (ids that only fill the model's last layer)."""
+    """`pieces[i]` are the bytes that token i adds to a text; of a special token, SPECIAL and its name. There are none
+    for a token that ends an answer, or does not exist (ids that only fill the model's last layer)."""
 
     pieces: list[bytes]
     eos_ids: list[int]  # tokens that end an answer
@@ -55,10 +59,10 @@ def read_vocabulary(
         raise VocabularyError(f"{folder}: tokens that are not made of bytes (decoder {decoders})")
     pieces = [b""] * vocab_size
     for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
-        if token >= vocab_size or (token in added and added[token].special):
+        if token >= vocab_size:
             continue
         if token in added:
-            pieces[token] = piece.encode()
+            pieces[token] = SPECIAL * added[token].special + piece.encode()
         elif alphabet is not None:
             pieces[token] = bytes(alphabet[char] for char in piece)
         elif len(piece) == 6 and piece.startswith("<0x"):

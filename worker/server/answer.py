@@ -36,6 +36,12 @@ class AnswerParser:
         self._several = several  # calls may be made in one answer
         self._calls = 0
 
+    @property
+    def held(self) -> int:
+        """The number of characters that are held back."""
+        parsers = (self._reasoning, self._tools)
+        return sum(parser.held for parser in parsers if parser is not None)
+
     def push(self, text: str) -> list[Part]:
         """What is certain by now, in order."""
         split: list[Part] = [Content(text)] if text else []

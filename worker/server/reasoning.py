@@ -7,7 +7,7 @@ end of the prompt; then the answer begins inside.
 from __future__ import annotations
 
 from mla_router.worker.server.stop_strings import overlap
-from mla_router.worker.server.tool_calls.machine import TextMachine
+from mla_router.worker.server.tool_calls.machine import BLANKS, TextMachine
 from mla_router.worker.server.tool_calls.parts import Content, Part, Reasoning
 
 BEGIN = "<think>"
@@ -72,7 +72,7 @@ class ReasoningSplitter(TextMachine):
 
     def _behind(self, parts: list[Part]) -> bool:
         del parts
-        self._buffer = self._buffer.lstrip()
+        self._buffer = self._buffer.lstrip(BLANKS)  # the same as the grammars of calls skip
         if not self._buffer:
             return False
         self._state = self._plain

@@ -7,7 +7,7 @@ to the Rust tokenizer underneath, without transformers' batch and tensor handlin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ class Tokenizer:
         hidden = self.hidden_ids if skip_special_tokens else frozenset()
         shown_ids = {self._backend.token_to_id(token) for token in shown}
         return Detokenizer(self._backend, hidden - shown_ids if shown_ids else hidden)
+
+    def special_ids(self, tokens: Iterable[str]) -> dict[str, int]:
+        """The ids of those of `tokens` that are special."""
+        ids = ((token, self._backend.token_to_id(token)) for token in tokens)
+        return {token: number for token, number in ids if number in self.hidden_ids}
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of all of them, special tokens included."""

@@ -47,7 +47,7 @@ THOUGHT = "It may be 5, or {.</think>\n\n"
 def test_what_is_a_sentence(
     asked: Constraint | None, tools: ToolUse, inside: bool, accepted: list[str]
 ) -> None:
-    constraint = constraint_of(asked, tools, DEEPSEEK_V31, inside=inside)
+    constraint = constraint_of(asked, tools, DEEPSEEK_V31, {}, inside=inside)
     assert constraint is not None
     accept = accepts({"type": "structural_tag", "format": constraint.format})
     texts = ["17", CALLS, TWO, WRONG, OTHER, "text", "17" + CALLS, "", CALLS[:-1]]
@@ -57,7 +57,7 @@ def test_what_is_a_sentence(
 
 def test_strict_functions_in_free_text() -> None:
     tools = ToolUse(None, FUNCTIONS, strict=frozenset({"get_weather"}))
-    constraint = constraint_of(None, tools, DEEPSEEK_V31, inside=False)
+    constraint = constraint_of(None, tools, DEEPSEEK_V31, {}, inside=False)
     assert constraint is not None
     accept = accepts({"type": "structural_tag", "format": constraint.format})
     for text in ("", "17", "text", CALLS, TWO, "text" + CALLS, OTHER):
@@ -67,20 +67,22 @@ def test_strict_functions_in_free_text() -> None:
 
 
 def test_nothing_is_asked() -> None:
-    assert constraint_of(None, ToolUse(None, FUNCTIONS), DEEPSEEK_V31, inside=True) is None
-    assert constraint_of(NUMBER, ToolUse(None, FUNCTIONS), None, inside=False) == NUMBER
+    assert constraint_of(None, ToolUse(None, FUNCTIONS), DEEPSEEK_V31, {}, inside=True) is None
+    assert constraint_of(NUMBER, ToolUse(None, FUNCTIONS), None, {}, inside=False) == NUMBER
 
 
 def test_a_schema_that_is_no_json() -> None:
     asked = Constraint(Grammar("json_schema", "{"), "json_schema")
     for tools, inside in (ToolUse(None, FUNCTIONS), False), (ToolUse(), True):
         with pytest.raises(InvalidRequest, match="json_schema: not valid JSON"):
-            constraint_of(asked, tools, DEEPSEEK_V31, inside=inside)
+            constraint_of(asked, tools, DEEPSEEK_V31, {}, inside=inside)
 
 
 def test_a_call_and_an_answer_at_once() -> None:
     with pytest.raises(InvalidRequest, match="response_format"):
-        constraint_of(NUMBER, ToolUse(None, FUNCTIONS, required=True), DEEPSEEK_V31, inside=False)
+        constraint_of(
+            NUMBER, ToolUse(None, FUNCTIONS, required=True), DEEPSEEK_V31, {}, inside=False
+        )
 
 
 TOOLS: Any = [

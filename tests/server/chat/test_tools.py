@@ -177,7 +177,10 @@ def test_cut_off_by_max_tokens(
 
 def test_a_call_of_a_function_that_there_is_not(deepseek: openai.OpenAI, asking: Asking) -> None:
     (choice,) = deepseek.chat.completions.create(**asking(ANSWER, tools=TOOLS[1:])).choices
-    assert (choice.message.content, choice.finish_reason) == (ANSWER, "stop")
+    first, second, _ = ARGUMENTS
+    shown = f"I look it up. get_weather{first}get_weather{second}"
+    assert (choice.message.content, choice.finish_reason) == (shown, "tool_calls")
+    assert len(choice.message.tool_calls or []) == 1
 
 
 def test_a_template_that_knows_no_tools(

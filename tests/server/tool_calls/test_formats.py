@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 
 import pytest
 import xgrammar
@@ -93,7 +94,6 @@ NO_CALLS = {
         deepseek.CALLS_BEGIN + "and then nothing",
         deepseek.CALLS_BEGIN + " \n",
         B,
-        B + "function" + S + "unknown\n```json\n{}\n```" + deepseek.CALL_END,
         B + "functional" + S + "add\n```json\n{}\n```" + deepseek.CALL_END,
         B + "function" + S + "add\n```python\n{}\n```" + deepseek.CALL_END,
         B + "function" + S + "add" + " " * 200 + "\n```json\n{}\n```" + deepseek.CALL_END,
@@ -123,22 +123,40 @@ NO_CALLS = {
 }
 
 
+def without_markers(name: str, text: str) -> str:
+    """Removed one after the other, as a reader would."""
+    found = re.split("|".join(map(re.escape, TOOL_FORMATS[name].markers)), text)
+    return "".join(found)
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name, texts in NO_CALLS.items() for text in texts]
 )
 def test_what_is_no_call_is_content(name: str, text: str) -> None:
     whole = parse(TOOL_FORMATS[name].parser(NAMES), [text])
-    assert whole == Found("", text, [])
+    assert whole == Found("", without_markers(name, text), [])
     assert parse(TOOL_FORMATS[name].parser(NAMES), text) == whole, "by single characters"
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_calls_before_a_mistake_are_made(name: str) -> None:
-    broken = '; {"name": 5}' if name == "llama3" else deepseek.CALL_BEGIN + "oops" + " " * 200
+    oops = "oops" + " " * 200
+    broken = '; {"name": 5}' if name == "llama3" else deepseek.CALL_BEGIN + oops
     text = written(name, ONE).removesuffix(deepseek.CALLS_END) + broken
     found = parse(TOOL_FORMATS[name].parser(NAMES), [text])
     assert [function for function, _ in found.calls] == ["get_weather"]
-    assert found.content == broken
+    assert found.content == without_markers(name, broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("deepseek_v3", 'other\n```json\n{"a": 2}\n```'), ("deepseek_v31", 'other{"a": 2}')],
+)
+def test_a_call_that_was_not_offered_is_text_among_others(name: str, shown: str) -> None:
+    text = written(name, ONE, ("other", '{"a": 2}'), TWO)
+    whole = parse(TOOL_FORMATS[name].parser(NAMES), [text])
+    assert whole == Found("", shown, [ONE, TWO])
+    assert parse(TOOL_FORMATS[name].parser(NAMES), text) == whole, "by single characters"
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31"])
@@ -170,8 +188,12 @@ def test_how_the_text_was_split_makes_no_difference(name: str, text: str, cuts: 
     whole = parse(TOOL_FORMATS[name].parser(NAMES), [text])
     assert parse(TOOL_FORMATS[name].parser(NAMES), pieces) == whole
     assert parse(TOOL_FORMATS[name].parser(NAMES), text) == whole
-    if not whole.calls and deepseek.CALLS_END not in text:
-        assert whole.content == text, "nothing is lost"
+    if not whole.calls:
+        # White space between calls, those that were not offered included, is no content
+        lost, kept = without_markers(name, text), whole.content
+        if deepseek.CALLS_BEGIN in text:
+            lost, kept = "".join(lost.split()), "".join(kept.split())
+        assert kept == lost, "nothing is lost"
 
 
 @pytest.mark.parametrize(

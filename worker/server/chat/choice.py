@@ -56,6 +56,11 @@ class ChatChoice:
         echoed, self._echoed = self._echoed, ""
         return [Content(echoed)] if echoed else []
 
+    @property
+    def held(self) -> int:
+        """The characters of the text so far that are in no part yet."""
+        return self._parser.held
+
     def skip(self, output: Output) -> None:
         """The client has had what `output` made certain."""
         self.calls += sum(isinstance(part, Call) for part in self.take(output))

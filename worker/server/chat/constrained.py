@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mla_router.worker.server.chat.tools import ToolUse
@@ -14,12 +15,18 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def constraint_of(
-    asked: Constraint | None, tools: ToolUse, format: ToolFormat | None, *, inside: bool
+    asked: Constraint | None,
+    tools: ToolUse,
+    format: ToolFormat | None,
+    special: Mapping[str, int],
+    *,
+    inside: bool,
 ) -> Constraint | None:
     """`asked` is what the client wants of an answer that calls no tools. A model that may call tools
     may do so in place of it; one that must, writes nothing else. Calls follow their schemas then, and
     those of strict functions always. None of this applies to reasoning that the prompt has opened
-    (`inside`). Raises InvalidRequest, naming the field."""
+    (`inside`). `special` has the ids of markers of `format` that are special tokens. Raises
+    InvalidRequest, naming the field."""
     constraint = asked
     if tools.required:
         if asked is not None:
@@ -35,7 +42,7 @@ def constraint_of(
             name: schema if name in tools.strict else ANY_OBJECT
             for name, schema in tools.functions.items()
         }
-        calls = format.grammar_in_text(schemas, several=tools.several)
+        calls = format.grammar_in_text(schemas, special, several=tools.several)
         constraint = structural_tag(calls, "tools")
     elif asked is not None and tools.functions and format is not None:
         calls = format.grammar(tools.functions, several=tools.several)

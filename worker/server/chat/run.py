@@ -109,10 +109,11 @@ async def prepare(
     prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
     check_ids(prompt, service.limits.vocab_size, names.messages)
     inside = begins_inside(text)
-    constraint = constraint_of(sampling.constraint, tools, answers.tools, inside=inside)
+    markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
+    special = tokenizer.special_ids(markers)
+    constraint = constraint_of(sampling.constraint, tools, answers.tools, special, inside=inside)
     if constraint is not None and constraint.field == CHAT_NAMES.schema:
         constraint = dataclasses.replace(constraint, field=names.schema)
-    markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
     generation = Generation(
         service,
         [prompt],

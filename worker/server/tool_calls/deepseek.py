@@ -15,7 +15,8 @@ and V3.1:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ CALL_BEGIN = "<｜tool▁call▁begin｜>"
 CALL_END = "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 
+NAME = re.compile(r"[\w.-]+")
 MAX_HEAD = 160  # characters between the beginning of a call and its arguments
 
 
@@ -65,8 +67,9 @@ class DeepSeekFormat:
         return {"type": "tag", "begin": CALLS_BEGIN, "content": calls, "end": CALLS_END}
 
     def grammar_in_text(
-        self, functions: dict[str, dict[str, Any]], *, several: bool
+        self, functions: dict[str, dict[str, Any]], special: Mapping[str, int], *, several: bool
     ) -> dict[str, Any]:
+        del special  # the markers are ordinary tokens of these models
         return {
             "type": "triggered_tags",
             "triggers": [CALLS_BEGIN],
@@ -81,7 +84,7 @@ DEEPSEEK_V31 = DeepSeekFormat("", SEPARATOR, CALL_END, "")
 
 class DeepSeekParser(TextMachine):
     def __init__(self, format: DeepSeekFormat, names: Collection[str]) -> None:
-        super().__init__(self._outside)
+        super().__init__(self._outside, format.markers)
         self._format = format
         self._names = names
 
@@ -89,16 +92,17 @@ class DeepSeekParser(TextMachine):
         if self._state == self._arguments:
             return []  # a part of the end marker: no argument
         rest = self._taken + self._buffer
-        return [Content(rest)] if rest and (self._state == self._outside or rest.strip()) else []
+        if self._state == self._between and not rest.strip():
+            return []
+        text = self._without_markers(rest)
+        return [Content(text)] if text else []
 
     def _outside(self, parts: list[Part]) -> bool:
-        text, found = self._take_until(CALLS_BEGIN)
-        if text:
-            parts.append(Content(text))
-        if found:
+        marker = self._take_content(parts)
+        if marker == CALLS_BEGIN:
             self._taken = CALLS_BEGIN
             self._state = self._between
-        return found
+        return bool(marker)
 
     def _between(self, parts: list[Part]) -> bool:
         rest = self._buffer.lstrip()
@@ -122,13 +126,24 @@ class DeepSeekParser(TextMachine):
             return len(self._buffer) >= MAX_HEAD and self._give_up(parts)
         head = self._buffer[:end]
         name = head.removeprefix(self._format.before_name)
-        if not head.startswith(self._format.before_name) or name not in self._names:
+        if not head.startswith(self._format.before_name) or not NAME.fullmatch(name):
             return self._give_up(parts)
-        parts.append(Call(name))
         self._taken = ""
-        self._buffer = self._buffer[end + len(self._format.after_name) :]
-        self._state = self._arguments
+        if name in self._names:
+            parts.append(Call(name))
+            self._buffer = self._buffer[end + len(self._format.after_name) :]
+            self._state = self._arguments
+        else:
+            self._buffer = self._buffer[len(self._format.before_name) :]
+            self._state = self._other_call
         return True
+
+    def _other_call(self, parts: list[Part]) -> bool:
+        """Of a function that was not offered: text."""
+        marker = self._take_content(parts)
+        if marker == CALL_END:
+            self._state = self._between
+        return bool(marker)
 
     def _arguments(self, parts: list[Part]) -> bool:
         text, found = self._take_until(self._format.after_arguments)

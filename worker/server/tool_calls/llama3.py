@@ -9,19 +9,20 @@ Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from mla_router.worker.server.stop_strings import overlap
-from mla_router.worker.server.tool_calls.machine import TextMachine
+from mla_router.worker.server.tool_calls.llama3_grammar import (
+    BETWEEN_CALLS,
+    TAG,
+    calls_alone,
+    calls_in_text,
+)
+from mla_router.worker.server.tool_calls.machine import BLANKS, TextMachine
 from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part
-
-TAG = "<|python_tag|>"
-CALL_BEGIN = '{"name": '
-BETWEEN_CALLS = " \t\r\n;,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,38 +35,15 @@ class Llama3Format:
         return Llama3Parser(names)
 
     def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
-        return {
-            "type": "tags_with_separator",
-            "tags": _tags(functions),
-            "separator": "; ",
-            "at_least_one": True,
-            "stop_after_first": not several,
-        }
+        return calls_alone(functions, several=several)
 
     def grammar_in_text(
-        self, functions: dict[str, dict[str, Any]], *, several: bool
+        self, functions: dict[str, dict[str, Any]], special: Mapping[str, int], *, several: bool
     ) -> dict[str, Any]:
-        return {
-            "type": "triggered_tags",
-            "triggers": [CALL_BEGIN],
-            "tags": _tags(functions),
-            "stop_after_first": not several,
-        }
+        return calls_in_text(functions, special.get(TAG), several=several)
 
 
 LLAMA3 = Llama3Format()
-
-
-def _tags(functions: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "tag",
-            "begin": f'{CALL_BEGIN}"{name}", "parameters": ',
-            "content": {"type": "json_schema", "json_schema": schema},
-            "end": "}",
-        }
-        for name, schema in functions.items()
-    ]
 
 
 class _CallObject(msgspec.Struct):
@@ -86,18 +64,19 @@ class Llama3Parser(TextMachine):
     """A call is told when its object is complete: only then is it certain that it is one."""
 
     def __init__(self, names: Collection[str]) -> None:
-        super().__init__(self._start)
+        super().__init__(self._start, {TAG})
         self._names = names
         self._object = _ObjectEnd()
 
     def finish(self) -> list[Part]:
         rest = self._taken + self._buffer
         between = self._state == self._between and not rest.strip(BETWEEN_CALLS)
-        return [Content(rest)] if rest and not between else []
+        text = "" if between else self._without_markers(rest)
+        return [Content(text)] if text else []
 
     def _start(self, parts: list[Part]) -> bool:
         del parts
-        rest = self._buffer.lstrip()
+        rest = self._buffer.lstrip(BLANKS)
         if not rest:
             return False
         self._state = self._outside
@@ -106,18 +85,14 @@ class Llama3Parser(TextMachine):
         return True
 
     def _outside(self, parts: list[Part]) -> bool:
-        at = self._buffer.find(TAG)
-        end = at if at >= 0 else len(self._buffer) - overlap(self._buffer, TAG)
-        if end:
-            parts.append(Content(self._buffer[:end]))
-        self._buffer = self._buffer[end:]
-        if at >= 0:
-            self._taken, self._buffer = TAG, self._buffer.removeprefix(TAG)
+        marker = self._take_content(parts)
+        if marker:
+            self._taken = TAG
             self._state = self._behind_tag
-        return at >= 0
+        return bool(marker)
 
     def _behind_tag(self, parts: list[Part]) -> bool:
-        rest = self._buffer.lstrip()
+        rest = self._buffer.lstrip(BLANKS)
         if not rest:
             return False
         if not rest.startswith("{"):

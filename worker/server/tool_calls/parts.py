@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,11 @@ Part = Reasoning | Content | Call | Arguments
 class ToolCallParser(Protocol):
     """Takes an answer's text in pieces."""
 
+    @property
+    def held(self) -> int:
+        """The number of characters that are held back."""
+        ...
+
     def push(self, text: str) -> list[Part]:
         """What is certain by now. Text that may be the beginning of a marker is held back."""
         ...
@@ -57,7 +62,8 @@ class ToolFormat(Protocol):
         ...
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
-        """For an answer that may call the functions `names`; a call of another one is content."""
+        """For an answer that may call the functions `names`; a call of another one is content, without
+        the markers."""
         ...
 
     def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
@@ -68,7 +74,8 @@ class ToolFormat(Protocol):
         ...
 
     def grammar_in_text(
-        self, functions: dict[str, dict[str, Any]], *, several: bool
+        self, functions: dict[str, dict[str, Any]], special: Mapping[str, int], *, several: bool
     ) -> dict[str, Any]:
-        """Any text, with calls in it or not."""
+        """Any text, with calls in it or not. `special` has the ids of markers that are special tokens: a
+        grammar must name these by id, because no text stands for them."""
         ...
