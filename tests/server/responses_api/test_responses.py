@@ -42,19 +42,6 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 @pytest.fixture(scope="module")
-def asking(deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer) -> Asking:
-    """The arguments of a request to which the model answers so."""
-
-    def ask(answer: str, burst: int = 1, extra: Any = None, **fields: Any) -> dict[str, Any]:
-        ids = backend.encode(answer, add_special_tokens=False).ids
-        salt = deepseek_worker.say([*ids, 1], burst=burst, cached=2)  # 1: the EOS token
-        values = {"model": "deepseek", "input": "Hello!"} | fields
-        return values | {"extra_body": {"cache_salt": salt} | (extra or {})}
-
-    return ask
-
-
-@pytest.fixture(scope="module")
 def rendered(deepseek_folder: Path, deepseek_worker: FakeWorker) -> Callable[..., bool]:
     """Whether the last prompt was what transformers renders of these messages."""
     reference: Any = transformers.AutoTokenizer.from_pretrained(str(deepseek_folder))
@@ -328,7 +315,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.server.chat.choice import ChatChoice
+from mla_router.worker.server.logprobs import TokenLogprob
 from mla_router.worker.server.responses_api.shapes import (
     CallItem,
     Item,
@@ -27,12 +28,14 @@ class ResponseBuilder:
         self._choice = choice
         self._item: Item | None = None  # that is being written
         self._text: list[str] = []  # of it
-        self._blank = (
-            ""  # white space that may be the beginning of a message, or stand between others
-        )
+        self._logprobs: list[TokenLogprob] = []  # of its tokens
+        # White space that may be the beginning of a message, or stand between others
+        self._blank = ""
+        self._blank_logprobs: list[TokenLogprob] = []
 
-    def add(self, part: Part) -> Iterator[Event]:
-        """Take the next part. Exhaust the events before the next call."""
+    def add(self, part: Part, logprobs: list[TokenLogprob]) -> Iterator[Event]:
+        """Take the next part, and the log-probabilities of its tokens if it is text of a message. Exhaust the
+        events before the next call."""
         if isinstance(part, Arguments):
             yield self._delta("response.function_call_arguments.delta", part.text)
         elif isinstance(part, Call):
@@ -45,20 +48,23 @@ class ResponseBuilder:
                 yield from self._begin(ReasoningItem(id=self._id("rs"), status="in_progress"))
             yield self._delta("response.reasoning_text.delta", part.text, content_index=0)
         else:
-            text = self._blank + part.text
+            text, logprobs = self._blank + part.text, self._blank_logprobs + logprobs
             if not isinstance(self._item, MessageItem):
                 if text.isspace():
-                    self._blank = text
+                    self._blank, self._blank_logprobs = text, logprobs
                     return
                 yield from self._begin(MessageItem(id=self._id("msg"), status="in_progress"))
-            yield self._delta("response.output_text.delta", text, content_index=0, logprobs=[])
+            self._logprobs += logprobs
+            yield self._delta(
+                "response.output_text.delta", text, content_index=0, logprobs=logprobs
+            )
 
     def close(self, status: str) -> Iterator[Event]:
         """End the item that is being written, if there is one: `completed` or `incomplete`."""
         if self._item is None:
             return
         text, index = "".join(self._text), len(self.items)
-        item = _with_text(self._item, status, text)
+        item = _with_text(self._item, status, text, self._logprobs)
         place = {"item_id": item.id, "output_index": index}
         if isinstance(item, CallItem):
             done = {"type": "response.function_call_arguments.done", **place, "name": item.name}
@@ -69,7 +75,7 @@ class ResponseBuilder:
                 yield {"type": "response.reasoning_text.done", **place, "text": text}
             else:
                 done = {"type": "response.output_text.done", **place, "text": text}
-                yield {**done, "logprobs": []}
+                yield {**done, "logprobs": self._logprobs}
             yield {"type": "response.content_part.done", **place, "part": item.content[0]}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
         self.items.append(item)
@@ -79,6 +85,7 @@ class ResponseBuilder:
         """The next item; its id was made for the place behind the one that is closed here."""
         yield from self.close("completed")
         self._item, self._text, self._blank = item, [], ""
+        self._logprobs, self._blank_logprobs = [], []
         index = len(self.items)
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         if not isinstance(item, CallItem):
@@ -97,10 +104,10 @@ class ResponseBuilder:
         return f"{prefix}_{self._choice.run.generation.origin.id.hex()}_{place}"
 
 
-def _with_text(item: Item, status: str, text: str) -> Item:
+def _with_text(item: Item, status: str, text: str, logprobs: list[TokenLogprob]) -> Item:
     replace = msgspec.structs.replace
     if isinstance(item, CallItem):
         return replace(item, status=status, arguments=text)
     if isinstance(item, ReasoningItem):
         return replace(item, status=status, content=[ReasoningText(text)])
-    return replace(item, status=status, content=[OutputText(text)])
+    return replace(item, status=status, content=[OutputText(text, logprobs=logprobs)])

@@ -20,12 +20,13 @@ from mla_router.worker.server.replay import read_replay
 from mla_router.worker.server.request_names import trace_of
 from mla_router.worker.server.responses import json_response
 from mla_router.worker.server.responses_api.builder import Event, ResponseBuilder
-from mla_router.worker.server.responses_api.request import as_chat
+from mla_router.worker.server.responses_api.request import as_chat, wants_logprobs
 from mla_router.worker.server.responses_api.shapes import (
     IncompleteDetails,
     Response,
     ResponseUsage,
 )
+from mla_router.worker.server.responses_api.text_logprobs import TextLogprobs
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.responses import (
     ResponsesRequest,
@@ -34,6 +35,7 @@ from mla_router.worker.server.schema.responses import (
 )
 from mla_router.worker.server.sse import event, stream
 from mla_router.worker.server.state import STATE
+from mla_router.worker.server.tool_calls.parts import Content
 
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 
@@ -44,13 +46,15 @@ async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
-    streams = bool(body.stream)
-    replay = read_replay(request, body.continuation, possible=streams)
+    streams, scored = bool(body.stream), wants_logprobs(body)
+    # The last events repeat all log-probabilities, and nobody but this worker has those of the first tokens.
+    replay = read_replay(request, body.continuation, possible=streams and not scored)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
     chat = await beside_the_loop(lambda: as_chat(body), things=items)
     trace = trace_of(request.headers, body.request_id)
-    run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=streams)
+    each = streams or scored
+    run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
     answer = _Answer.of(run, body, model)
     async with run.generation.running():
         if body.stream:
@@ -67,19 +71,27 @@ class _Answer:
     run: ChatRun
     choice: ChatChoice
     builder: ResponseBuilder
+    logprobs: TextLogprobs | None
     begun: Response  # as it was before there was any output
     reason: str = ""  # why it ended
 
     @classmethod
     def of(cls, run: ChatRun, body: ResponsesRequest, model: str) -> _Answer:
         choice = ChatChoice(run, 0)
-        return cls(run, choice, ResponseBuilder(choice), _begun(run, body, model))
+        logprobs = TextLogprobs() if wants_logprobs(body) else None
+        return cls(run, choice, ResponseBuilder(choice), logprobs, _begun(run, body, model))
 
     def take(self, output: Output) -> list[Event]:
         """The events that `output` makes."""
         events: list[Event] = []
-        for part in self.choice.take(output):
-            events += self.builder.add(part)
+        parts = self.choice.take(output)
+        if self.logprobs is not None and (scores := self.choice.take_logprobs()):
+            self.logprobs.add(output.text, scores.content)
+        for part in parts:
+            tokens = []
+            if self.logprobs is not None and isinstance(part, Content):
+                tokens = self.logprobs.take(part.text, self.choice.held)
+            events += self.builder.add(part, tokens)
         if output.finish is not None:
             self.reason = output.finish.reason
             stopped = self.reason == FinishReason.STOP.value
@@ -158,6 +170,7 @@ def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
     )

@@ -41,10 +41,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "background": ((False,), _STATELESS),
     "max_tool_calls": ((), "only for tools that the server runs; here the client runs them"),
     "truncation": (("disabled",), "shorten the input instead"),
-    "top_logprobs": ((0,), "use /v1/chat/completions"),
 }
-# Parts of an answer that may be asked for without being there.
-_INCLUDABLE = frozenset({"reasoning.encrypted_content"})
+LOGPROBS = "message.output_text.logprobs"
+# Parts of an answer that may be asked for; of the second there is none.
+_INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
@@ -58,6 +58,8 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         **copied,
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
+        logprobs=wants_logprobs(body),
+        top_logprobs=body.top_logprobs,
         tools=[
             Tool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
             for tool in body.tools or []
@@ -75,6 +77,10 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
     )
 
 
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    return LOGPROBS in (body.include or ())
+
+
 def _refuse(body: ResponsesRequest) -> None:
     for name, (neutral, why) in _REFUSED.items():
         value = getattr(body, name)
@@ -82,6 +88,8 @@ def _refuse(body: ResponsesRequest) -> None:
             raise InvalidField(name, why, code="unsupported_parameter")
     if body.n not in (None, 1):
         raise InvalidField("n", "a response has one answer; use /v1/chat/completions")
+    if body.top_logprobs and not wants_logprobs(body):
+        raise InvalidField("top_logprobs", f"needs include: [{LOGPROBS}]")
     for index, name in enumerate(body.include or []):
         if name not in _INCLUDABLE:
             raise InvalidField(f"include[{index}]", "not supported; leave it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mla_router.worker.server.logprobs import TokenLogprob
 from mla_router.worker.server.schema.responses import (
     ResponseTool,
     ResponseToolChoice,
@@ -15,7 +16,7 @@ from mla_router.worker.server.usage import Usage
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[str] = []
-    logprobs: list[str] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -105,8 +106,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     presence_penalty: float
     frequency_penalty: float
+    top_logprobs: int
     # What follows says the same of every answer; Open Responses wants it said.
-    top_logprobs: int = 0
     max_tool_calls: None = None
     service_tier: str = "default"
     prompt_cache_key: None = None
