@@ -213,3 +213,82 @@ impl Drop for Booking {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+    use crate::{Config, router::Router};
+
+    const TRIAL_AFTER: Duration = Duration::from_secs(5);
+
+    fn worker() -> Arc<Worker> {
+        let config = Config {
+            worker_urls: vec!["http://127.0.0.1:1".parse().expect("a URL")],
+            cb_failure_threshold: 1,
+            cb_timeout_duration_secs: TRIAL_AFTER.as_secs_f64().try_into().expect("a time"),
+            ..Config::default()
+        };
+        let router = Router::new(config).expect("a router");
+        Arc::clone(&router.registry.workers()[0])
+    }
+
+    fn lets_through(worker: &Worker) -> bool {
+        worker.breaker.lets_through(Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_without_an_outcome_leaves_its_place_to_the_next_request() {
+        let late = Outcome::Late(Duration::from_secs(1));
+        for outcome in [None, Some(Outcome::Busy), Some(late)] {
+            let worker = worker();
+            worker.book(0, Reason::Cold).record(Outcome::Failed);
+            assert!(!lets_through(&worker), "{outcome:?}");
+            advance(TRIAL_AFTER).await;
+            assert!(lets_through(&worker), "{outcome:?}");
+            let mut trial = worker.book(0, Reason::Cold);
+            assert!(!lets_through(&worker), "{outcome:?}");
+            // A stream that began before the breaker opened flows on: the worker is not stuck.
+            worker.heard(Instant::now());
+            if let Some(outcome) = outcome {
+                trial.record(outcome);
+            }
+            drop(trial);
+            assert!(lets_through(&worker), "{outcome:?}");
+        }
+    }
+
+    fn prompt() -> RouteKey {
+        RouteKey { blocks: (0..64).collect(), stream: true, ..RouteKey::default() }
+    }
+
+    fn sibling(worker: &Arc<Worker>) -> Booking {
+        let mut booking = worker.book(1000, Reason::CacheHit);
+        booking.share_prefix(&prompt(), 64);
+        booking
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_prefix_whose_first_byte_is_out() {
+        let worker = worker();
+        let mut first = worker.book(1000, Reason::Cold);
+        first.share_prefix(&prompt(), 0);
+        let awaited = sibling(&worker).prefix_computed().expect("it is being computed");
+        first.prefill_done(true);
+        timeout(Duration::from_millis(1), awaited).await.expect("it is computed");
+        assert!(sibling(&worker).prefix_computed().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prefix_is_awaited_no_longer_than_it_should_take() {
+        let worker = worker();
+        let mut first = worker.book(1000, Reason::Cold);
+        first.share_prefix(&prompt(), 0);
+        let mut booking = sibling(&worker);
+        let (begun, limit) = (Instant::now(), booking.expected_prefill());
+        let awaited = booking.prefix_computed().expect("it is being computed");
+        timeout(Duration::from_secs(3600), awaited).await.expect("the wait is limited");
+        assert!(begun.elapsed() <= limit + Duration::from_millis(1), "{:?}", begun.elapsed());
+    }
+}

@@ -304,6 +304,9 @@ impl Worker {
                 // A check finds out whether it is frozen, and then all others that wait may go, too.
                 self.rotation.doubt();
                 if !self.is_silent_for(limit) {
+                    if on_trial {
+                        self.breaker.leave_trial();
+                    }
                     return;
                 }
                 true

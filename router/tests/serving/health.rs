@@ -113,6 +113,27 @@ async fn a_suspect_that_is_the_same_process_keeps_its_share() {
     assert_eq!(blocks_held(&router), held);
 }
 
+/// As servers do with connections that idle for longer than they like.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_closes_idle_connections_keeps_its_share() {
+    let worker = FakeWorker::plain().await;
+    let router = router(config(), &[&worker]).await;
+    ask(&router).await;
+    let held = blocks_held(&router);
+    assert!(held > 0);
+    for _ in 0..3 {
+        worker.go_away();
+        let (_, good) = worker.checks();
+        soon(async {
+            while worker.checks().1 < good + 3 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        assert_eq!(blocks_held(&router), held);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_too_busy_to_say_what_it_is_stays_what_it_was_and_is_asked_again() {
     let worker = FakeWorker::plain().await;

@@ -1,6 +1,7 @@
 //! What workers say about their caches is read in passing, however they say it.
 
 use http::{HeaderMap, HeaderValue};
+use mla_router::{RouterHandle, policy::Reason};
 use tokio::time::Instant;
 
 use crate::support::{Client, FakeWorker, Reply, Then, config, router};
@@ -75,4 +76,22 @@ async fn the_requests_of_other_routers_are_known_from_what_the_worker_reports() 
     assert_eq!(client.post("/v1/chat/completions", CHAT).await.status, 200);
     let candidate = router.router().registry.workers()[0].candidate(0, Instant::now());
     assert_eq!((candidate.requests, candidate.others), (0, 11), "one of the twelve was ours");
+}
+
+/// Requests that went where their prompts are cached.
+fn cache_hits(router: &RouterHandle) -> u64 {
+    let workers = router.router().registry.workers();
+    workers.iter().map(|worker| worker.counters.selections.get(Reason::CacheHit)).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_matches_nothing_that_only_the_one_before_it_matched() {
+    let (first, second) = (FakeWorker::plain().await, FakeWorker::plain().await);
+    let router = router(config(), &[&first, &second]).await;
+    let mut client = Client::connect(router.local_addr()).await;
+    let prompt = |word: &str| format!(r#"{{"prompt":"{}"}}"#, word.repeat(2000));
+    for (word, hits) in [("one ", 0), ("one ", 1), ("two ", 1), ("one ", 2), ("six ", 2)] {
+        assert_eq!(client.post("/v1/completions", prompt(word)).await.status, 200);
+        assert_eq!(cache_hits(&router), hits, "{word}");
+    }
 }

@@ -299,7 +299,8 @@ async fn a_worker_that_says_it_is_going_away_is_left() {
         let script = Arc::new(move |seen: &Seen| {
             let whole = stream(1, continuation(seen).as_ref(), true);
             let frames = if begun.fetch_add(1, Ordering::Relaxed) == 0 {
-                vec![Bytes::from(whole[..250].to_owned()), Bytes::from(error.clone())]
+                let (cut, _) = whole.match_indices("\n\n").nth(2).expect("three events");
+                vec![Bytes::from(whole[..cut + 2].to_owned()), Bytes::from(error.clone())]
             } else {
                 vec![Bytes::from(whole)]
             };

@@ -114,7 +114,7 @@ struct State {
     health: Mutex<(u16, &'static str)>,
     /// Connections stay open and nothing is answered, as after SIGSTOP.
     frozen: AtomicBool,
-    /// Rings when HTTP/2 connections should end in order.
+    /// Rings when connections should end in order: those that are idle, at once.
     leaving: Notify,
     /// Health checks answered badly and well.
     checks: Mutex<(usize, usize)>,
@@ -124,6 +124,8 @@ struct State {
     models: Mutex<Option<String>>,
     metrics: Mutex<Option<String>>,
     canary: Mutex<Canary>,
+    /// A script panicked: hyper's task hides that, and the router's retry mends it.
+    panicked: AtomicBool,
 }
 
 /// What comes of `/health_generate`.
@@ -135,6 +137,17 @@ pub(crate) enum Canary {
     Sings,
     /// The engine does not.
     Silent,
+}
+
+/// Notes a panic that it is dropped by.
+struct Witness<'a>(&'a AtomicBool);
+
+impl Drop for Witness<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 impl State {
@@ -187,6 +200,7 @@ impl FakeWorker {
             models: Mutex::new(None),
             metrics: Mutex::new(None),
             canary: Mutex::new(Canary::Missing),
+            panicked: AtomicBool::new(false),
         });
         let port = Port::free().expect("a free port");
         let mut worker = Self { speaks, port, state, events, server: None };
@@ -305,6 +319,8 @@ impl Drop for FakeWorker {
         if let Some(server) = &self.server {
             server.abort();
         }
+        let hidden = self.state.panicked.load(Ordering::SeqCst) && !std::thread::panicking();
+        assert!(!hidden, "the script of a fake worker panicked");
     }
 }
 
@@ -335,8 +351,15 @@ async fn accept(listener: Listener, speaks: Speaks, state: Arc<State>) {
 
 /// Ends with an error whenever a script says so, here and below.
 async fn serve_http1(stream: impl Stream, state: Arc<State>, number: usize) {
-    let service = service_fn(|request| answer(Arc::clone(&state), number, request));
-    let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+    let leaving = Arc::clone(&state);
+    let service = service_fn(move |request| answer(Arc::clone(&state), number, request));
+    let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
+    tokio::select! {
+        _ended = serving.as_mut() => return,
+        () = leaving.leaving.notified() => serving.as_mut().graceful_shutdown(),
+    }
+    let _ended = serving.await;
 }
 
 async fn serve_http2(stream: impl Stream, state: Arc<State>, number: usize) {
@@ -361,6 +384,7 @@ async fn answer(
     connection: usize,
     request: Request<Incoming>,
 ) -> io::Result<Response<ScriptedBody>> {
+    let _witness = Witness(&state.panicked);
     let (head, body) = request.into_parts();
     match head.uri.path() {
         "/health" if state.frozen.load(Ordering::SeqCst) => std::future::pending().await,
