@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
+BUILT_FOR_TESTS := $(VENV)/.built-for-tests
 RUST_SOURCES := $(shell find router -name '*.rs' -o -name Cargo.toml) \
     Cargo.toml Cargo.lock pyproject.toml python/mla_router/__init__.py
 
@@ -27,7 +28,7 @@ serve: build ## start the router and 2 CPU workers on the small model; FLAGS="..
 
 # -- what the CI runs ------------------------------------------------------------------------------
 
-STAGES := lint-python lint-rust test-rust build test-python test-wheel
+STAGES := lint test-rust build-for-tests test-python
 # Discovery is tested against a kube-apiserver, if one was built: that takes longer than all of this.
 STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes)
 
@@ -35,11 +36,13 @@ STAGES += $(if $(wildcard target/kubernetes/kube-apiserver),test-kubernetes)
 test: ## everything the CI runs, stage by stage
 	@.ci/stages $(MAKE) $(STAGES)
 
-test-all: ## before a release: the same, Kubernetes, and clients that others wrote (40 minutes, network)
-	@.ci/stages $(MAKE) $(filter-out test-kubernetes,$(STAGES)) test-kubernetes test-clients
+test-all: ## before a release: the same and what takes long (network); CONTRIBUTING.md has the list
+	@.ci/stages $(MAKE) $(filter-out test-python test-kubernetes,$(STAGES)) \
+	  test-search test-wheel test-kubernetes test-clients
 
 .PHONY: lint lint-python lint-rust
-lint: lint-python lint-rust ## formatting, lints and types, as the CI checks them
+lint: ## formatting, lints and types, as the CI checks them; clippy compiles while packages are installed
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint-rust lint-python
 
 lint-python: venv
 	$(BIN)/ruff format --check .
@@ -56,15 +59,20 @@ fmt: venv ## format everything, and mend what can be mended automatically
 	$(BIN)/ruff format .
 	cargo fmt --all
 
-.PHONY: test-rust test-python test-wheel
+.PHONY: test-rust test-python test-search test-wheel
 test-rust: ## the router's tests
 	cargo test --workspace --locked
 
-test-python: build ## the Python tests, end-to-end ones included; ARGS="tests/launch -k drain" for some
-	$(BIN)/python -m pytest --ignore=tests/packaging $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --durations=20
 
-test-wheel: build ## build wheel and sdist, look inside, install the wheel in a fresh venv
-	$(BIN)/python -m pytest tests/packaging
+test-python: build-for-tests ## the Python tests, end-to-end ones included; ARGS="tests/launch -k drain" for some
+	$(PYTEST) $(ARGS)
+
+test-search: build-for-tests ## the same with the tests marked `slow` and longer searches for counterexamples
+	$(PYTEST) --run-slow --hypothesis-profile=search $(ARGS)
+
+test-wheel: build ## the wheel and the sdist in release form: look inside, install the wheel in a fresh venv
+	CARGO_PROFILE=release $(BIN)/python -m pytest tests/packaging
 
 .PHONY: test-kubernetes
 test-kubernetes: ## discovery against a kube-apiserver, which is built first (10 minutes, root for apt)
@@ -99,6 +107,10 @@ venv: ## .venv with everything of requirements.lock
 build: ## the router, compiled into the checkout and installed in .venv
 	$(LOCKED) $(BUILT)
 
+.PHONY: build-for-tests
+build-for-tests: ## the same without optimization, which compiles faster, unless `make build` is current
+	$(LOCKED) $(BUILT_FOR_TESTS)
+
 # ensurepip: Debian keeps it in a package of its own.
 # --system-certs: uv's own list does not know a company's proxy. pip, where uv fails, takes five times as long.
 $(INSTALLED): requirements.lock
@@ -115,6 +127,11 @@ $(BUILT): $(INSTALLED) $(RUST_SOURCES)
 	rm -f python/mla_router/_router.abi3.so
 	@echo "Compiling the router: some minutes the first time, seconds later"
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked
+	@touch $@ $(BUILT_FOR_TESTS)
+
+$(BUILT_FOR_TESTS): $(INSTALLED) $(RUST_SOURCES)
+	rm -f python/mla_router/_router.abi3.so $(BUILT)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --locked
 	@touch $@
 
 .PHONY: lock

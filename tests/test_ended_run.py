@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.processes import ROOT, wait_until
 from support.procfs import descendants
 
@@ -24,12 +26,13 @@ def test_that_hangs():
 """
 
 
-def test_sigterm_ends_what_tests_have_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [0, 2])
+def test_sigterm_ends_what_tests_have_started(processes: int, tmp_path: Path) -> None:
     test = tmp_path / "test_hangs.py"
     test.write_text(HANGS)
-    pytest = f"{sys.executable} -m pytest -q -p conftest -p no:cacheprovider -c /dev/null {test}"
+    command = f"{sys.executable} -m pytest -q -p conftest -p no:cacheprovider -c /dev/null"
     make = tmp_path / "make"
-    make.write_text(f"#!/bin/sh\nexec {pytest}\n")
+    make.write_text(f"#!/bin/sh\nexec {command} -n {processes} {test}\n")
     make.chmod(0o755)
     path = os.pathsep.join((str(ROOT / "tests"), str(ROOT / "python")))
     with (tmp_path / "output").open("wb") as output:
@@ -42,7 +45,7 @@ def test_sigterm_ends_what_tests_have_started(tmp_path: Path) -> None:
     try:
         wait_until((tmp_path / "started").exists, (tmp_path / "output").read_text())
         started = descendants(run.pid)
-        assert len(started) == 2, "pytest and the server"
+        assert len(started) == 2 + processes, "pytest, its processes and the server"
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == 128 + signal.SIGTERM
         wait_until(lambda: not any(pid.alive for pid in started), "they are gone")

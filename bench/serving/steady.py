@@ -37,6 +37,7 @@ SETTLED_S = 2.0  # longer than what is idle may stay open
 # The router closes idle connections to workers soon: what is open then is not waiting for anything.
 FLAGS: dict[str, processes.Flag] = {
     "max_running_requests": 16,
+    "max_queued_requests": CONCURRENCY,
     "router_upstream_idle_timeout_secs": 1,
 }
 
@@ -101,6 +102,10 @@ def measure(server: processes.Running, requests: int, warm_up: int, seed: int) -
             await mixture.run(http, count, CONCURRENCY)
         return mixture
 
+    # On a busy machine a worker's grammar processes may be the last to start: this waits for them.
+    for worker in processes.workers(server.url):
+        sampling = {"max_new_tokens": 1, "regex": "a"}
+        processes.post_json(worker["url"] + "/generate", {"text": "a", "sampling_params": sampling})
     asyncio.run(send(warm_up, seed + 1))
     before = settled(server, lambda _: True)
     mixture = asyncio.run(send(requests, seed))

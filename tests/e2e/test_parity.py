@@ -19,8 +19,11 @@ from support.tiny_model import CONFIGS, write_tiny_model
 
 LENGTHS = (1, 15, 16, 17, 100, 333)
 NEW_TOKENS = 24
-# All of DeepSeek's, and of Llama's those that differ most in what the cache holds.
-SERVED = [name for name in CONFIGS if name not in ("llama_mha", "llama_biased")]
+# One of each family in every run, with as many of its features as a config can have.
+SERVED = [
+    pytest.param(name, marks=() if name in ("v3", "llama_gqa") else pytest.mark.slow)
+    for name in CONFIGS
+]
 TOLERANCE = 1e-4  # of a logprob
 
 # Two workers that differ in all that may not change a token.

@@ -27,7 +27,8 @@ from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.rehearsal import MissingKernels, few_layers
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.rms_norm import rms_norm_triton
-from support.sm90 import NoDevice, compile_here, compiling_environment
+from support.compiler_process import compiling_environment
+from support.sm90 import NoDevice, compile_here
 from support.tiny_model import CONFIGS, write_tiny_model
 
 

@@ -17,8 +17,8 @@ from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingPar
 from mla_router.worker.engine.rehearsal import launch_steps, rehearsed_sizes
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes
 from mla_router.worker.engine.working_memory import dearest_plans
+from support.compiler_process import compiling_environment
 from support.processes import ROOT
-from support.sm90 import compiling_environment
 
 STEPS, BUDGET, PAGE_SIZE = 150, 8192, 16
 

@@ -17,7 +17,7 @@ from triton import knobs
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.loader import load_engine
 from mla_router.worker.engine.rehearsal import MissingKernels
-from support.sm90 import compiling_environment
+from support.compiler_process import compiling_environment
 from support.tiny_model import CONFIGS, write_tiny_model
 
 pytestmark = pytest.mark.gpu

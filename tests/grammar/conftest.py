@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mla_router.worker.grammar.pool import Grammars, start
+from mla_router.worker.messages import Grammar
+from support.grammar_driver import Refused, open_request
+from support.processes import wait_until
 from support.tiny_model import VOCAB_SIZE, tiny_tokenizer
 
 
@@ -20,7 +24,15 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
-    """Forked once: loading the vocabulary takes seconds."""
+    """Forked once: loading the vocabulary takes seconds, and on a busy machine longer than a request waits."""
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
+
+    def has_loaded() -> bool:
+        with contextlib.suppress(Refused):
+            pool.close(open_request(pool, Grammar("regex", "a")))
+            return True
+        return False
+
+    wait_until(has_loaded, "the vocabulary is loaded")
     yield pool
     pool.shut_down()

@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from support.sm90 import CompilationFailed, compile_sm90
+from support.compiler_process import CompilationFailed
+from support.sm90 import compile_sm90
 
 
 @triton.jit

@@ -4,13 +4,15 @@
 
 PARENT is the process with which it ends.
 `exit_code` in FOLDER: ends with that status before it listens. A streamed completion sends one
-chunk, then waits until `finish` is in FOLDER; with `silent` there, before it sends anything. `starts` gets a line with the process id per start.
+chunk, then waits until `finish` is in FOLDER; with `silent` there, before it sends anything.
+`deaf`: ignores SIGTERM. `starts` gets a line with the process id per start.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,6 +86,8 @@ def main() -> int:
     if exit_code.exists():
         print("cannot work like this")
         return int(exit_code.read_text())
+    if (Handler.folder / "deaf").exists():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Like the scheduler of a real worker: a process of its own that must not stay behind.
     scheduler = __file__.replace("fake_worker", "fake_scheduler")
     subprocess.Popen([sys.executable, scheduler, str(os.getpid())])

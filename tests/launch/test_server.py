@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from mla_router.launch.process import OUTPUT_END_S
-from mla_router.launch.server import ROUTER_GRACE_S, WORKER_GRACE_S
 from support.processes import (
     PATIENT_ROUTER,
     ROOT,
@@ -92,9 +90,16 @@ def test_the_last_lines_say_what_runs_where(tmp_path: Path) -> None:
         assert text.count(f"curl -N {launcher.url}/v1/chat/completions") == 1
 
 
-def test_ctrl_c_takes_less_than_five_seconds() -> None:
-    """Where a worker hears nothing and its output stays open; the router stops meanwhile."""
-    assert max(WORKER_GRACE_S + OUTPUT_END_S, ROUTER_GRACE_S) < 5.0
+def test_ctrl_c_ends_workers_that_ignore_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "deaf").touch()
+    with launched(tmp_path, ENDLESS_DRAIN) as launcher:
+        stream = Stream(launcher.url)
+        launcher.process.send_signal(signal.SIGINT)
+        # Five seconds are promised; this is a busy machine's share of them.
+        assert launcher.process.wait(timeout=40) == 0
+        gone(launcher)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert b"[DONE]" not in stream.rest()
 
 
 def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:

@@ -26,10 +26,15 @@ def run(*command: str, cwd: Path = ROOT) -> str:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist; the release build of the checkout is used again."""
+    """A folder with the wheel and the sdist.
+
+    The extension is the one of the checkout, not optimized unless $CARGO_PROFILE says `release`.
+    """
     folder: Path = tmp_path_factory.mktemp("dist")
     maturin = str(Path(sys.executable).with_name("maturin"))
-    run(maturin, "build", "--release", "--locked", "--out", str(folder), "-i", sys.executable)
+    profile = os.environ.get("CARGO_PROFILE", "dev")
+    build = ("build", "--profile", profile, "--locked", "-i", sys.executable)
+    run(maturin, *build, "--out", str(folder))
     run(maturin, "sdist", "--out", str(folder))
     return folder
 

@@ -31,7 +31,7 @@ Flag = str | int | float | bool | Path | None
 
 ROOT = Path(__file__).resolve().parents[2]
 # After so many seconds, what is awaited never comes: however busy a machine is, it has come by then.
-PATIENCE_S = 240.0
+PATIENCE_S = 90.0
 # Of a router's limits, those by which it finds workers that hang. Here no worker hangs, but any process
 # may be kept waiting for seconds; those that die are found by their closed connections, at once.
 PATIENT_ROUTER: dict[str, Flag] = {

@@ -13,31 +13,25 @@ calls launchers with tensors on the `meta` device, at the shapes that matter:
             report.check()              # no spills, not too much shared memory, the rule of `pdl.py`
             # or more:  assert report.has_wgmma, report
 
-The function must be at the top of its module, which a process without TRITON_INTERPRET imports again.
-There every launch only compiles, each specialization once. Meta tensors have no values, so a launcher
-that reads one back (`.item()`) fails here. Compiled kernels are kept in Triton's cache on disk.
+The function must be at the top of its module, which a process without TRITON_INTERPRET imports again
+(`compiler_process.py`). There every launch only compiles, each specialization once. Meta tensors have no
+values, so a launcher that reads one back (`.item()`) fails here.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import json
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from support.compiler_process import compiler_process
 
 MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
 # Of a multiprocessor. Registers are given out by eights, and a block takes 1 KiB beside what it asks for.
 REGISTERS, SHARED_BYTES = 65_536, 228 << 10
-
-
-class CompilationFailed(Exception):
-    """What the compiling process wrote to stderr."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +72,16 @@ def _says_constant(name: str) -> bool:
     return name.rpartition(".")[2] in ("AHEAD", "SHARED", "SETTLED")
 
 
-def compiling_environment() -> dict[str, str]:
-    """Of a process that imports what this one does, and in which Triton does not interpret."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return environment | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
-    """One report for each specialization of a kernel that `launches` launches, in their order."""
+    """Return one report for each specialization of a kernel that `launches` launches, in their order.
+
+    Raises CompilationFailed if `launches` raises.
+    """
     source = inspect.getsourcefile(launches)
     assert source is not None and "<" not in launches.__qualname__, launches
-    done = subprocess.run(
-        [sys.executable, "-m", "support.sm90", source, launches.__qualname__],
-        env=compiling_environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise CompilationFailed(done.stderr[-4000:])
-    reports = [Report(**fields) for fields in json.loads(done.stdout.splitlines()[-1])]
-    assert reports, f"{launches.__qualname__} launched nothing"
-    return reports
+    fields = compiler_process().call(source, launches.__qualname__)
+    assert fields, f"{launches.__qualname__} launched nothing"
+    return [Report(**report) for report in fields]
 
 
 class NoDevice:
@@ -225,16 +207,3 @@ def _parsed(step: str) -> tuple[str, str, str]:
 
 def _paths(kernel: Any) -> list[str]:
     return [str(path) for path in kernel.metadata_group.values()]
-
-
-def _main(source: str, name: str) -> None:
-    spec = importlib.util.spec_from_file_location("launches_for_sm90", source)
-    assert spec is not None and spec.loader is not None, source
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    print(json.dumps([asdict(report) for report in compile_here(getattr(module, name))]))
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
