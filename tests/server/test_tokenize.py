@@ -44,6 +44,14 @@ def test_there_and_back(worker: FakeWorker, backend: tokenizers.Tokenizer, text:
     assert back == {"prompt": text, "text": text}
 
 
+def test_other_paths_for_the_same(worker: FakeWorker) -> None:
+    """SGLang offers both."""
+    answer = post_json(worker.url + "/v1/tokenize", {"prompt": "a b"})
+    assert answer == tokenize(worker, prompt="a b")
+    back = post_json(worker.url + "/v1/detokenize", {"tokens": answer["tokens"][1:]})
+    assert back["text"] == "a b"
+
+
 def test_several_at_once(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     """As SGLang's clients ask: lists in, lists out."""
     answer = tokenize(worker, prompt=TEXTS, return_token_strs=True)
