@@ -35,8 +35,10 @@ from typing_extensions import Self
 ENGINES = ("vllm", "sglang")
 TOKENIZER = Path(os.environ["PEER_SERVER_PATH"]) / "mla_router/worker/model/small"
 START_S = 240.0
+TESTS = "sglang.test.kits."  # modules of tests, which are no stand-ins
 # Flags of these engines that say something about the server that a test asks for, and ours: (name, takes a value).
 FLAGS = {
+    "--context-length": ("--context-length", True),
     "--max-model-len": ("--context-length", True),
     "--api-key": ("--api-key", True),
     "--max-running-requests": ("--max-running-requests", True),
@@ -195,6 +197,10 @@ class ModelConfig:
         return int(json.loads((TOKENIZER / "config.json").read_text())["vocab_size"])
 
 
+class _Base:
+    """A class of an engine from which a test's own classes come, which it sends to the server."""
+
+
 class _Hub:
     def snapshot_download(self, repo_id: str) -> str:
         return repo_id  # of adapters, which are named to a server and never read here
@@ -224,7 +230,11 @@ REAL: dict[str, dict[str, Any]] = {
         "DEFAULT_TIMEOUT_FOR_SERVER_LAUNCH": START_S,
         "DEFAULT_MODEL_NAME_FOR_TEST": "peer-model",
         "DEFAULT_SMALL_MODEL_NAME_FOR_TEST": "peer-model",
+        "is_in_ci": lambda: False,
+        "is_in_amd_ci": lambda: False,
+        "is_rust_server_built": lambda: False,
     },
+    "sglang.srt.sampling.custom_logit_processor": {"CustomLogitProcessor": _Base},
     "sglang.test.ci.ci_register": {
         "register_cuda_ci": lambda *_, **__: None,
         "register_amd_ci": lambda *_, **__: None,
@@ -242,6 +252,9 @@ class _Module(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        if name.startswith(TESTS):
+            file = Path(os.environ["PEER_SOURCES"], *name.split(".")).with_suffix(".py")
+            return importlib.util.spec_from_file_location(name, file)
         if name in REAL or name.partition(".")[0] in ENGINES:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
