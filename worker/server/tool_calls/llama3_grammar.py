@@ -97,19 +97,40 @@ def _no_call(names: Collection[str]) -> Format:
 def _none_of(words: Collection[str]) -> str:
     r"""A regular expression: the rest of a JSON string, behind its first quote, that is none of `words`.
 
-    `words` are of letters, digits, `_` and `-`. As long as the string is the beginning of one, it holds no `\u`,
-    which might stand for the word's next letter.
+    `words` are of letters, digits, `_` and `-`, and none is empty. As long as the string is the beginning of one, it
+    holds no `\u`, which might stand for the word's next letter.
     """
+    return f'({_deviation(words)}{_STRING_TAIL}|{_beginning(words)}")'
+
+
+def _deviation(words: Collection[str]) -> str:
+    """Matches a beginning of one of `words`, and the first character behind it that no word goes on with."""
+    following = _by_first(words)
+    others = "".join(following).replace("-", r"\-")
+    ways = [rf'[^\x00-\x1f"\\{others}]', r'\\["\\/bfnrt]']
+    ways += [first + _deviation(rest) for first, rest in following.items()]
+    return f"({'|'.join(ways)})"
+
+
+def _beginning(words: Collection[str]) -> str | None:
+    """Matches the beginnings of `words` that are no words themselves; None if there is none."""
+    longer = [
+        first + beginning
+        for first, rest in _by_first(words).items()
+        if (beginning := _beginning(rest)) is not None
+    ]
+    if not longer:
+        return None if "" in words else ""
+    return f"({'|'.join(longer)})" + ("" if "" in words else "?")
+
+
+def _by_first(words: Collection[str]) -> dict[str, list[str]]:
+    """What follows the first character, for each."""
     following: dict[str, list[str]] = {}
     for word in words:
         if word:
             following.setdefault(word[0], []).append(word[1:])
-    others = "".join(following).replace("-", r"\-")
-    ways = [rf'([^\x00-\x1f"\\{others}]|\\["\\/bfnrt]){_STRING_TAIL}']
-    if "" not in words:
-        ways.append('"')
-    ways += [first + _none_of(rest) for first, rest in following.items()]
-    return f"({'|'.join(ways)})"
+    return following
 
 
 def _regex(pattern: str) -> Format:
