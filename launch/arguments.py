@@ -78,11 +78,8 @@ class Options:
         return [*argv, "--worker-urls", *worker_urls]
 
 
-def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Options:
-    """Parse and check; on a mistake, one line to stderr and exit status 2.
-
-    `router_flags` is what `mla_router._router.router_flags()` says.
-    """
+def launch_parser(router_flags: Sequence[Mapping[str, Any]]) -> worker_flags.Parser:
+    """The command line of `launch_server`; `router_flags` as of `parse`."""
     parser = worker_flags.Parser(
         "python -m mla_router.launch_server",
         "[--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
@@ -104,13 +101,25 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     parser.add_argument("--version", action="version", version=__version__)
     _add_launch_flags(parser.add_argument_group("launch (what is started, and where it listens)"))
     worker_flags.add_flags(parser, leave_out=PER_WORKER | set(DP_SIZE), prefix="every worker, ")
-    forwarded = [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in forwarded:
+    for flag in _forwarded(router_flags):
         title = f"router, {flag['heading'].lower()}"
         group = groups.setdefault(title, parser.add_argument_group(title))
         _add_router_flag(group, flag)
+    return parser
 
+
+def _forwarded(router_flags: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The router's flags that are flags of `launch_server` as well."""
+    return [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
+
+
+def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Options:
+    """Parse and check; on a mistake, one line to stderr and exit status 2.
+
+    `router_flags` is what `mla_router._router.router_flags()` says.
+    """
+    parser = launch_parser(router_flags)
     namespace = parser.parse_args(argv)
     try:
         every_worker: WorkerConfig = worker_flags.from_namespace(
@@ -120,7 +129,9 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
         parser.error(str(error))
     if not every_worker.replay_key:
         every_worker = dataclasses.replace(every_worker, replay_key=secrets.token_hex(32))
-    given = {flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in forwarded}
+    given = {
+        flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in _forwarded(router_flags)
+    }
     return Options(
         host=namespace.host,
         port=namespace.port,

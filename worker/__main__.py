@@ -24,8 +24,8 @@ SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
 log = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
-    """Run a worker until it is told to end; `scheduler` is the command that starts a scheduler."""
+def worker_parser() -> flags.Parser:
+    """The command line of one worker."""
     parser = flags.Parser(
         "python -m mla_router.launch_worker",
         "[--model-path DIR_OR_NAME] [--port N] [flag ...]",
@@ -48,7 +48,12 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     # The launcher's process, which must be the parent: the worker ends when it ends.
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     flags.add_flags(parser)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
+    """Run a worker until it is told to end; `scheduler` is the command that starts a scheduler."""
+    arguments = worker_parser().parse_args(argv)
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
     try:
