@@ -82,6 +82,11 @@ def test_a_conversation_is_what_a_chat_computes(worker: FakeWorker) -> None:
     assert computed[: len(closed)] == closed
     assert len(closed) < len(computed)
 
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    assert tokenize(worker, messages=messages, tools=tools)["tokens"] != computed
+    without = tokenize(worker, messages=messages, tools=tools, tool_choice="none")
+    assert without["tokens"] == computed, "functions that may not be called are not named"
+
 
 def test_special_tokens_are_shown(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
     ids = backend.encode("cats").ids

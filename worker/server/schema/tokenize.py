@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from mla_router.worker.server.schema.chat import ChatMessage, ChatRequest, Tool
+from mla_router.worker.server.schema.chat import (
+    ChatMessage,
+    ChatRequest,
+    Effort,
+    NamedToolChoice,
+    Tool,
+)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -19,6 +25,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
     # as in a chat
     tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -29,6 +37,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         return ChatRequest(
             messages=self.messages,
             tools=self.tools,
+            tool_choice=self.tool_choice,
+            reasoning_effort=self.reasoning_effort,
             chat_template_kwargs=self.chat_template_kwargs,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
