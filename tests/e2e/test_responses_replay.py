@@ -23,6 +23,8 @@ TOOLS: Any = [
 ]
 ITEMS = ["reasoning", "message", "function_call", "function_call"]
 SHOWN_BY = 8  # tokens: by then `<think>` is over, and some of the reasoning is out
+# Behind a router the response is named by its request id, its items by the worker's own.
+ITEM = re.compile(r"(?<=rs_|fc_)[0-9a-f]{32}|(?<=msg_)[0-9a-f]{32}")
 TIMES = re.compile(r'"(created|completed)_at":[\d.]+')
 
 
@@ -30,6 +32,9 @@ def anonymous(events: list[Any]) -> list[str]:
     """Without times, and without what a response draws for itself, which must be one and the same."""
     name = events[0].response.id.removeprefix("resp_")
     written = [TIMES.sub("", event.model_dump_json()).replace(name, "ID") for event in events]
+    items = {item for text in written for item in ITEM.findall(text)}
+    assert len(items) <= 1, f"items of several responses: {items}"
+    written = [ITEM.sub("ID", text) for text in written]
     calls = dict.fromkeys(call for text in written for call in re.findall(r"call_\w{24}", text))
     for number, call in enumerate(calls):
         written = [text.replace(call, f"call {number}") for text in written]

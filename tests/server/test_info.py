@@ -12,6 +12,8 @@ from support.processes import get_json, post_json, status_of, wait_until
 
 WATCHDOG_S = 5.0  # longer than a busy machine lets a scheduler wait
 STATS = {
+    "token_s",
+    "context_s",
     "running",
     "waiting",
     "total_pages",

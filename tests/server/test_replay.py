@@ -270,9 +270,11 @@ def test_refused(worker: FakeWorker, path: str, case: str) -> None:
 @pytest.mark.parametrize("path", LISTED)
 def test_only_for_a_router_that_streams(worker: FakeWorker, path: str) -> None:
     given = {"response": ORIGIN.encode(), "choices": []}
+    whole = body_of(path, 5)
+    whole.pop("stream_options", None)  # refused for itself without a stream
     refused = [
         ask(worker, path, body_of(path, 5), continuation=given, replay=False),
-        ask(worker, path, body_of(path, 5), continuation=given, stream=False),
+        ask(worker, path, whole, continuation=given, stream=False),
     ]
     if path == "/generate":  # it would have to repeat logprobs that it does not know
         logprobs = body_of(path, 5) | {"return_logprob": True}
