@@ -23,7 +23,7 @@ from mla_router.worker.kernels.moe.experts import moe_experts_triton
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing_triton
 from mla_router.worker.kernels.moe.tiling import MoeShape, default_tiling
 from mla_router.worker.kernels.norm_linear import norm_linear_triton
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
 from mla_router.worker.kernels.sampling.sample import sample_triton
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul_triton
@@ -43,6 +43,50 @@ def _reading_ahead(x, N: tl.constexpr):
     ahead = tl.load(at)
     wait_for_previous()
     tl.store(at, ahead + 1)
+
+
+@reads_early({"AHEAD": ("weight",)})
+@triton.jit
+def _reading_a_constant_ahead(x, weight, chosen, N: tl.constexpr, AHEAD: tl.constexpr):
+    column = tl.arange(0, N)
+    if not AHEAD:
+        wait_for_previous()
+    ahead = tl.load(weight + column)
+    wait_for_previous()
+    tl.store(x + column, ahead + tl.load(weight + tl.load(chosen) * N + column))
+
+
+@reads_early({"AHEAD": ("weight",)})
+@triton.jit
+def _reading_another_ahead(x, weight, chosen, N: tl.constexpr, AHEAD: tl.constexpr):
+    column = tl.arange(0, N)
+    if not AHEAD:
+        wait_for_previous()
+    ahead = tl.load(weight + column) + tl.load(x + column)
+    wait_for_previous()
+    tl.store(x + column, ahead + tl.load(chosen))
+
+
+@reads_early({"AHEAD": ("weight",)})
+@triton.jit
+def _choosing_ahead(x, weight, chosen, N: tl.constexpr, AHEAD: tl.constexpr):
+    column = tl.arange(0, N)
+    if not AHEAD:
+        wait_for_previous()
+    ahead = tl.load(weight + tl.load(chosen) * N + column)
+    wait_for_previous()
+    tl.store(x + column, ahead)
+
+
+@reads_early({"AHEAD": ("weight",)})
+@triton.jit
+def _reading_either_ahead(x, weight, chosen, N: tl.constexpr, AHEAD: tl.constexpr):
+    column = tl.arange(0, N)
+    if not AHEAD:
+        wait_for_previous()
+    ahead = tl.load(tl.where(tl.program_id(0) % 2 == 0, weight + column, x + column))
+    wait_for_previous()
+    tl.store(x + column, ahead + tl.load(chosen))
 
 
 @triton.jit
@@ -65,12 +109,40 @@ def rule_and_breaches() -> None:
 
 
 def test_breaches_are_seen() -> None:
-    waiting, *breaches = compile_sm90(rule_and_breaches)
+    waiting, reading, *breaches = compile_sm90(rule_and_breaches)
     assert waiting.starts_early and waiting.waits and not waiting.reads_ahead
     waiting.check()
+    with pytest.raises(AssertionError, match=r"reads \['x'\] before it waits for the last"):
+        reading.check()
     for breach in breaches:
         assert breach.starts_early, breach
         with pytest.raises(AssertionError, match="does not wait for the last"):
+            breach.check()
+
+
+def declared_and_not() -> None:
+    x, chosen = torch.empty(1024, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
+    for kernel in (
+        _reading_a_constant_ahead,
+        _reading_another_ahead,
+        _choosing_ahead,
+        _reading_either_ahead,
+    ):
+        for ahead in (True, False):
+            kernel[(8,)](x, x, chosen, N=128, AHEAD=ahead, **launch_options())
+
+
+def test_each_early_load_is_of_a_declared_argument() -> None:
+    reports = compile_sm90(declared_and_not)
+    for report in reports[1::2]:
+        report.check()
+        assert not report.reads_early, report
+    constant, another, choosing, either = reports[::2]
+    constant.check()
+    assert constant.reads_early == ["weight"]
+    for breach, read in ((another, "x"), (choosing, "chosen"), (either, "x")):
+        assert breach.reads_early == sorted(["weight", read]), breach
+        with pytest.raises(AssertionError, match=rf"reads \['{read}'\] before it waits"):
             breach.check()
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.compiler_process import compiler_process
+from support.early_reads import UNKNOWN, Order, order, parameter_names
 
 MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
 # Of a multiprocessor. Registers are given out by eights, and a block takes 1 KiB beside what it asks for.
@@ -45,7 +46,15 @@ class Report:
     has_wgmma: bool
     starts_early: bool  # launched while the kernel before it may still run
     waits: bool  # for that kernel to end, before it writes or leaves, on every path
-    reads_ahead: bool  # of that wait
+    # Arguments whose memory is read ahead of that wait; UNKNOWN: an address that comes from none
+    reads_early: list[str]
+    may_read_early: list[
+        str
+    ]  # those that `reads_early` in `pdl.py` declares, by the constants of this launch
+
+    @property
+    def reads_ahead(self) -> bool:
+        return bool(self.reads_early)
 
     def check(self) -> None:
         """Raises AssertionError if the kernel spills, cannot be launched at all, or starts early
@@ -62,14 +71,12 @@ class Report:
 
     def check_order(self) -> None:
         """The part of `check` that no kernel may fail, however it uses registers."""
-        constant = any(value for name, value in self.constants.items() if _says_constant(name))
-        in_order = self.waits and (constant or not self.reads_ahead)
-        assert in_order or not self.starts_early, f"does not wait for the last: {self}"
-
-
-def _says_constant(name: str) -> bool:
-    """Of a kernel's constants: that it may read weights ahead, and which launches say so."""
-    return name.rpartition(".")[2] in ("AHEAD", "SHARED", "SETTLED")
+        if self.starts_early:
+            assert self.waits, f"does not wait for the last: {self}"
+            undeclared = set(self.reads_early) - set(self.may_read_early)
+            assert not undeclared, (
+                f"reads {sorted(undeclared)} before it waits for the last: {self}"
+            )
 
 
 def compile_sm90(launches: Callable[[], None]) -> list[Report]:
@@ -142,7 +149,13 @@ def _report(kernel: Any) -> Report:
         _name(kernel.src, path): _plain(value) for path, value in kernel.src.constants.items()
     }
     starts_early = kernel.metadata.launch_pdl
-    waits, reads_ahead = _order(kernel.asm["ptx"]) if starts_early else (False, False)
+    found_order = order(kernel.asm["ptx"]) if starts_early else Order(False, frozenset())
+    names = parameter_names(kernel.src)
+    reads = {UNKNOWN if number is None else names[number] for number in found_order.early}
+    declared = getattr(kernel.src.fn, "reads_early", {})
+    may_read = {
+        name for condition in declared if constants.get(condition) for name in declared[condition]
+    }
     return Report(
         kernel=kernel.name,
         constants=constants,
@@ -152,8 +165,9 @@ def _report(kernel: Any) -> Report:
         shared_bytes=kernel.metadata.shared,
         has_wgmma="wgmma.mma_async" in kernel.asm["ptx"],
         starts_early=starts_early,
-        waits=waits,
-        reads_ahead=reads_ahead,
+        waits=found_order.waits,
+        reads_early=sorted(reads),
+        may_read_early=sorted(may_read),
     )
 
 
@@ -166,43 +180,6 @@ def _name(source: Any, path: tuple[int, ...]) -> str:
 def _plain(value: Any) -> bool | int | float | str:
     value = getattr(value, "value", value)
     return value if isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def _order(ptx: str) -> tuple[bool, bool]:
-    """Whether every path through a kernel waits before it writes memory that others see, or leaves; and
-    whether any reads such memory before."""
-    body = ptx[ptx.index("{", ptx.index(".entry")) :]
-    steps = [
-        step.strip(" \t{}:")
-        for line in body.splitlines()
-        for step in line.partition("//")[0].split(";")
-    ]
-    places = {step: place for place, step in enumerate(steps) if step.startswith("$")}
-    reads, seen, paths = False, set[int](), [0]
-    while paths:
-        place = paths.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        condition, opcode, rest = _parsed(steps[place])
-        if opcode == "griddepcontrol.wait":
-            continue
-        if re.match(r"(st|atom|red|ret|exit|call)\b(?!\.(shared|param|local))", opcode):
-            return False, reads
-        reads |= bool(re.match(r"(ld|ldu|cp)\b(?!\.(shared|param|local))", opcode))
-        if opcode.startswith("bra"):
-            paths.append(places[rest])
-        if condition or not opcode.startswith("bra"):
-            paths.append(place + 1)
-    return True, reads
-
-
-def _parsed(step: str) -> tuple[str, str, str]:
-    """Predicate, opcode, operands."""
-    words = step.split(maxsplit=1)
-    predicate = words.pop(0) if words and words[0].startswith("@") else ""
-    opcode, _, rest = " ".join(words).partition(" ")
-    return predicate, opcode, rest.strip()
 
 
 def _paths(kernel: Any) -> list[str]:

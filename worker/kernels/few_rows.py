@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 # Beyond the first two the library is as fast on an H200 (`bench/kernels/bench_linear.py`), and weights of more
 # inputs would leave room for one program only on a multiprocessor.
@@ -83,6 +83,7 @@ def few_rows_linear(
     return out
 
 
+@reads_early({"AHEAD": ("weight",)})
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows_kernel(
     x,

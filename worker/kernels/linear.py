@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 # With more outputs the library is faster on an H200, but where inputs are few. Heads by themselves: V2-Lite's
 # 102,400 outputs take 108 us and the library 117, V3's 129,280 of 7,168 inputs 459 and 441, Llama-3's 128,256 of 4,096
@@ -99,6 +99,7 @@ def linear_triton(
     return out
 
 
+@reads_early({"AHEAD": ("weight",)})
 @triton.jit
 def _linear_kernel(
     x,

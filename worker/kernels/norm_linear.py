@@ -19,7 +19,7 @@ from torch import Tensor
 from mla_router.worker.kernels import norm_linear_blocks
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
 
@@ -166,6 +166,7 @@ def norm_linear_triton(
     return NormLinear(product, total, normed)
 
 
+@reads_early({"AHEAD": ("weight", "norm_weight")})
 @triton.jit
 def _norm_linear_kernel(
     x,

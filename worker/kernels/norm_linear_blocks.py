@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.rms_norm import scaled
 
 BLOCK_ROWS, BLOCK_OUTPUTS = 16, 8  # of a program
@@ -63,6 +63,7 @@ def launch(
     )
 
 
+@reads_early({"AHEAD": ("weight", "norm_weight")})
 @triton.jit(do_not_specialize=["rows"])
 def _norm_linear_blocks_kernel(
     x,

@@ -26,11 +26,17 @@ Settled is what was written before the last kernel without the option: nothing t
 before it, and it starts when all before it has ended. Of a step these are slots, lengths, page table, locations,
 rotations and the schedule of its attention, all older than the embedding, which is torch's. An op that takes
 `settled` is told that there is such a kernel between; then its kernel looks them up ahead of the wait, too.
+
+A kernel names both kinds of arguments with `reads_early`. Tests follow each load ahead of the wait to its argument, in
+the compiled code (`tests/kernels/test_pdl.py`), and look for the kernel between in recorded graphs, on a GPU
+(`tests/gpu/test_launch_order_cuda.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import TypeVar
 
 import triton
 import triton.language as tl
@@ -49,6 +55,20 @@ def _supported() -> bool:
     """Of the GPUs of this process, which are all alike; there is none in the interpreter."""
     target = current_target()
     return target is not None and target.backend == "cuda" and target.arch >= 90
+
+
+Kernel = TypeVar("Kernel")
+
+
+def reads_early(arguments: Mapping[str, tuple[str, ...]]) -> Callable[[Kernel], Kernel]:
+    """Declares which of a kernel's arguments it may read before it waits, for each of its constants that allows it:
+    `{"AHEAD": ("weight",)}`. Fields of an argument that is a NamedTuple stand behind its name and a dot."""
+
+    def declare(kernel: Kernel) -> Kernel:
+        kernel.reads_early = arguments  # type: ignore[attr-defined]
+        return kernel
+
+    return declare
 
 
 @triton.jit

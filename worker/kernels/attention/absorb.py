@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 # With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few it is
 # at 128 tokens as well, but it starts later, and in front of it the rotation is a kernel of its own.
@@ -170,6 +170,7 @@ def absorb_work(
     )
 
 
+@reads_early({"work.AHEAD": ("work.weight",)})
 @triton.jit(do_not_specialize=["tokens"])
 def _absorb_kernel(work, tokens):
     absorb_program(tl.program_id(0), tl.program_id(1), tl.program_id(2), work, tokens)

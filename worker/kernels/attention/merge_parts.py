@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 
 def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +71,7 @@ def merge_parts(
     )
 
 
+@reads_early({"SETTLED": ("block_starts", "part_size", "shared_starts", "shared_size")})
 @triton.jit(do_not_specialize=["num_groups"])
 def merge_kernel(
     partial_out,

@@ -23,8 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from mla_router.worker.kernels.attention.decode_parts import part_of, piece_at
 from mla_router.worker.kernels.attention.decode_tiling import Tiling
+from mla_router.worker.kernels.attention.mla_decode_kernel import SETTLED_ARGUMENTS
 from mla_router.worker.kernels.dispatch import is_hopper
-from mla_router.worker.kernels.pdl import wait_for_previous
+from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
 
 TOKENS = gl.constexpr(64)  # of a block: rows of the first product
 ROWS = gl.constexpr(16)  # query rows: columns of both
@@ -44,6 +45,7 @@ def suits_hopper(tiling: Tiling, q_latent: Tensor, q_pe: Tensor, queries: int) -
     )
 
 
+@reads_early({"SETTLED": SETTLED_ARGUMENTS})
 @gluon.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_hopper_kernel(
     q_latent,

@@ -11,9 +11,21 @@ from mla_router.worker.kernels.attention.decode_parts import (
     part_of,
     piece_at,
 )
-from mla_router.worker.kernels.pdl import wait_for_previous
+from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
+
+# Of this kernel and Hopper's (`mla_decode_hopper.py`), as `pdl.py` says
+SETTLED_ARGUMENTS = (
+    "page_table",
+    "slots",
+    "lengths",
+    "skipped",
+    "block_starts",
+    "first_requests",
+    "part_size",
+)
 
 
+@reads_early({"SETTLED": SETTLED_ARGUMENTS})
 @triton.jit(do_not_specialize=["num_requests", "page_table_stride"])
 def attend_kernel(
     q_latent,

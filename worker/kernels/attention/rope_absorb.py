@@ -25,7 +25,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_work,
     rope_kv_write,
 )
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 
 def rope_absorb(
@@ -107,6 +107,12 @@ def rope_absorb_triton(
     return out
 
 
+@reads_early(
+    {
+        "absorb.AHEAD": ("absorb.weight",),
+        "SETTLED": ("rope.norm_weight", "rope.rotations", "rope.locations"),
+    }
+)
 @triton.jit(do_not_specialize=["tokens", "row_blocks"])
 def _rope_absorb_kernel(
     rope,

@@ -13,9 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.kernels.moe.tiling import Tile
-from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
+from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 
+# Which rows of `weight`, which is constant as well, says `ids`, which is read after the wait
+@reads_early({"SHARED": ("shared", "weight")})
 @triton.jit
 def _gate_up_gemv(
     x,
@@ -66,6 +68,7 @@ def _gate_up_gemv(
     tl.store(out + pair * WIDTH + n, gated, n < WIDTH)
 
 
+@reads_early({"SHARED": ("shared",)})
 @triton.jit
 def _down_gemv(
     gated,

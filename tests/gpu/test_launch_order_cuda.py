@@ -1,0 +1,49 @@
+"""In recorded decode steps, what kernels read ahead of their wait is older than a kernel that has waited for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.core import Capacity
+from mla_router.worker.engine.attention.choose import choose_attention
+from mla_router.worker.engine.engine import Engine
+from mla_router.worker.model.loader import load_model
+from support.captured_graph import Graph, read_graph, unsettled
+from support.tiny_model import CONFIGS, write_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+READERS = ("attend_kernel", "attend_hopper_kernel", "merge_kernel", "_rope_absorb_kernel")
+WRITERS = ("schedule_kernel", "_find", "_look_up_kernel")
+
+
+def recorded(folder: Path, name: str, size: int) -> Graph:
+    # Widths for which a GPU has kernels of its own, as those of published models
+    wide = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
+    write_tiny_model(folder, **CONFIGS[name] | wide)
+    model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
+    attention = choose_attention("triton", model.config, CUDA, torch.bfloat16)
+    capacity = Capacity(num_pages=2000, page_size=16, num_slots=size, context_length=160)
+    engine = Engine(model, capacity, device=CUDA, dtype=torch.bfloat16, attention=attention)
+    rows = engine.slots.look_up(engine.slots.idle_rows(size))
+    engine._decode(rows)  # compiles, which a capture does not allow
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        engine._decode(rows)
+    return read_graph(graph)
+
+
+@pytest.mark.parametrize("size", [1, 8, 160])
+@pytest.mark.parametrize("name", ["v2_lite", "v3"])
+def test_settled_arguments_are_older_than_a_kernel_that_waits(
+    tmp_path: Path, name: str, size: int
+) -> None:
+    graph = recorded(tmp_path, name, size)
+    assert graph.named(*READERS) and graph.named("schedule_kernel"), graph.names
+    assert any(edge.is_programmatic for edge in graph.edges), graph.names
+    assert unsettled(graph, READERS, WRITERS) == []

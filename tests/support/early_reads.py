@@ -1,0 +1,160 @@
+"""What a compiled kernel reads before it waits for the kernel before it, by its arguments.
+
+An address is followed from the load back to the kernel's parameters: an instruction's result comes from those parameters
+that its operands come from, but for what a load brings, which is data and no address. Registers that are written in
+several places come from all of them, whatever the order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+UNKNOWN = "?"  # an address that comes from no argument
+REGISTER = re.compile(r"%\w+")
+ENTRY_PARAMETER = re.compile(r"\.param\s+([^,()]*?)\b(\w+_param_(\d+))\b")
+LOCAL = r"(?!\S*\.(shared|param|local)\b)"
+WRITES = re.compile(rf"(st|atom|red|ret|exit|trap|call)\b{LOCAL}")
+READS = re.compile(rf"(ld|ldu|cp)\b{LOCAL}")
+COPIES = re.compile(
+    r"cp\.(async|reduce)\b"
+)  # to shared memory or from it, whose names come later in the opcode
+NO_ACCESS = re.compile(r"cp\.async\.(bulk\.)?(commit|wait|mbarrier)")
+
+
+@dataclass(frozen=True)
+class Order:
+    waits: bool  # on every path before memory that others see is written, or the kernel left or stopped
+    early: frozenset[
+        int | None
+    ]  # parameters whose memory is read before; None: an address of unknown origin
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction, or a label."""
+
+    predicate: str
+    opcode: str
+    operands: str
+
+    @property
+    def written(self) -> list[str]:
+        """Registers of the result."""
+        if self.opcode.startswith(("st", "red", "bra", "cp", "bar", "mbarrier", "fence")):
+            return []
+        return REGISTER.findall(_first(self.operands))
+
+    @property
+    def read(self) -> list[str]:
+        return REGISTER.findall(self.operands[len(_first(self.operands)) :])
+
+    @property
+    def addresses(self) -> list[str]:
+        """Registers within brackets."""
+        return [r for at in re.findall(r"\[(.*?)\]", self.operands) for r in REGISTER.findall(at)]
+
+
+def order(ptx: str) -> Order:
+    start = ptx.index(".entry")
+    body = ptx.index("{", start)
+    pointers = {
+        name: int(number)
+        for kind, name, number in ENTRY_PARAMETER.findall(ptx[start:body])
+        if ".ptr" in kind or ".b8" in kind
+    }
+    steps = list(_steps(ptx[body:]))
+    origins = _origins(steps, pointers)
+    labels = {step.opcode: place for place, step in enumerate(steps) if step.opcode.startswith("$")}
+    early, seen, paths = set[int | None](), set[int](), [0]
+    while paths:
+        place = paths.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        step = steps[place]
+        if step.opcode == "griddepcontrol.wait":
+            continue
+        if WRITES.match(step.opcode):
+            return Order(False, frozenset(early))
+        if _reads(step.opcode):
+            early |= set().union(*(origins[r] for r in step.addresses)) or {None}
+        if step.opcode.startswith("bra"):
+            paths.append(labels[step.operands])
+        if step.predicate or not step.opcode.startswith("bra"):
+            paths.append(place + 1)
+    return Order(True, frozenset(early))
+
+
+def _reads(opcode: str) -> bool:
+    if COPIES.match(opcode):
+        return not NO_ACCESS.match(opcode)
+    return bool(READS.match(opcode))
+
+
+def _origins(steps: Sequence[Step], pointers: Mapping[str, int]) -> Mapping[str, set[int]]:
+    """Parameters that each register comes from."""
+    origins: dict[str, set[int]] = defaultdict(set)
+    grown = True
+    while grown:
+        grown = False
+        for step in steps:
+            if _reads(step.opcode) or re.match(r"(ld|atom)\.(shared|global|local)", step.opcode):
+                continue
+            found = {
+                number
+                for name, number in pointers.items()
+                if re.search(rf"\b{name}\b", step.operands)
+            }
+            found = found.union(*(origins[register] for register in step.read))
+            for register in step.written:
+                grown |= not found <= origins[register]
+                origins[register] |= found
+    return origins
+
+
+def _steps(body: str) -> Iterator[Step]:
+    for line in body.splitlines():
+        for text in line.partition("//")[0].split(";"):
+            words = text.strip(" \t:").lstrip("{ \t").split(maxsplit=1)
+            predicate = words.pop(0) if words and words[0].startswith("@") else ""
+            opcode, _, operands = " ".join(words).partition(" ")
+            yield Step(predicate, opcode, operands.strip())
+
+
+def _first(operands: str) -> str:
+    """Up to the first comma that is in no braces."""
+    depth = 0
+    for place, character in enumerate(operands):
+        depth += (character in "{[") - (character in "}]")
+        if character == "," and not depth:
+            return operands[:place]
+    return operands
+
+
+def parameter_names(source: Any) -> list[str]:
+    """What a kernel's parameters are called, in their order; fields of a NamedTuple behind its name and a dot. A
+    tensor descriptor is a parameter itself, and its shape and strides are others."""
+    names: list[str] = []
+    for name in source.fn.arg_names:
+        names += _leaves(name, source.signature[name])
+    return names
+
+
+def _leaves(name: str, kind: Any) -> list[str]:
+    if isinstance(kind, tuple):
+        fields = getattr(kind, "_fields", range(len(kind)))
+        return [
+            leaf
+            for field, part in zip(fields, kind, strict=True)
+            for leaf in _leaves(f"{name}.{field}", part)
+        ]
+    if kind == "constexpr":
+        return []
+    described = re.match(r"tensordesc<[^\[]*\[([^\]]*)\]", str(kind))
+    if described:
+        return [name] * (1 + 2 * len(described[1].split(",")))
+    return [name]
