@@ -33,6 +33,7 @@ from record import record
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_torch, gqa_decode_triton
+from mla_router.worker.kernels.device import limits
 
 SCALE = 0.0884
 COLD_BYTES = 200 << 20  # of caches that take turns
@@ -177,7 +178,9 @@ class Inputs:
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
-    chosen = gqa_tiling(case.heads // case.key_heads, case.width + case.value_width)
+    chosen = gqa_tiling(
+        case.heads // case.key_heads, case.width + case.value_width, on=limits(torch.device("cuda"))
+    )
     schedule = inputs.schedule(chosen)
     us = time_us(inputs.call(schedule))
     return asdict(case) | {

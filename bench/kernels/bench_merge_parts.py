@@ -20,6 +20,7 @@ import torch
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling, tiling
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
+from mla_router.worker.kernels.device import limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -43,7 +44,7 @@ def measure(requests: int, parts: int) -> dict[str, Any]:
         first_requests=starts.new_zeros(requests * parts),
         part_size=starts.new_ones(1),
         max_length=1,
-        tiling=tiling(HEADS, requests),
+        tiling=tiling(HEADS, requests, on=limits(torch.device("cuda"))),
     )
     out = torch.empty(requests, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
     partial_out, partial_lse = partial_results(schedule, out, HEADS)

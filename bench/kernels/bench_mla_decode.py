@@ -30,6 +30,7 @@ from triton.runtime.errors import OutOfResources
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_torch, mla_decode_triton
+from mla_router.worker.kernels.device import limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -210,7 +211,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
-    chosen = tiling(case.heads, case.batch, case.queries)
+    chosen = tiling(case.heads, case.batch, case.queries, on=limits(torch.device("cuda")))
     parts = inputs.parts(chosen)
     schedule = inputs.schedule(chosen, parts)
     ours = inputs.ours(schedule)

@@ -24,6 +24,7 @@ from mla_router.worker.kernels.attention.decode_schedule import decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.attention.shared_prefixes import GROUP, shared_prefixes
+from mla_router.worker.kernels.device import limits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -85,7 +86,7 @@ class Inputs:
         device, total = self.lengths.device, len(self.lengths)
         prefixes = None
         if shared:
-            chosen = tiling(HEADS, total // GROUP, GROUP)
+            chosen = tiling(HEADS, total // GROUP, GROUP, on=limits(torch.device("cuda")))
             prefixes = shared_prefixes(
                 self.page_table,
                 self.slots,
@@ -95,7 +96,7 @@ class Inputs:
                 tiling=chosen,
                 num_parts=num_parts(chosen, HEADS, GROUP, device),
             )
-        chosen = tiling(HEADS, total)
+        chosen = tiling(HEADS, total, on=limits(torch.device("cuda")))
         schedule = decode_schedule(
             prefixes.own_lengths if prefixes else self.lengths,
             max_length=self.longest,

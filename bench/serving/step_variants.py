@@ -8,7 +8,7 @@ Each function of `variants.py` is a variant. It gets `patch(module, name, value)
     from mla_router.worker.kernels.attention.decode_tiling import Tiling
 
     def narrow(patch):
-        patch(backend, "tiling", lambda heads, requests, queries=1: Tiling(16, 32, 4, 3, 2, pieces=8))
+        patch(backend, "tiling", lambda heads, requests, queries=1, on=None: Tiling(16, 32, 4, 3, 2, pieces=8))
 
 What is fastest by itself need not be so in a step, where another kernel comes before and after. An engine is loaded
 once; for each variant, in turns, its CUDA graphs of one size are captured again and replayed, one or two seconds each. Decode

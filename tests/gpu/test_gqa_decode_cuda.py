@@ -9,6 +9,7 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, decode_schedule
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
+from mla_router.worker.kernels.device import limits
 from support.cuda import assert_rows_close, forbid_waiting
 from support.paged_cache import PagedCache, expected_gqa, random_cache
 from support.recorded_decode import check_recorded
@@ -54,7 +55,7 @@ class Inputs:
     def schedule(self) -> DecodeSchedule:
         lengths = self.paged.lengths
         width = self.q.shape[-1] + self.value_width
-        chosen = gqa_tiling(self.heads // self.groups, width)
+        chosen = gqa_tiling(self.heads // self.groups, width, on=limits(torch.device("cuda")))
         parts = num_parts(chosen, self.heads, 1, lengths.device, key_heads=self.groups)
         return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
 

@@ -13,6 +13,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 )
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
+from mla_router.worker.kernels.device import limits
 from support.cuda import assert_rows_close, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
 from support.recorded_decode import check_recorded
@@ -24,7 +25,7 @@ LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
 
 
 def schedule_of(paged: PagedCache, heads: int, queries: int, max_length: int) -> DecodeSchedule:
-    chosen = tiling(heads, len(paged.lengths), queries)
+    chosen = tiling(heads, len(paged.lengths), queries, on=limits(torch.device("cuda")))
     parts = num_parts(chosen, heads, queries, paged.lengths.device)
     return decode_schedule(paged.lengths, max_length=max_length, tiling=chosen, num_parts=parts)
 
@@ -86,7 +87,10 @@ def test_parts_of_several_requests(page_size: int, heads: int, parts: int) -> No
     lengths = [1 + 173 * i % 900 for i in range(40)]
     q, paged = inputs(lengths, heads, 1, page_size, torch.bfloat16)
     schedule = decode_schedule(
-        paged.lengths, max_length=max(lengths), tiling=tiling(heads, 40), num_parts=parts
+        paged.lengths,
+        max_length=max(lengths),
+        tiling=tiling(heads, 40, on=limits(torch.device("cuda"))),
+        num_parts=parts,
     )
     torch.zeros(1, device="cuda")  # what a step's embedding is before its layers (`pdl.py`)
     got = decode(q, paged, schedule, settled=True)
@@ -115,7 +119,12 @@ def test_schedule(requests: int) -> None:
     lengths = (torch.arange(requests, device="cuda") * 7919 % 5000 + 1).int()
     for parts in (1, 132, 264, 528):
         got, expected = (
-            make(lengths, max_length=5000, tiling=tiling(16, requests), num_parts=parts)
+            make(
+                lengths,
+                max_length=5000,
+                tiling=tiling(16, requests, on=limits(torch.device("cuda"))),
+                num_parts=parts,
+            )
             for make in (decode_schedule, decode_schedule_torch)
         )
         assert torch.equal(got.block_starts, expected.block_starts)

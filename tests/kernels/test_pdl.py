@@ -16,6 +16,7 @@ from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode_triton
 from mla_router.worker.kernels.attention.mla_decode import mla_decode_triton
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb_triton
+from mla_router.worker.kernels.device import H200
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write_triton
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
 from mla_router.worker.kernels.linear import linear_triton
@@ -175,7 +176,7 @@ def decode_step() -> None:
     rope_absorb_triton(
         q, q[:, 0], q[0, 0, :512], 1e-6, rotations, cache, locations, w_uk, interleaved=True
     )
-    lengths, chosen = locations.int(), tiling(16, 8)
+    lengths, chosen = locations.int(), tiling(16, 8, on=H200)
     decode_schedule_triton(lengths, max_length=4096, tiling=chosen, num_parts=264)
     mla_decode_triton(
         *q.split([512, 64], dim=-1),
@@ -201,7 +202,7 @@ def decode_step() -> None:
     q, k, v = x.new_empty(8, 48, 128).split([32, 8, 8], dim=1)
     cache, rotations = x.new_empty(100, 64, 2048), rotations.new_empty(8, 64)
     rope_gqa_write_triton(q, k[..., :0], k, v, rotations, cache, locations, interleaved=False)
-    chosen = gqa_tiling(4, 256)
+    chosen = gqa_tiling(4, 256, on=H200)
     gqa_decode_triton(
         q,
         cache,

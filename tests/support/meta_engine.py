@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,9 +17,8 @@ import triton
 from triton.runtime import driver
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.attention import triton as backend
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.kernels import beside
+from mla_router.worker.kernels import beside, device
 from mla_router.worker.kernels.moe import experts
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.loader import allocate, default_dtype
@@ -30,7 +28,6 @@ from support.sm90 import NoDevice
 
 META = torch.device("meta")
 H200 = "NVIDIA H200"
-PROCESSORS = 132
 
 
 class Launches(triton.AsyncCompileMode):  # type: ignore[misc]
@@ -52,17 +49,9 @@ def pretend() -> None:
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment, method-assign]
     torch.cuda.get_device_name = lambda _=None: H200
-    torch.cuda.get_device_properties = lambda _=None: SimpleNamespace(  # type: ignore[assignment]
-        multi_processor_count=PROCESSORS
-    )
+    device.NO_GPU = device.H200
     beside.MAX_ROWS = -1  # there are no streams
     experts._device_name = lambda _: H200
-    parts = backend.num_parts
-
-    def num_parts(tiling: Any, heads: int, queries: int, _: torch.device, **rest: Any) -> int:
-        return parts(tiling, heads, queries, torch.device("cuda"), **rest)
-
-    backend.num_parts = num_parts
 
 
 def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engine]:

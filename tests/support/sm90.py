@@ -38,6 +38,7 @@ REGISTERS, SHARED_BYTES = 65_536, 228 << 10
 @dataclass(frozen=True)
 class Report:
     kernel: str
+    architecture: int
     constants: dict[str, Any]
     num_warps: int
     registers: int  # of a thread
@@ -92,7 +93,10 @@ def compile_sm90(launches: Callable[[], None]) -> list[Report]:
 
 
 class NoDevice:
-    """As much of Triton's driver as compiling asks for."""
+    """As much of Triton's driver as compiling asks for. A device for each architecture: Triton keeps what it has
+    compiled by device."""
+
+    architecture = 90
 
     @staticmethod
     def launcher_cls(source: Any, metadata: Any) -> None:
@@ -101,10 +105,10 @@ class NoDevice:
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.architecture
 
     def get_current_stream(self, _device: int) -> int:
         return 0
@@ -158,6 +162,7 @@ def _report(kernel: Any) -> Report:
     }
     return Report(
         kernel=kernel.name,
+        architecture=kernel.metadata.target.arch,
         constants=constants,
         num_warps=kernel.metadata.num_warps,
         registers=int(found[1]),

@@ -15,6 +15,7 @@ from mla_router.worker.engine.capacity import plan_capacity
 from mla_router.worker.engine.engine import Engine
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes, prompt_sizes
+from mla_router.worker.engine.supported import check_device
 from mla_router.worker.engine.working_memory import measure_working_memory
 from mla_router.worker.kernels.carveout import prefer_shared_memory
 from mla_router.worker.model.config.base import ModelConfig
@@ -41,6 +42,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     # Before the weights: a wrong setting must not cost their loading
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
+    check_device(device, model_config, dtype)
     attention = choose_attention(
         config.attention_backend,
         model_config,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
+
+from mla_router.worker.kernels.device import limits
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -18,7 +18,6 @@ def on_gpu(x: Tensor) -> bool:
     )
 
 
-@cache
 def is_hopper(device: torch.device) -> bool:
     """Whether it has the tensor cores that kernels in Gluon are for (sm_90)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and limits(device).is_hopper

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
@@ -34,8 +35,11 @@ class Tiles(NamedTuple):
 def is_few(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel is for the product of x [T, K] and weight [N, K]."""
     outputs, inputs = weight.shape
-    small = outputs <= MAX_OUTPUTS and inputs <= MAX_INPUTS
-    return on_gpu(x) and small and 1 < x.shape[0] <= MAX_ROWS
+    if not on_gpu(x) or not 1 < x.shape[0] <= MAX_ROWS:
+        return False
+    if outputs > MAX_OUTPUTS or inputs > MAX_INPUTS:
+        return False
+    return shared_bytes(inputs) <= limits(x.device).shared_bytes
 
 
 def tiling(inputs: int) -> Tiles:
@@ -43,6 +47,13 @@ def tiling(inputs: int) -> Tiles:
     warps = 4
     depth = triton.next_power_of_2(triton.cdiv(inputs, warps))
     return Tiles(16, min(max(depth, 16), 256), warps)
+
+
+def shared_bytes(inputs: int) -> int:
+    """Shared memory of a program with 16-bit numbers: all of its weights, and the x of one step."""
+    tiles = tiling(inputs)
+    step = tiles.num_warps * tiles.depth
+    return 2 * step * (-(-inputs // step) * tiles.outputs + MAX_ROWS)
 
 
 def few_rows_linear(

@@ -15,6 +15,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, gqa_tiling
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode, gqa_decode_triton
+from mla_router.worker.kernels.device import H200
 from support.paged_cache import expected_gqa, random_cache
 from support.sm90 import compile_sm90
 
@@ -207,7 +208,7 @@ REAL = [
 def launches() -> None:
     """Every tiling that `gqa_tiling` gives for them, on the 132 multiprocessors of an H200."""
     for heads, groups, width, value_width, page_size in REAL:
-        chosen = gqa_tiling(heads // groups, width + value_width)
+        chosen = gqa_tiling(heads // groups, width + value_width, on=H200)
         lengths = torch.empty(8, dtype=torch.int32, device="meta")
         parts = max(132 * chosen.programs_per_sm // groups, 1)
         schedule = decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=parts)
@@ -232,5 +233,5 @@ def test_compiled_for_sm_90() -> None:
             continue
         sizes = report.constants
         share = sizes["HEADS"] // sizes["GROUPS"]
-        chosen = gqa_tiling(share, sizes["W"] + sizes["V"])
+        chosen = gqa_tiling(share, sizes["W"] + sizes["V"], on=H200)
         report.check_resident(chosen.programs_per_sm)

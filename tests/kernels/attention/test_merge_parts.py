@@ -8,6 +8,7 @@ import torch
 from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule
 from mla_router.worker.kernels.attention.decode_tiling import MergeTiling, merge_tiling, tiling
 from mla_router.worker.kernels.attention.merge_parts import merge_parts, partial_results
+from mla_router.worker.kernels.device import H200
 from support.partial_results import random_results
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -46,7 +47,7 @@ def launches() -> None:
     for requests in (1, 2, 8, 32, 64):
         starts = torch.empty(requests + 1, dtype=torch.int32, device="meta")
         schedule = DecodeSchedule(
-            starts, starts.new_empty(264), starts[:1], 1, tiling(16, requests)
+            starts, starts.new_empty(264), starts[:1], 1, tiling(16, requests, on=H200)
         )
         out = torch.empty(requests, 16, 512, dtype=torch.bfloat16, device="meta")
         chosen = merge_tiling(requests * 16, 512)

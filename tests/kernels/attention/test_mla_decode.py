@@ -20,6 +20,7 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 )
 from mla_router.worker.kernels.attention.decode_tiling import Tiling, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode, mla_decode_triton
+from mla_router.worker.kernels.device import H200
 from support.paged_cache import expected_attention, random_cache
 from support.sm90 import compile_sm90
 
@@ -186,7 +187,7 @@ REAL = [
 def launches() -> None:
     """Every tiling that `tiling` gives, for the 132 multiprocessors of an H200."""
     for (heads, requests, queries, page_size), settled in product(REAL, (False, True)):
-        chosen = tiling(heads, requests, queries)
+        chosen = tiling(heads, requests, queries, on=H200)
         q = torch.empty(requests * queries, heads, 576, dtype=torch.bfloat16, device="meta")
         lengths = torch.empty(requests, dtype=torch.int32, device="meta")
         schedule = decode_schedule_torch(
@@ -212,7 +213,7 @@ def hopper_launches() -> None:
 
 def test_tiles_by_the_number_of_requests() -> None:
     """One has a part for each small block, others have large ones, many have parts worth merging."""
-    one, two, some, many = (tiling(16, requests) for requests in (1, 2, 240, 241))
+    one, two, some, many = (tiling(16, requests, on=H200) for requests in (1, 2, 240, 241))
     assert (one.block_tokens, one.min_blocks) == (32, 1)
     assert (some.block_tokens, some.min_blocks) == (64, 1)
     assert two == some
@@ -230,7 +231,7 @@ def test_compiled_for_sm_90() -> None:
         (chosen,) = {
             tiles
             for requests in (1, 64, 300)
-            if (tiles := tiling(heads, requests, queries))
+            if (tiles := tiling(heads, requests, queries, on=H200))
             and (tiles.block_tokens, tiles.pieces)
             == (report.constants["BLOCK_TOKENS"], report.constants["PIECES"])
         }

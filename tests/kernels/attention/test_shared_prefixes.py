@@ -25,6 +25,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     find_triton,
     shared_prefixes,
 )
+from mla_router.worker.kernels.device import H200
 from support.paged_cache import PagedCache, expected_attention, random_cache
 from support.sm90 import compile_sm90
 
@@ -165,7 +166,7 @@ def test_little_in_common_is_not_worth_it() -> None:
 def launches() -> None:
     """V2-Lite's, for the 132 multiprocessors of an H200."""
     requests, heads, page_size = 512, 16, 16
-    chosen, shared = tiling(heads, requests), tiling(heads, requests, GROUP)
+    chosen, shared = tiling(heads, requests, on=H200), tiling(heads, requests, GROUP, on=H200)
     lengths = torch.empty(requests, dtype=torch.int32, device="meta")
     table = torch.empty(requests, 256, dtype=torch.int32, device="meta")
     common = find_triton(table, lengths.long(), lengths, page_size=page_size, at_least=512)

@@ -24,6 +24,7 @@ from mla_router.worker.kernels.attention.shared_prefixes import (
     SharedPrefixes,
     shared_prefixes,
 )
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.kv_cache.gather import kv_gather
 from mla_router.worker.kernels.kv_cache.gqa_rows import keys_and_values
 from mla_router.worker.model.config.attention_spec import (
@@ -120,12 +121,13 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device) -> tuple[Tiles, Til
     heads = spec.num_heads
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
-        chosen = gqa_tiling(share, spec.head_dim + spec.v_head_dim)
+        width = spec.head_dim + spec.v_head_dim
+        chosen = gqa_tiling(share, width, key_width=spec.head_dim, on=limits(device))
         parts = num_parts(chosen, heads, 1, device, key_heads=spec.num_kv_heads)
         return lambda _: (chosen, parts), None
 
     def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:
-        chosen = tiling(heads, requests, queries)
+        chosen = tiling(heads, requests, queries, on=limits(device))
         return chosen, num_parts(chosen, heads, queries, device)
 
     return tiles, partial(tiles, queries=GROUP) if heads <= MOST_HEADS else None

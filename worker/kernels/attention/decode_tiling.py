@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+
+from mla_router.worker.kernels.device import Limits, first_legal, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +20,22 @@ class Tiling:
     pieces: int = 1  # MLA's: that a latent is cut into, each with its own sum of scores
     min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
 
+    def shared_bytes(self, query_width: int, row_width: int) -> int:
+        """Shared memory of a program, at most, for queries and cached rows of so many 16-bit numbers: the blocks of
+        all stages but one, queries, weights."""
+        blocks = (self.num_stages - 1) * self.block_tokens * row_width
+        return 2 * (blocks + self.block_rows * (query_width + self.block_tokens))
+
 
 # Nearly as many as there are parts of the narrow tile on an H200, each of which then has one.
 MANY_REQUESTS = 240
 
 
-def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
-    """Of MLA, for `queries` new tokens at a time of each of so many requests.
+def tiling(
+    num_heads: int, requests: int, queries: int = 1, *, width: int = 576, on: Limits
+) -> Tiling:
+    """Of MLA, for `queries` new tokens at a time of each of so many requests, whose cached rows are `width` numbers.
+    Raises UnsupportedDevice.
 
     On an H200, with 16 heads. Of 16 rows the wide tile is the fastest for 2 to 224 requests of 512 to 32,768 tokens, and
     in whole steps of 4 to 160 requests of 1,024. Of one request it is, too, by itself, but with it a whole step takes
@@ -31,27 +43,48 @@ def tiling(num_heads: int, requests: int, queries: int = 1) -> Tiling:
     Those of 32 and 64 rows are the fastest at 64 requests of 4096, each with 2 and 4
     new tokens.
     """
-    rows = num_heads * queries
+    candidates = _mla_candidates(num_heads * queries, requests, on)
+    return _legal("MLA decode attention", candidates, lambda t: t.shared_bytes(width, width), on)
+
+
+def _mla_candidates(rows: int, requests: int, on: Limits) -> list[Tiling]:
+    narrow = Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=8, min_blocks=2)
     if rows <= 16 and requests == 1:
-        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=4)
+        return [replace(narrow, pieces=4, min_blocks=1)]
     if rows <= 16 and requests <= MANY_REQUESTS:
-        return Tiling(16, 64, 4, num_stages=3, programs_per_sm=1, pieces=8)
+        wide = Tiling(16, 64, 4, num_stages=3, programs_per_sm=1, pieces=8)
+        return [wide, replace(narrow, min_blocks=1)]
     if rows <= 16:
-        return Tiling(16, 32, 4, num_stages=3, programs_per_sm=2, pieces=8, min_blocks=2)
-    if rows <= 32:
-        return Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
-    return Tiling(64, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
+        return [narrow]
+    low = Tiling(32, 64, 8, num_stages=2, programs_per_sm=1, pieces=2)
+    lowest = replace(low, block_tokens=32)
+    if rows <= 32 or on.has_tensor_memory:
+        return [low, lowest]
+    return [replace(low, block_rows=64), low, lowest]
 
 
-def gqa_tiling(share: int, width: int) -> Tiling:
+def _legal(
+    name: str, candidates: Sequence[Tiling], shared_bytes: Callable[[Tiling], int], on: Limits
+) -> Tiling:
+    """The first that is legal, with as many programs at a time as fit a multiprocessor."""
+    chosen = first_legal(name, candidates, shared_bytes, on)
+    programs = min(chosen.programs_per_sm, on.resident(shared_bytes(chosen)))
+    return replace(chosen, programs_per_sm=programs)
+
+
+def gqa_tiling(share: int, width: int, *, key_width: int | None = None, on: Limits) -> Tiling:
     """For `share` query heads to each key head, whose key and value of a token are `width` numbers
-    together. Not yet measured; as many loads under way as registers and shared memory allow."""
+    together, the key `key_width`, by default half of them. Not yet measured; as many loads under way as registers
+    and shared memory allow. Raises UnsupportedDevice."""
+    key_width = key_width or -(-width // 2)
     rows = min(max(16, 1 << (share - 1).bit_length()), 64)
     tokens = 64 if width <= 256 else 32
     programs = 4 if width <= 128 else 3
     if rows > 16:
         programs = 2 if rows == 32 else 1
-    return Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
+    first = Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
+    candidates = [first, replace(first, num_stages=2)]
+    return _legal("decode attention", candidates, lambda t: t.shared_bytes(key_width, width), on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +115,8 @@ def merge_tiling(rows: int, width: int) -> MergeTiling:
 def num_parts(
     tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, key_heads: int = 1
 ) -> int:
-    """As many parts as occupy every multiprocessor once; 8 on a CPU, to have several. Each part takes a
-    program for each key head and tile of its query rows."""
-    if device.type != "cuda":
-        return 8
+    """As many parts as occupy every multiprocessor once. Each part takes a program for each key head and tile of its
+    query rows."""
     row_blocks = -(-num_heads // key_heads * queries // tiling.block_rows)
-    programs = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(programs * tiling.programs_per_sm // (key_heads * row_blocks), 1)
+    programs = limits(device).multiprocessors * tiling.programs_per_sm
+    return max(programs // (key_heads * row_blocks), 1)

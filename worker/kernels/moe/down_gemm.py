@@ -13,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.moe.align import Blocks, block_rows
 from mla_router.worker.kernels.moe.gate_up_gemm import Gated
 from mla_router.worker.kernels.moe.gemm_programs import (
     block_and_column,
     block_arguments,
-    programs_at_a_time,
     programs_with_turns,
     share_of,
     shared_tile,
@@ -217,7 +217,8 @@ def down_blocks(
     columns = triton.cdiv(hidden, tile.block_n)
     shared_tiles = triton.cdiv(tokens, blocks.rows) * columns
     most = blocks.max_blocks * columns + shared_tiles
-    _down_gemm_in_rounds[(min(programs_at_a_time(down.device), most),)](
+    # Each program fills a multiprocessor
+    _down_gemm_in_rounds[(min(limits(down.device).multiprocessors, most),)](
         rows,
         weight,
         out,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.moe.align import blocks_for
 from mla_router.worker.kernels.moe.combine import combine
@@ -104,7 +105,8 @@ def moe_experts_triton(
     x, ids = x.contiguous(), ids.contiguous()
     if tiling is None:
         shape = MoeShape(experts, hidden, double // 2, x.dtype)
-        tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1])
+        on = limits(x.device)
+        tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1], on)
     if tiling.rows == 1:
         shared = plus if isinstance(plus, SharedWeights) else None
         gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up)

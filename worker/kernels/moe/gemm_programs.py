@@ -7,10 +7,8 @@ of the routed experts, which wait for weights that few rows share, while these k
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,9 +16,6 @@ from torch import Tensor
 from mla_router.worker.kernels.moe.align import Blocks
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import launch_options
-
-# Programs that take several tiles each, where there is no GPU: few, so that they do take several in tests
-WITHOUT_GPU = 4
 
 
 @triton.jit
@@ -89,14 +84,6 @@ def programs_with_turns(
     shared = triton.cdiv(len(blocks.ids), blocks.rows) * triton.cdiv(shared_outputs, tile.block_n)
     fewest = triton.cdiv(blocks.ids.numel(), blocks.rows) * columns
     return programs + shared, (shared, fewest // shared + 1)
-
-
-@cache
-def programs_at_a_time(device: torch.device) -> int:
-    """Of those that fill a multiprocessor."""
-    if device.type != "cuda":
-        return WITHOUT_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def block_arguments(blocks: Blocks) -> tuple[Tensor | int | None, ...]:

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from mla_router.worker.kernels.device import H200, Limits
+
 TABLES = Path(__file__).parent / "tables"
 
 
@@ -49,12 +51,14 @@ class MoeShape:
     dtype: torch.dtype
 
 
-def moe_tiling(device: str, shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+def moe_tiling(
+    device: str, shape: MoeShape, tokens: int, top_k: int, on: Limits = H200
+) -> MoeTiling:
     """The tiling of the next tuned number of tokens, of the last one beyond them; of one token no other's, since
     shared experts go along only with pairs that are not sorted."""
     table = read_table(table_path(device, shape))
     if table is None or (tokens == 1 and 1 not in table):
-        return default_tiling(shape, tokens, top_k)
+        return default_tiling(shape, tokens, top_k, on)
     tuned = sorted(table)
     return table[tuned[min(bisect_left(tuned, tokens), len(tuned) - 1)]]
 
@@ -75,12 +79,13 @@ def read_table(path: Path) -> dict[int, MoeTiling] | None:
     return msgspec.json.decode(path.read_bytes(), type=dict[int, MoeTiling], strict=False)
 
 
-def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
+def default_tiling(shape: MoeShape, tokens: int, top_k: int, on: Limits = H200) -> MoeTiling:
     """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token: in whole
     steps of 1, 8, 32 and 128 to 256 requests and of prompts of 384 to 1,024 tokens, else by itself.
 
     Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
-    that keep the tensor cores busy.
+    that keep the tensor cores busy. Blocks of 128 rows need the tensor memory accelerator: without it, Triton
+    makes of its tiles addresses for which the sums of a product leave no registers.
     """
     if tokens == 1:
         return MoeTiling(rows=1, gate_up=Tile(1, 1024, num_warps=2), down=Tile(2, 512, num_warps=2))
@@ -94,7 +99,7 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int) -> MoeTiling:
         return MoeTiling(rows, gate_up=Tile(64, 128, 8, 4, 3), down=Tile(128, 128, 2, 4, 3))
     if rows_each <= 30:
         return MoeTiling(rows=64, gate_up=Tile(64, 128, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
-    if rows_each <= 56:
+    if rows_each <= 56 or not on.has_tensor_memory_accelerator:
         return MoeTiling(rows=64, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(128, 128, 2, 4, 4))
     if rows_each <= 112:
         return MoeTiling(rows=128, gate_up=Tile(128, 64, 4, 8, 4), down=Tile(256, 64, 1, 8, 4))

@@ -28,6 +28,7 @@ from mla_router.worker.kernels.attention.ragged_attention.hopper_consumer import
     work_of,
 )
 from mla_router.worker.kernels.attention.ragged_attention.rings import fill, new_ring
+from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import is_hopper
 
 BLOCK_KEYS, STAGES = 128, 2
@@ -74,7 +75,7 @@ def ragged_attention_hopper(
     lse = q.new_empty(num_queries, heads, dtype=torch.float32)
     half = TALL_BLOCK // 2
     tiles = len(work.query_blocks) * heads
-    programs = min(_multiprocessors(q.device), tiles)
+    programs = min(limits(q.device).multiprocessors, tiles)
     _ragged_attention[(programs,)](
         _tiles(q, half, d),
         None if others is None else _tiles(q, half, others.shape[-1]),
@@ -107,13 +108,6 @@ def _parts(q: Tensor, k: Tensor, shared_keys: Tensor | None) -> tuple[Tensor, Te
     if shared_keys is not None:
         return k, shared_keys
     return (k, None) if q.shape[-1] <= max(WIDTHS) else (k[..., :128], k[..., 128:])
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _tiles(x: Tensor, rows: int, width: int) -> TensorDescriptor:

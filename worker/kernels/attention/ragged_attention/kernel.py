@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -23,6 +24,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mla_router.worker.kernels.attention.prefill_work import PrefillWork
+from mla_router.worker.kernels.device import H200, Limits, first_legal, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,49 @@ class Tiling:
 FEW_PROGRAMS = 264
 
 
-def tiling(block_queries: int, itemsize: int, programs: int) -> Tiling:
-    """How each of so many programs of `block_queries` rows walks over keys of `itemsize` bytes a number."""
+def tiling(
+    block_queries: int,
+    itemsize: int,
+    programs: int,
+    *,
+    key_width: int = 192,
+    value_width: int = 128,
+    on: Limits = H200,
+) -> Tiling:
+    """How each of so many programs of `block_queries` rows walks over keys and values of so many numbers of
+    `itemsize` bytes. Raises UnsupportedDevice."""
     if itemsize > 2:  # float32, for checking: the tiles are twice as large
         return Tiling(32, 4, 1)
+    return _legal(block_queries, programs <= FEW_PROGRAMS, key_width, value_width, on)
+
+
+@cache
+def _legal(
+    block_queries: int, few_programs: bool, key_width: int, value_width: int, on: Limits
+) -> Tiling:
+    def shared_bytes(tiles: Tiling) -> int:
+        return shared_bytes_of(tiles, block_queries, key_width, value_width, on)
+
+    candidates = _candidates(block_queries, few_programs, on)
+    return first_legal("prefill attention", candidates, shared_bytes, on)
+
+
+def _candidates(block_queries: int, few_programs: bool, on: Limits) -> list[Tiling]:
+    if not on.has_tensor_memory_accelerator:
+        return [Tiling(32, 8, stages) for stages in (3, 2)]
     if block_queries > 64:
-        return Tiling(64, 8, 3)
-    return Tiling(64, 4, 3 if programs <= FEW_PROGRAMS else 2)
+        return [Tiling(64, 8, stages) for stages in (3, 2)]
+    return [Tiling(64, 4, 3 if few_programs else 2), Tiling(64, 4, 2)]
+
+
+def shared_bytes_of(
+    tiles: Tiling, block_queries: int, key_width: int, value_width: int, on: Limits
+) -> int:
+    """Shared memory of a program with 16-bit numbers, at most: keys and values of each stage, queries, weights.
+    Copies that go through registers need one stage less."""
+    stages = tiles.num_stages if on.has_tensor_memory_accelerator else tiles.num_stages - 1
+    keys = stages * tiles.block_keys * (key_width + _padded(value_width))
+    return 2 * (keys + block_queries * (key_width + tiles.block_keys))
 
 
 @triton.jit
@@ -282,15 +320,24 @@ def ragged_attention_triton(
         out = q.new_empty(num_queries, heads, v_width)
     lse = q.new_empty(num_queries, heads, dtype=torch.float32)
     programs = work.query_blocks.shape[0] * heads
-    tiles = tiles or tiling(work.block_queries, q.element_size(), programs)
+    on = limits(q.device)
+    tiles = tiles or tiling(
+        work.block_queries,
+        q.element_size(),
+        programs,
+        key_width=width,
+        value_width=v_width,
+        on=on,
+    )
     _ragged_attention[(programs,)](
         q,
         k,
         v,
         shared,
-        _tiles(k, d, tiles.block_keys),
-        _tiles(v, v_width, tiles.block_keys),
-        _tiles(shared, r, tiles.block_keys),
+        *(
+            _tiles(part, columns, tiles.block_keys) if on.has_tensor_memory_accelerator else None
+            for part, columns in ((k, d), (v, v_width), (shared, r))
+        ),
         out,
         lse,
         work.query_blocks,

@@ -1,0 +1,69 @@
+"""GPUs that cannot run a model's kernels are refused before its weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mla_router.worker.config import ConfigError, WorkerConfig
+from mla_router.worker.engine import loader, supported
+from mla_router.worker.engine.loader import load_engine
+from mla_router.worker.engine.supported import check_device, check_limits
+from mla_router.worker.kernels.device import H200, Limits, UnsupportedDevice
+from mla_router.worker.model.config.base import ModelConfig
+from mla_router.worker.model.config.read import read_config
+from support.architectures import LIMITS
+from support.tiny_model import CONFIGS, write_tiny_model
+
+CUDA = torch.device("cuda")
+T4 = Limits(75, 40, 65_536, 65_536, 65_536)
+TOO_SMALL = replace(H200, architecture=86, shared_bytes=49_152)
+
+
+@pytest.fixture(params=["v2_lite", "v2_lite expanded", "llama_gqa"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelConfig:
+    name, _, expanded = request.param.partition(" ")
+    write_tiny_model(tmp_path, **CONFIGS[name])
+    config = read_config(tmp_path)
+    return replace(config, expanded_cache=True) if expanded else config  # type: ignore[call-arg]
+
+
+def test_known_gpus_serve(model: ModelConfig) -> None:
+    for found in LIMITS.values():
+        check_limits(found, model)
+
+
+def test_a_gpu_with_too_little_shared_memory(tmp_path: Path) -> None:
+    wide = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    write_tiny_model(tmp_path, **CONFIGS["v2_lite"] | wide)
+    with pytest.raises(UnsupportedDevice, match=r"needs \d+ bytes of shared memory.*has 49152"):
+        check_limits(TOO_SMALL, read_config(tmp_path))
+
+
+@pytest.fixture
+def t4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supported, "limits", lambda _: T4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+
+
+@pytest.mark.usefixtures("t4")
+def test_an_old_gpu(model: ModelConfig) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--dtype bfloat16 on Tesla T4: compute capability 7\.5: .*--device cpu"
+    ):
+        check_device(CUDA, model, torch.bfloat16)
+    check_device(CUDA, model, torch.float32)
+    check_device(torch.device("cpu"), model, torch.bfloat16)
+
+
+@pytest.mark.usefixtures("t4")
+def test_a_start_ends_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "choose_device", lambda _: CUDA)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(loader, "prefer_shared_memory", lambda: None)
+    monkeypatch.setattr(loader, "load_model", lambda *_, **__: pytest.fail("weights are loaded"))
+    with pytest.raises(ConfigError, match=r"Tesla T4: compute capability 7\.5"):
+        load_engine(WorkerConfig(dtype="bfloat16"))

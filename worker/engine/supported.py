@@ -1,0 +1,48 @@
+"""Whether a GPU can run the kernels of a model, asked before the weights are loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from mla_router.worker.config import ConfigError
+from mla_router.worker.kernels.attention.decode_tiling import MANY_REQUESTS, gqa_tiling, tiling
+from mla_router.worker.kernels.attention.prefill_work import TALL_BLOCK
+from mla_router.worker.kernels.attention.ragged_attention.kernel import tiling as prefill_tiling
+from mla_router.worker.kernels.device import Limits, UnsupportedDevice, check_architecture, limits
+from mla_router.worker.model.config.attention_spec import (
+    GroupedQueryAttentionSpec,
+    LatentAttentionSpec,
+)
+from mla_router.worker.model.config.base import ModelConfig
+
+
+def check_device(device: torch.device, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Raises ConfigError if `device` is a GPU that our kernels are not for, or too small for them. Models of 32 bits
+    do without."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return
+    try:
+        check_limits(limits(device), model)
+    except UnsupportedDevice as error:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"--dtype {str(dtype).removeprefix('torch.')} on {name}: {error}; --dtype float32 and --device cpu "
+            f"do without these kernels"
+        ) from None
+
+
+def check_limits(found: Limits, model: ModelConfig) -> None:
+    """Raises UnsupportedDevice if there is no tiling for the model's attention within the limits."""
+    check_architecture(found)
+    for spec in model.attention_specs:
+        if isinstance(spec, LatentAttentionSpec):
+            width = spec.kv_lora_rank + spec.qk_rope_head_dim
+            for requests in (1, 2, MANY_REQUESTS + 1):
+                tiling(spec.num_heads, requests, width=width, on=found)
+        else:
+            assert isinstance(spec, GroupedQueryAttentionSpec), f"attention {type(spec)}"
+            width, share = spec.head_dim + spec.v_head_dim, spec.num_heads // spec.num_kv_heads
+            gqa_tiling(share, width, key_width=spec.head_dim, on=found)
+        prefill_tiling(
+            TALL_BLOCK, 2, 1, key_width=spec.head_dim, value_width=spec.v_head_dim, on=found
+        )
