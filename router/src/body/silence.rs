@@ -76,11 +76,17 @@ impl Silence {
     pub fn broken(&mut self, now: Instant) {
         self.frames = self.frames.saturating_add(1);
         self.keepalive = now + self.limits.keepalive;
-        self.begins(now);
+        self.counts_from(now);
     }
 
-    /// The silence of another worker counts from now.
-    pub fn begins(&mut self, now: Instant) {
+    /// Another worker goes on: its silence and its mean pause count from now. The pause in which the
+    /// worker before it was lost would make the mean many times as long.
+    pub fn begins_anew(&mut self, now: Instant) {
+        (self.begun, self.frames) = (now, 0);
+        self.counts_from(now);
+    }
+
+    fn counts_from(&mut self, now: Instant) {
         self.heard = now;
         self.glance = now + self.limits.quiet();
         self.look = now + self.limits.inter_token;
@@ -193,6 +199,16 @@ mod tests {
         }
         let (second, due) = stream.next().await;
         assert!((119..=121).contains(&second) && matches!(due, Due::Look(_)), "{second} {due:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_that_lost_one_worker_gives_the_next_no_more_patience() {
+        let mut stream = Stream::new(LIMITS, 3600);
+        stream.silence.broken(Instant::now());
+        assert!(matches!(stream.next().await, (5, Due::Look(_))));
+        stream.silence.begins_anew(Instant::now());
+        stream.silence.broken(Instant::now());
+        assert!(matches!(stream.next().await, (10, Due::Look(_))));
     }
 
     #[tokio::test(start_paused = true)]

@@ -366,7 +366,7 @@ impl EventStream {
             return Err(Failure::NotContinued(format!("it answered with status {status}")));
         }
         replays.increment(ReplayOutcome::Continued);
-        self.silence.begins(Instant::now());
+        self.silence.begins_anew(Instant::now());
         self.state = State::Flowing { frames, job };
         Ok(())
     }
