@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,24 @@ def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:
     own_grammars.close(key)
 
 
+def test_the_time_in_which_another_nursery_loads_does_not_count(
+    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_grammars.close(open_request(own_grammars, LETTERS))
+    lost = own_grammars.nursery.pid
+    kill(lost, lost)
+    wait_until(lambda: own_grammars.nursery.pid != lost, "another nursery begins")
+    os.kill(own_grammars.nursery.pid, signal.SIGSTOP)  # it loads when the next request comes
+    monkeypatch.setattr(pool, "WAIT_S", 0.1)
+    key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
+    time.sleep(0.2)
+    assert own_grammars.poll() == []
+    monkeypatch.undo()
+    os.kill(own_grammars.nursery.pid, signal.SIGCONT)
+    wait_for(own_grammars, key)
+    own_grammars.close(key)
+
+
 def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars) -> None:
     """An OOM killer's way. What is compiled anew afterwards is served."""
     key = open_request(own_grammars, LETTERS)
@@ -103,8 +122,11 @@ def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars)
     assert idle.alive
 
 
-def test_dear_grammars_do_not_keep_a_usual_one_waiting(own_grammars: Grammars) -> None:
-    """Four of them have had their short try when it is served, and none its full time."""
+def test_dear_grammars_do_not_keep_a_usual_one_waiting(
+    own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of them have had their short try when it is served, and none its full time, in CPU time."""
+    monkeypatch.setattr(pool, "WAIT_S", 60.0)  # on a busy machine their tries take long
     own_grammars.close(open_request(own_grammars, LETTERS))
     bombs = [own_grammars.open(Grammar("regex", f"{n}{BOMB}"), []) for n in range(4)]
     usual = open_request(own_grammars, Grammar("regex", "[0-9]+!"))

@@ -138,7 +138,7 @@ def _keep(settings: Settings, parent_pid: int) -> None:
             setproctitle("mla_router grammar nursery")
             shared.begin()
             folder = Path(settings.folder)
-            nursery.run(control, folder, settings.vocab_size, settings.options, masks)
+            nursery.run(control, shared, folder, settings.vocab_size, settings.options, masks)
             return
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,11 +38,11 @@ Serve = Callable[
 class Nursery:
     """Which nursery there is, as all processes of the grammars see it."""
 
-    BYTES = 16
+    BYTES = 24
 
     def __init__(self, shared_fd: int) -> None:
         """`shared_fd` is a file of `BYTES` that all these processes have open."""
-        # [number of nurseries so far, pid of the last]
+        # [number of nurseries so far, pid of the last, time at which it had loaded (ns) or 0]
         self._shared = np.frombuffer(mmap.mmap(shared_fd, self.BYTES), dtype=np.int64)
 
     @property
@@ -55,8 +56,22 @@ class Nursery:
 
     def begin(self) -> None:
         """Register this process as the next nursery."""
+        self.expect_next()
         self._shared[1] = os.getpid()
         self._shared[0] += 1
+
+    @property
+    def loaded_at(self) -> float | None:
+        """Time of `time.monotonic`, which all processes share; None while the nursery has to load."""
+        return int(self._shared[2]) / 1e9 or None
+
+    def set_loaded(self) -> None:
+        """Register that this process, the nursery, can start hosts."""
+        self._shared[2] = time.monotonic_ns()
+
+    def expect_next(self) -> None:
+        """Register that the nursery is lost: the next one has to load."""
+        self._shared[2] = 0
 
     def has_lost(self, generation: int) -> bool:
         """Whether the nursery of that generation has died, and all its hosts with it."""
@@ -71,6 +86,7 @@ class Nursery:
 
 def run(
     control: socket.socket,
+    shared: Nursery,
     folder: Path,
     vocab_size: int,
     options: GrammarOptions,
@@ -111,6 +127,7 @@ def run(
     def serve(connection: socket.socket, source: int) -> None:
         host.run(connection, source, compiler, forced, masks)
 
+    shared.set_loaded()
     _Hosts(control, serve).run()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import socket
 import time
@@ -32,9 +33,10 @@ logger = logging.getLogger(__name__)
 MAX_QUICK, QUICK_CPU_S = 2, 0.5
 MAX_SLOW, SLOW_CPU_S = 1, 5.0
 # A request waits no longer for its grammar, in line and compiling: below the time (10 s) after which a
-# router takes a request elsewhere, where it would begin again.
+# router takes a request elsewhere, where it would begin again. It counts from the time at which the
+# nursery had loaded, if the request came before.
 WAIT_S = 8.0
-# The same until the first process has begun: the nursery loads what all of them need.
+# A request waits no longer for a nursery to load: the first one, or one that replaces a lost one.
 LOAD_S = 60.0
 MAX_HOSTS = 128
 IDLE_BYTES = 512 << 20  # of hosts that no request uses now; the least recently used go first
@@ -61,8 +63,7 @@ class Grammars:
         self._hosts: OrderedDict[Grammar, HostClient] = OrderedDict()  # least recently used first
         self._lines = Lines()
         self._host_of: dict[int, HostClient] = {}
-        self._deadlines: dict[int, float] = {}  # by key, of requests that wait for a compilation
-        self._has_loaded = False
+        self._since: dict[int, float] = {}  # by key, arrival of those that wait for a compilation
         self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
         self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
@@ -85,8 +86,7 @@ class Grammars:
         if problem is not None:
             self._failed.append((key, problem))
             return key
-        wait_s = WAIT_S if self._has_loaded else LOAD_S
-        waiting = Waiting(key, output, time.monotonic() + wait_s)
+        waiting = Waiting(key, output, time.monotonic())
         host = self._hosts.get(grammar)
         if host is None:
             self._lines.add(grammar, waiting)
@@ -132,7 +132,7 @@ class Grammars:
 
     def close(self, key: int) -> None:
         """Forget a request, in whatever state it is."""
-        self._deadlines.pop(key, None)
+        self._since.pop(key, None)
         host = self._host_of.pop(key, None)
         if host is None:
             if not self._lines.remove(key):
@@ -167,10 +167,9 @@ class Grammars:
                 self._drop(host, lost.problem)
             return []
         finally:
-            self._has_loaded |= host.has_started
             if not host.is_compiling:
                 for key in host.keys:
-                    self._deadlines.pop(key, None)
+                    self._since.pop(key, None)
 
     def _wait_masks(self, host: HostClient, wanted: list[Row]) -> Answers:
         try:
@@ -187,7 +186,7 @@ class Grammars:
         self._hosts.move_to_end(host.grammar)
         self._host_of[waiting.key] = host
         if host.is_compiling:
-            self._deadlines[waiting.key] = waiting.deadline
+            self._since[waiting.key] = waiting.since
         host.open_key(waiting.key, waiting.output)
 
     def _advance_lines(self) -> None:
@@ -214,15 +213,15 @@ class Grammars:
             return
         logger.error("the keeper of the grammars' processes was killed; another one is started")
         self._control.close()
+        self.nursery.expect_next()
         self._keeper, self._control = keeper.replace(self._settings)
-        self._has_loaded = False
 
     def _try_slowly(self, host: HostClient) -> None:
         """Have the grammar of a compilation that took its short time compiled anew, with more."""
         self._end(host)
         for key, output in host.feeds:
             del self._host_of[key]
-            waiting = Waiting(key, output, self._deadlines.pop(key))
+            waiting = Waiting(key, output, self._since.pop(key))
             self._lines.add(host.grammar, waiting, slow=True)
 
     def _end_overdue(self, now: float) -> None:
@@ -230,13 +229,21 @@ class Grammars:
         # The grammar's fault, or each worker would be asked to do the same. Not remembered: it may have been
         # the machine's.
         too_long = Problem(f"takes longer than {WAIT_S:g} s to compile")
-        overdue = [(key, busy) for key in self._lines.overdue(now)]
-        for key, deadline in self._deadlines.items():
-            if deadline <= now:
+        latest = self._latest_overdue(now)
+        overdue = [(key, busy) for key in self._lines.waiting_since(latest)]
+        for key, since in self._since.items():
+            if since <= latest:
                 overdue.append((key, too_long if self._host_of[key].has_started else busy))
         for key, problem in overdue:
             self.close(key)
             self._failed.append((key, problem))
+
+    def _latest_overdue(self, now: float) -> float:
+        """The time until which a request has come that has waited too long by now."""
+        loaded_at = self.nursery.loaded_at
+        if loaded_at is None:
+            return now - LOAD_S
+        return now - WAIT_S if loaded_at <= now - WAIT_S else -math.inf
 
     def _end(self, host: HostClient) -> None:
         del self._hosts[host.grammar]
@@ -248,7 +255,7 @@ class Grammars:
         self._end(host)
         for key in host.keys:
             del self._host_of[key]
-            self._deadlines.pop(key, None)
+            self._since.pop(key, None)
             self._failed.append((key, problem))
         if problem.is_of_grammar:
             self._refused[host.grammar] = problem

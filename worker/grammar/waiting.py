@@ -19,7 +19,7 @@ class Waiting:
 
     key: int
     output: Sequence[int]  # what was generated for it before
-    deadline: float  # in the time of `time.monotonic`
+    since: float  # time of its arrival, of `time.monotonic`
 
 
 Line = dict[Grammar, list[Waiting]]  # in order of arrival
@@ -63,9 +63,9 @@ class Lines:
             del line[grammar]
         return True
 
-    def overdue(self, now: float) -> list[int]:
-        """Keys of the requests whose deadline has passed."""
-        return [waiting.key for waiting in self._all() if waiting.deadline <= now]
+    def waiting_since(self, time: float) -> list[int]:
+        """Keys of the requests that have waited since `time`, or longer."""
+        return [waiting.key for waiting in self._all() if waiting.since <= time]
 
     def _all(self) -> Iterator[Waiting]:
         for line in (self._quick, self._slow):
