@@ -3,6 +3,7 @@
 
 mod budget;
 mod memory;
+mod outflow;
 mod queue;
 mod window;
 

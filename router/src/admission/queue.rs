@@ -23,7 +23,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::window::Window;
+use super::{
+    outflow::{Outflow, seconds},
+    window::Window,
+};
 use crate::{
     alarm::Alarm,
     config::Config,
@@ -38,15 +41,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Numbers of requests that come are above this one.
 const NEW: u64 = 1 << 63;
 
-/// Advice longer than this is not about the present any more.
-const LONGEST_ADVICE: u64 = 60;
-
 /// Requests that wait for the same workers: those for one model that is known to be served, or all others.
 pub type Lane = Option<ModelName>;
 
 #[derive(Debug)]
 pub struct Queue {
     size: usize,
+    /// --queue-timeout-secs.
+    longest_wait: Duration,
     metrics: Arc<Metrics>,
     /// One permit per request that may wait.
     places: Semaphore,
@@ -57,10 +59,7 @@ pub struct Queue {
     in_line: AtomicUsize,
     /// Requests that have ended.
     ended: Window,
-    /// Requests that have left the queue because there was room for them.
-    served: Window,
-    /// When the queue was last empty.
-    filling_since: Mutex<Instant>,
+    outflow: Outflow,
 }
 
 #[derive(Debug, Default)]
@@ -101,14 +100,14 @@ impl Queue {
         let size = config.queue_size.min(Semaphore::MAX_PERMITS);
         Self {
             size,
+            longest_wait: config.queue_timeout_secs.get(),
             metrics,
             places: Semaphore::new(size),
             slots: limit.map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS)))),
             lines: Mutex::default(),
             in_line: AtomicUsize::new(0),
             ended: Window::new(Instant::now()),
-            served: Window::new(Instant::now()),
-            filling_since: Mutex::new(Instant::now()),
+            outflow: Outflow::new(Instant::now()),
         }
     }
 
@@ -122,7 +121,13 @@ impl Queue {
         self.ended.sum(now)
     }
 
-    /// One more request waits, if there is room for it.
+    /// Returns false with --queue-size 0: no request may wait.
+    pub(crate) fn is_on(&self) -> bool {
+        self.size > 0
+    }
+
+    /// A place for one more request. Refuses with QueueFull, or with QueueSlow if the expected wait is longer than
+    /// --queue-timeout-secs.
     pub(crate) fn place(&self) -> Result<Place<'_>, Error> {
         let Ok(permit) = self.places.try_acquire() else {
             self.metrics.queue.ends.increment(QueueEnd::Full);
@@ -130,7 +135,13 @@ impl Queue {
         };
         let now = Instant::now();
         if self.waiting() == 1 {
-            *self.filling_since.lock() = now;
+            self.outflow.begin(now);
+        }
+        let wait = self.outflow.expected_wait(self.waiting(), now);
+        if let Some(wait) = wait.filter(|wait| *wait > self.longest_wait) {
+            self.metrics.queue.ends.increment(QueueEnd::Slow);
+            let retry_after = seconds(wait.saturating_sub(self.longest_wait));
+            return Err(Error::QueueSlow { wait, limit: self.longest_wait, retry_after });
         }
         Ok(Place { queue: self, since: now, _permit: Some(permit) })
     }
@@ -138,13 +149,12 @@ impl Queue {
     /// Seconds until the requests that wait now will have had their turn, at the rate at which requests
     /// have left the queue for a worker since it was last empty.
     pub(crate) fn advice(&self) -> u64 {
-        let now = Instant::now();
-        let since = *self.filling_since.lock();
-        let (served, span) = self.served.since(since, now);
-        let waiting = u32::try_from(self.waiting()).unwrap_or(u32::MAX);
-        let served = u32::try_from(served).unwrap_or(u32::MAX).max(1);
-        let left = span.max(Duration::from_secs(1)).saturating_mul(waiting) / served;
-        left.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, LONGEST_ADVICE)
+        self.outflow.advice(self.waiting(), Instant::now())
+    }
+
+    /// A place for a request that was accepted before. Such a request is never refused.
+    pub(crate) fn place_again(&self) -> Place<'_> {
+        Place { queue: self, since: Instant::now(), _permit: self.places.try_acquire().ok() }
     }
 
     /// A slot, if there is a free one and nobody waits for it.
@@ -207,9 +217,7 @@ impl Queue {
     /// The place that a request had before a worker seemed to take it. It is never refused: requests
     /// that came later are in the queue.
     pub(crate) fn return_to(&self, lane: Lane, number: u64) -> Ticket<'_> {
-        let permit = self.places.try_acquire().ok();
-        let place = Place { queue: self, since: Instant::now(), _permit: permit };
-        self.stand(place, lane, number, &mut self.lines.lock())
+        self.stand(self.place_again(), lane, number, &mut self.lines.lock())
     }
 
     fn stand<'a>(
@@ -260,7 +268,7 @@ pub(crate) struct Place<'a> {
 
 impl Place<'_> {
     pub(crate) fn served(self) {
-        self.queue.served.add(Instant::now());
+        self.queue.outflow.add(Instant::now());
         self.end(QueueEnd::Served);
     }
 
@@ -335,7 +343,9 @@ impl Drop for Standing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::VecDeque;
+
+    use super::{super::window::SECONDS, *};
 
     fn queue(config: &Config) -> Arc<Queue> {
         Arc::new(Queue::new(config, Arc::default()))
@@ -463,5 +473,28 @@ mod tests {
             drop(slot(&queue).await);
         }
         assert_eq!(refused(&queue), 4);
+    }
+
+    /// Ten requests leave in ten seconds, and the longest wait is six seconds: six requests may wait.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_would_wait_too_long_is_refused_at_once() {
+        let six = 6.0.try_into().expect("a time");
+        let config = Config { queue_timeout_secs: six, queue_size: 40, ..Config::default() };
+        let queue = queue(&config);
+        let mut places: VecDeque<_> = (0..5).map(|_| queue.place().expect("room")).collect();
+        for _ in 0..SECONDS {
+            places.push_back(queue.place().expect("too early to tell"));
+            tokio::time::advance(Duration::from_secs(1)).await;
+            places.pop_front().expect("the first").served();
+        }
+        places.push_back(queue.place().expect("the sixth"));
+        match queue.place().map(drop) {
+            Err(Error::QueueSlow { wait, retry_after, .. }) => {
+                assert_eq!((wait, retry_after), (Duration::from_secs(7), 1));
+            }
+            other => panic!("{other:?}"),
+        }
+        places.clear();
+        places.extend((0..40).map(|_| queue.place().expect("the queue was empty")));
     }
 }

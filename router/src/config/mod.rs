@@ -191,12 +191,13 @@ pub struct Config {
     #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true, help_heading = ROUTING)]
     pub max_concurrent_requests: AtMost,
 
-    /// Requests that may wait until a worker can take them; more are refused with 429, or with 503 if
-    /// no worker is healthy. 0: what the workers refuse is refused at once
+    /// Requests that may wait until a worker can take them; more are refused with 429, or with 503 if all
+    /// workers are down. 0: what the workers refuse is refused at once
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = ROUTING)]
     pub queue_size: usize,
 
-    /// Longest wait for a worker; then 503
+    /// Longest wait for a worker; then 503. A request that would wait longer, by the rate of the last ten
+    /// seconds, gets 429 at once
     #[arg(long, value_name = "SECONDS", default_value = "60", help_heading = ROUTING)]
     pub queue_timeout_secs: Seconds,
 

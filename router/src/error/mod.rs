@@ -65,6 +65,11 @@ pub enum Error {
     NoHealthyWorker { waited: Duration },
     #[error("{limit} requests already wait for a worker")]
     QueueFull { limit: usize, retry_after: u64 },
+    #[error(
+        "at the present rate a worker would take the request after {wait:.0?}, and --queue-timeout-secs allows \
+         {limit:?}"
+    )]
+    QueueSlow { wait: Duration, limit: Duration, retry_after: u64 },
     #[error("no worker could take the request within {waited:?}")]
     QueueTimeout { waited: Duration, retry_after: u64 },
     #[error("the router is shutting down")]
@@ -137,6 +142,7 @@ impl Error {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_healthy_worker")
             }
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, SERVER, "queue_full"),
+            Self::QueueSlow { .. } => (StatusCode::TOO_MANY_REQUESTS, SERVER, "queue_slow"),
             Self::QueueTimeout { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "queue_timeout"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "draining"),
             Self::WorkersFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "workers_failed"),
@@ -168,7 +174,9 @@ impl Error {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         match self {
-            Self::QueueFull { retry_after, .. } | Self::QueueTimeout { retry_after, .. } => {
+            Self::QueueFull { retry_after, .. }
+            | Self::QueueSlow { retry_after, .. }
+            | Self::QueueTimeout { retry_after, .. } => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(*retry_after));
             }
             Self::Poisonous { .. } => {

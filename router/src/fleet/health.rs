@@ -211,7 +211,8 @@ impl HealthCheck {
         }
         // A worker that is alive and busy may fail a check while its responses flow; and one that
         // shuts down in order answers badly, or not at all, until it has finished what it has.
-        let silent = worker.silent_for() >= failing_since.elapsed();
+        // The length of its silence says less: its first request may have come after the check was sent.
+        let silent = !worker.heard_since(failing_since);
         let frozen =
             matches!(trouble, Trouble::Silent(_) | Trouble::Stuck) && registry.has_other(worker);
         if silent && (frozen || is_down) {

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::{
     config::Config,
     error::Error,
-    fleet::worker::{Worker, WorkerView},
+    fleet::worker::{Phase, Worker, WorkerView},
     names::{ModelName, WorkerId, WorkerUrl},
     upstream::Pool,
 };
@@ -110,6 +110,16 @@ impl Registry {
 pub fn any_healthy(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
     let only = known(workers, model);
     workers.iter().any(|worker| worker.is_in_rotation() && worker.may_serve(only))
+}
+
+/// Whether a worker for `model` is in rotation or suspect: a suspect worker has failed once, and its next health
+/// check may bring it back.
+pub fn any_expected(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
+    let only = known(workers, model);
+    workers.iter().any(|worker| {
+        let is_up = matches!(worker.phase(), Phase::Healthy | Phase::Suspect);
+        is_up && !worker.is_withheld() && worker.may_serve(only)
+    })
 }
 
 /// The model, if a worker says that it serves it: then no other worker will do. If none does, any

@@ -64,6 +64,8 @@ labels! {
         Served => "served",
         /// The queue was full.
         Full => "full",
+        /// By the rate at which requests left the queue, its wait would have been too long.
+        Slow => "slow",
         /// --queue-timeout-secs was over.
         Timeout => "timeout",
     }

@@ -26,7 +26,7 @@ use crate::{
     config::Config,
     error::{Error, Refusal},
     fleet::{
-        registry::any_healthy,
+        registry::{any_expected, any_healthy},
         worker::{Booking, Outcome},
     },
     key::RouteKey,
@@ -61,6 +61,8 @@ pub(super) struct Round<'a> {
     /// `body` is the client's own.
     is_original: bool,
     tried: SmallVec<[WorkerId; 4]>,
+    /// The answer of the last busy worker.
+    refusal: Option<Box<Refusal>>,
     /// Why the next attempt is another one.
     cause: Option<UpstreamFailure>,
 }
@@ -69,7 +71,7 @@ impl<'a> Round<'a> {
     pub(super) fn new(job: &'a mut Job, body: Option<&Bytes>) -> Self {
         let is_original = body.is_none();
         let body = body.unwrap_or(&job.request.body).clone();
-        Self { job, body, is_original, tried: SmallVec::new(), cause: None }
+        Self { job, body, is_original, tried: SmallVec::new(), refusal: None, cause: None }
     }
 
     pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
@@ -99,6 +101,9 @@ impl<'a> Round<'a> {
                 }
             }
             self.cause = Some(trouble.failure());
+            if let Trouble::Busy(refusal) = &trouble {
+                self.refusal = Some(refusal.clone());
+            }
             last = Some(trouble);
         }
     }
@@ -120,7 +125,11 @@ impl<'a> Round<'a> {
         }
         match (selection, last) {
             (Selection::Booked(booking), _) => Ok(Some(booking)),
-            (Selection::AllTried, Some(trouble)) => Err(self.give_up(trouble)),
+            // A busy worker will have room again, even if the other workers are lost.
+            (Selection::AllTried, Some(trouble)) => match self.refusal.take() {
+                Some(refusal) if trouble.is_free() => Err(Stop::AllBusy(refusal)),
+                _ => Err(self.give_up(trouble)),
+            },
             // All tried and yet no trouble: cannot be told from none healthy, so wait likewise.
             (Selection::NoneHealthy | Selection::AllTried, _) => Ok(None),
         }
@@ -134,9 +143,14 @@ impl<'a> Round<'a> {
         let until = self.job.patience();
         let model = self.job.model();
         let Job { router, alarm, .. } = &mut *self.job;
-        // Full or switched off: then all workers are away, which is worse than busy.
-        let nobody = |_| Error::NoHealthyWorker { waited: Duration::ZERO };
-        let place = router.queue.place().map_err(nobody)?;
+        let place =
+            if self.is_original { router.queue.place() } else { Ok(router.queue.place_again()) };
+        let place = place.map_err(|refusal| {
+            // A worker that is not down yet may be back after its next health check.
+            let is_expected =
+                router.queue.is_on() && any_expected(&router.registry.workers(), model);
+            if is_expected { refusal } else { Error::NoHealthyWorker { waited: Duration::ZERO } }
+        })?;
         let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
         if alarm.limit(until, healthy).await.is_none() {
             place.give_up();

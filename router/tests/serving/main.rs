@@ -6,6 +6,7 @@ mod admin;
 mod auth;
 mod backpressure;
 mod breaker;
+mod burst;
 mod busy;
 mod cli;
 mod dashboard;

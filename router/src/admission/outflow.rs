@@ -1,0 +1,90 @@
+//! The rate at which requests leave the queue, and the waiting times that follow from it.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::window::{SECONDS, Window};
+
+/// A longer advice would not be about the present load.
+const LONGEST_ADVICE: u64 = 60;
+
+/// Counts the requests that leave the queue for a worker.
+#[derive(Debug)]
+pub(super) struct Outflow {
+    left: Window,
+    /// When the queue was last empty.
+    since: Mutex<Instant>,
+}
+
+impl Outflow {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { left: Window::new(now), since: Mutex::new(now) }
+    }
+
+    /// The queue gets its first request: the earlier rate no longer counts.
+    pub(super) fn begin(&self, now: Instant) {
+        *self.since.lock() = now;
+    }
+
+    /// A request leaves the queue for a worker.
+    pub(super) fn add(&self, now: Instant) {
+        self.left.add(now);
+    }
+
+    /// Seconds until `waiting` requests have left, for Retry-After.
+    pub(super) fn advice(&self, waiting: usize, now: Instant) -> u64 {
+        let (left, span) = self.lately(now);
+        seconds(wait(waiting, left.max(1), span.max(Duration::from_secs(1))))
+    }
+
+    /// The wait of the last of `waiting` requests. `None` without a reliable rate: the queue has been filling for
+    /// less than ten seconds, or no request has left it.
+    pub(super) fn expected_wait(&self, waiting: usize, now: Instant) -> Option<Duration> {
+        let (left, span) = self.lately(now);
+        let is_reliable = left > 0 && span >= Duration::from_secs(SECONDS);
+        is_reliable.then(|| wait(waiting, left, span))
+    }
+
+    /// Requests that left since the queue was last empty, in the last ten seconds at most, and that time.
+    fn lately(&self, now: Instant) -> (u32, Duration) {
+        let since = *self.since.lock();
+        let (left, span) = self.left.since(since, now);
+        (u32::try_from(left).unwrap_or(u32::MAX), span)
+    }
+}
+
+/// The time in which `waiting` requests leave, at the rate of `left` in `span`.
+fn wait(waiting: usize, left: u32, span: Duration) -> Duration {
+    span.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / left
+}
+
+/// `wait` in whole seconds, for Retry-After.
+pub(super) fn seconds(wait: Duration) -> u64 {
+    wait.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX).clamp(1, LONGEST_ADVICE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_follows_from_the_rate_of_the_last_ten_seconds() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let outflow = Outflow::new(begun);
+        outflow.begin(begun);
+        for second in 1..=10 {
+            assert_eq!(outflow.expected_wait(40, at(second - 1)), None, "too early");
+            outflow.add(at(second));
+            outflow.add(at(second));
+        }
+        assert_eq!(outflow.expected_wait(40, at(10)), Some(Duration::from_secs(20)));
+        assert_eq!(outflow.advice(40, at(10)), 20);
+        assert_eq!(outflow.expected_wait(40, at(15)), Some(Duration::from_secs(40)));
+        assert_eq!(outflow.expected_wait(40, at(30)), None, "no request has left");
+        outflow.begin(at(31));
+        assert_eq!(outflow.expected_wait(40, at(31)), None, "the queue was empty");
+    }
+}
