@@ -1,13 +1,15 @@
 """What a router does when it is asked for more than its workers can do.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
-    python bench/router/overload.py --plot docs/overload.svg      # about 7 minutes; --peers: ours alone
+    python bench/router/overload.py               # about 15 minutes; --peers without any: ours alone
+    python bench/router/overload_plot.py          # draws what has been kept in bench/results
 
 Requests arrive at random moments (Poisson), at a quarter of the capacity of two mock engines up to 16
 times as much, whether or not the ones before are answered; alone, and beside processes that only burn
 CPU. Goodput: good answers a second, of those within `--patience` seconds. An engine takes 200 ms for an
-answer, runs four at a time and refuses more than 16 that wait. Beside the load, `/health` and
-`/readiness` are asked ten times a second.
+answer, runs four at a time and refuses more than 16 that wait. Beside the load a process that goes ahead of
+all others (`prober.py`) asks `/health` and `/readiness` ten times a second, and one like the router notes how long
+the kernel lets it wait for a core: a router cannot answer sooner than that.
 
 Retry-After is compared with what it should say: the requests in the router's queue, divided by goodput.
 """
@@ -17,9 +19,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from overload_plot import plot
 from peers import RELEASE, System, free_port, peer, running, until_ready
 from record import record
 
@@ -40,7 +43,7 @@ QUEUE = 64  # of the router
 LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 PEERS = ("sglang-router==0.3.2", "smg==1.13.0")
 PROBES = ("/health", "/readiness")
-PROBE_PERIOD = 0.1
+PROBER = Path(__file__).resolve().with_name("prober.py")
 
 
 @dataclass
@@ -51,8 +54,6 @@ class Felt:
     last: float = 0.0  # when the last good answer had come, in seconds from the start
     ends: Counter[str] = field(default_factory=Counter)
     advice: list[int] = field(default_factory=list)
-    probes: dict[str, list[float]] = field(default_factory=lambda: {path: [] for path in PROBES})
-    probe_statuses: Counter[int] = field(default_factory=Counter)
 
 
 def parse_args() -> argparse.Namespace:
@@ -64,7 +65,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", default=PEERS, help="without any: ours alone")
     parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--binaries", type=Path, default=RELEASE, help="folder of cargo's output")
-    parser.add_argument("--plot", type=Path, help="SVG file to draw")
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
 
@@ -117,16 +117,15 @@ async def ask(
         felt.ends[type(error).__name__] += 1
 
 
-async def probe(http: aiohttp.ClientSession, url: str, felt: Felt) -> None:
-    while True:
-        for path in PROBES:
-            begun = time.monotonic()
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with http.get(url + path) as response:
-                    await response.read()
-                    felt.probe_statuses[response.status] += 1
-            felt.probes[path].append(time.monotonic() - begun)
-        await asyncio.sleep(PROBE_PERIOD)
+@contextlib.contextmanager
+def probing(*words: str) -> Iterator[dict[str, Any]]:
+    """What a prober has found, once the block has ended."""
+    found: dict[str, Any] = {}
+    command = [sys.executable, str(PROBER), *words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as process:
+        yield found
+        found.update(json.loads(process.communicate()[0]))
 
 
 async def load(url: str, rate: float, seconds: float, patience: float) -> Felt:
@@ -134,17 +133,12 @@ async def load(url: str, rate: float, seconds: float, patience: float) -> Felt:
     felt, rng = Felt(), random.Random(0)
     timeout = aiohttp.ClientTimeout(total=patience)
     connector = aiohttp.TCPConnector(limit=0)
-    async with (
-        aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
-        aiohttp.ClientSession(timeout=timeout) as own,
-    ):
-        probing = asyncio.create_task(probe(own, url, felt))
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         begun, at, asked = time.monotonic(), 0.0, []
         while (at := at + rng.expovariate(rate)) < seconds:
             await asyncio.sleep(begun + at - time.monotonic())
             asked.append(asyncio.create_task(ask(http, url, len(asked), felt, begun)))
         await asyncio.gather(*asked)
-        probing.cancel()
     return felt
 
 
@@ -152,7 +146,9 @@ def p99(values: Sequence[float]) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
 
 
-def row_of(felt: Felt, seconds: float) -> dict[str, Any]:
+def row_of(
+    felt: Felt, seconds: float, probes: dict[str, Any], idler: dict[str, Any]
+) -> dict[str, Any]:
     # What is in the queues at the end is answered after the last request was sent.
     goodput = felt.ends["200"] / max(seconds, felt.last)
     row: dict[str, Any] = {"goodput": round(goodput, 2), "ends": dict(felt.ends)}
@@ -162,9 +158,12 @@ def row_of(felt: Felt, seconds: float) -> dict[str, Any]:
     if felt.advice:
         row["retry_after_s"] = statistics.median(felt.advice)
         row["retry_after_due_s"] = round(QUEUE / max(goodput, 1e-9), 2)
-    for path, times in felt.probes.items():
+    for path, times in probes["took_s"].items():
         row[path.strip("/") + "_p99_ms"] = round(p99(times) * 1e3, 1)
-    row["probe_statuses"] = {str(status): n for status, n in felt.probe_statuses.items()}
+    row["prober_late_p99_ms"] = round(p99(probes["late_s"]) * 1e3, 1)
+    row["core_wait_p99_ms"] = round(p99(idler["late_s"]) * 1e3, 1)
+    row["prober_ahead"] = probes["ahead"]
+    row["probe_statuses"] = {str(status): n for status, n in Counter(probes["statuses"]).items()}
     return row
 
 
@@ -176,16 +175,14 @@ def measure(args: argparse.Namespace, system: System, count: int, folder: Path) 
             log = folder / f"{port}.log"
             with running(system.command(port, urls), log):
                 until_ready(port, path="/v1/chat/completions")
-                with burners(count):
-                    felt = asyncio.run(
-                        load(
-                            f"http://127.0.0.1:{port}",
-                            times * CAPACITY,
-                            args.seconds,
-                            args.patience,
-                        )
-                    )
-        row = row_of(felt, args.seconds)
+                with (
+                    burners(count),
+                    probing("127.0.0.1", str(port), *PROBES) as probes,
+                    probing() as idler,
+                ):
+                    url, rate = f"http://127.0.0.1:{port}", times * CAPACITY
+                    felt = asyncio.run(load(url, rate, args.seconds, args.patience))
+        row = row_of(felt, args.seconds, probes, idler)
         yield {"system": system.name, "burners": count, "load": times, **row}
 
 
@@ -193,7 +190,9 @@ def main() -> None:
     args = parse_args()
     rows: list[dict[str, Any]] = []
     print(f"capacity {CAPACITY:g} answers a second, {os.cpu_count()} cores\n")
-    print(f"{'system':<22}{'burners':>8}{'load':>7}{'goodput':>9}{'/health p99':>13}  ends")
+    print(
+        f"{'system':<22}{'burners':>8}{'load':>7}{'goodput':>9}{'/health p99':>13}{'core p99':>11}  ends"
+    )
     with tempfile.TemporaryDirectory(prefix="overload-") as name:
         folder = Path(name)
         systems = [ours(args.binaries)]
@@ -204,11 +203,10 @@ def main() -> None:
                     rows.append(row)
                     print(
                         f"{row['system']:<22}{row['burners']:>8}{row['load']:>6g}x"
-                        f"{row['goodput']:>9.1f}{row['health_p99_ms']:>10.1f} ms  {row['ends']}",
+                        f"{row['goodput']:>9.1f}{row['health_p99_ms']:>10.1f} ms"
+                        f"{row['core_wait_p99_ms']:>8.1f} ms  {row['ends']}",
                         flush=True,
                     )
-    if args.plot:
-        args.plot.write_text(plot(rows, CAPACITY))
     print()
     config = {
         "workers": WORKERS,

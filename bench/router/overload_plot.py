@@ -1,12 +1,23 @@
-"""Goodput over offered load as an SVG picture, without a library."""
+"""Goodput over offered load as an SVG picture, without a library.
+
+python bench/router/overload_plot.py          # the kept runs of the newest commit, as docs/overload.svg
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from record import ROOT
+
+KEPT = ROOT / "bench" / "results" / "router_overload.jsonl"
+PICTURE = ROOT / "docs" / "overload.svg"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, GAP = 420, 300, 52, 46, 40, 30
 COLOURS = ("#0b6e4f", "#c8553d", "#3d5a80", "#8d6a9f")
 
@@ -81,3 +92,14 @@ def _panel(
             for load, goodput in its
         ]
     return parts
+
+
+def main() -> None:
+    kept = [json.loads(line) for line in KEPT.read_text().splitlines()]
+    newest = [line for line in kept if line["commit"] == kept[-1]["commit"]]
+    rows = [row for line in newest for row in line["rows"]]
+    PICTURE.write_text(plot(rows, newest[-1]["config"]["capacity"]))
+
+
+if __name__ == "__main__":
+    main()
