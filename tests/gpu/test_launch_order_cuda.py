@@ -30,11 +30,11 @@ def recorded(folder: Path, name: str, size: int) -> Graph:
     capacity = Capacity(num_pages=2000, page_size=16, num_slots=size, context_length=160)
     engine = Engine(model, capacity, device=CUDA, dtype=torch.bfloat16, attention=attention)
     rows = engine.slots.look_up(engine.slots.idle_rows(size))
-    engine._decode(rows)  # compiles, which a capture does not allow
+    engine.forward_pass.decode(rows)  # compiles, which a capture does not allow
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
-        engine._decode(rows)
+        engine.forward_pass.decode(rows)
     return read_graph(graph)
 
 
