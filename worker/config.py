@@ -222,7 +222,7 @@ class WorkerConfig:
         low=0,
     )
     max_queued_seconds: float = _flag(
-        30.0,
+        0.0,
         "seconds that the prompts which wait may take on this device, without what is cached of them; a request "
         "behind more gets a 429; 0: any",
         low=0.0,
