@@ -2,13 +2,19 @@
 //! memory for bodies ([`BodyMemory`]).
 
 mod budget;
+mod client;
+mod line;
 mod memory;
 mod outflow;
 mod queue;
+mod shares;
+mod slots;
+mod ticket;
 mod window;
 
 pub use budget::Budget;
+pub use client::Client;
 pub use memory::BodyMemory;
 pub(crate) use memory::Held;
-pub(crate) use queue::Ticket;
 pub use queue::{Lane, Queue, Slot};
+pub(crate) use ticket::Ticket;

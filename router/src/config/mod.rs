@@ -196,6 +196,10 @@ pub struct Config {
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = ROUTING)]
     pub queue_size: usize,
 
+    /// Order of the queue
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = QueuePolicy::Fcfs, help_heading = ROUTING)]
+    pub queue_policy: QueuePolicy,
+
     /// Longest wait for a worker; then 503. A request that would wait longer, by the rate of the last ten
     /// seconds, gets 429 at once
     #[arg(long, value_name = "SECONDS", default_value = "60", help_heading = ROUTING)]
@@ -331,6 +335,17 @@ impl Default for Config {
             .and_then(|defaults| Self::from_arg_matches(&defaults))
             .expect("contract: every flag has a default")
     }
+}
+
+/// Whose turn it is in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueuePolicy {
+    /// First come, first served
+    Fcfs,
+    /// The clients take turns, and none fills more than half of the queue; a client is an API key, or
+    /// an address where no --api-key is set
+    Fair,
 }
 
 /// The policies by name; `policy::of` makes one.

@@ -142,9 +142,10 @@ impl<'a> Round<'a> {
         }
         let until = self.job.patience();
         let model = self.job.model();
-        let Job { router, alarm, .. } = &mut *self.job;
+        let Job { router, alarm, client, .. } = &mut *self.job;
+        let queue = &router.queue;
         let place =
-            if self.is_original { router.queue.place() } else { Ok(router.queue.place_again()) };
+            if self.is_original { queue.place(*client) } else { Ok(queue.place_again(*client)) };
         let place = place.map_err(|refusal| {
             // A worker that is not down yet may be back after its next health check.
             let is_expected =

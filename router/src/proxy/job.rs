@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
-    admission::{Lane, Slot},
+    admission::{Client, Lane, Slot},
     alarm::Alarm,
     endpoint::Endpoint,
     error::Error,
@@ -25,6 +25,8 @@ pub struct Job {
     pub router: Arc<Router>,
     pub endpoint: Endpoint,
     pub request: WorkerRequest,
+    /// Whose turns it takes in the queue; `None` if the clients do not take turns.
+    pub(super) client: Option<Client>,
     /// `None` if the endpoint has no prompt, or the body none that the router can read. Such a
     /// request still goes to a worker, which is the one to judge it.
     pub key: Option<RouteKey>,
@@ -62,6 +64,7 @@ impl Job {
         router: &Arc<Router>,
         endpoint: Endpoint,
         mut request: WorkerRequest,
+        client: Option<Client>,
         in_flight: InFlight,
         journal: Option<Arc<Journal>>,
     ) -> Self {
@@ -85,6 +88,7 @@ impl Job {
             router: Arc::clone(router),
             endpoint,
             request,
+            client,
             key,
             model: OnceCell::new(),
             received,
@@ -175,7 +179,7 @@ mod tests {
         router.registry.announce();
         let in_flight = router.gate.enter().expect("it serves");
         let request = WorkerRequest::of_body(br#"{"model":"m"}"#);
-        let mut job = Job::new(&router, Endpoint::OtherV1, request, in_flight, None).await;
+        let mut job = Job::new(&router, Endpoint::OtherV1, request, None, in_flight, None).await;
         assert_eq!(job.model(), Some(ModelName::new("m")));
         job.request.drop_body();
         assert_eq!(job.model(), Some(ModelName::new("m")));

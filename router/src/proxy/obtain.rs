@@ -73,18 +73,18 @@ async fn in_line(
 ) -> Result<Reply, Error> {
     let queue = Arc::clone(&job.router.queue);
     let mut ticket: Option<Ticket<'_>> = None;
-    let mut number = None;
+    let mut position = None;
     loop {
-        let held = match (ticket.take(), number) {
+        let held = match (ticket.take(), position) {
             (Some(held), _) => held,
             // A worker was asked and has refused after a while: back to the place that it had.
-            (None, Some(number)) => queue.return_to(job.lane(), number),
-            (None, None) if body.is_some() => queue.step_in(job.lane()),
-            (None, None) => {
-                queue.line_up(job.lane()).map_err(|full| answer(refusal.take(), full))?
-            }
+            (None, Some(position)) => queue.return_to(job.lane(), position),
+            (None, None) if body.is_some() => queue.step_in(job.lane(), job.client),
+            (None, None) => queue
+                .line_up(job.lane(), job.client)
+                .map_err(|full| answer(refusal.take(), full))?,
         };
-        number = Some(held.number());
+        position = Some(held.position());
         let until = job.patience();
         if !held.turn(&mut job.alarm, until).await {
             held.give_up();
@@ -111,7 +111,7 @@ async fn take_slot(job: &mut Job) -> Result<(), Error> {
     }
     if job.slot.is_none() {
         let until = job.patience();
-        let slot = job.router.queue.enter(&mut job.alarm, until);
+        let slot = job.router.queue.enter(job.client, &mut job.alarm, until);
         job.slot = Box::pin(slot).await?;
     }
     job.slot.as_ref().map(drop).ok_or_else(|| job.out_of_patience())

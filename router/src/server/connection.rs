@@ -258,7 +258,8 @@ impl Serving {
             }
             // Boxed, because hyper moves the future of every request about.
             endpoint => {
-                let answering = forward(&self.router, endpoint, request, turn, journal);
+                let answering =
+                    forward(&self.router, endpoint, request, self.client.ip(), turn, journal);
                 let answered = self.router.gate.unless_cut(Box::pin(answering)).await;
                 answered.unwrap_or(Err(Error::Draining))
             }

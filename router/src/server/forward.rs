@@ -1,6 +1,6 @@
 //! What the data plane answers: a request from its first byte to the head of its response.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
@@ -16,24 +16,26 @@ use crate::{
     wire::headers,
 };
 
-/// Answers a request of the data plane with the response of a worker.
+/// Answers a request of the data plane, which has come from `address`, with the response of a worker.
 pub(super) async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
     request: Request<Incoming>,
+    address: IpAddr,
     turn: &Turn,
     journal: Option<&Arc<Journal>>,
 ) -> Result<Response<ResponseBody>, Error> {
     if router.gate.is_draining() {
         return Err(Error::Draining);
     }
+    let client = router.queue.client(request.headers(), address);
     let reading = AbortCount(Some(router));
     let request = WorkerRequest::read(request, router).await;
     let request = reading.disarm(request)?;
     turn.uploaded();
     // Not before: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let mut job = Job::new(router, endpoint, request, in_flight, journal.cloned()).await;
+    let mut job = Job::new(router, endpoint, request, client, in_flight, journal.cloned()).await;
     if job.key.as_ref().is_some_and(|key| key.continues) {
         let message = "`continuation` is a word between router and workers, not a field of the API";
         return Err(Error::BadRequest { param: "continuation", message: message.to_owned() });

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use http::{HeaderValue, Method, StatusCode};
-use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use http::{HeaderValue, Method, StatusCode, header::AUTHORIZATION};
+use mla_router::{Config, RouterHandle, config::QueuePolicy, fleet::worker::Phase};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 use crate::support::{
@@ -202,5 +202,47 @@ async fn a_client_says_how_long_it_will_wait() {
     let answer = client.call(request).await.expect("a whole response");
     assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
     assert_eq!(answer.error_code(), "timeout");
+    assert_eq!(router.router().queue.waiting(), 0);
+}
+
+/// One client has a hundred requests in the queue when another one comes with three.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_fair_turns_a_flood_of_one_key_does_not_keep_another_one_waiting() {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
+    let config = Config {
+        max_concurrent_requests: 1.try_into().expect("a number"),
+        queue_policy: QueuePolicy::Fair,
+        api_key: ["flood", "other"].map(|key| key.parse().expect("a key")).to_vec(),
+        ..config()
+    };
+    let router = router(config, &[&worker]).await;
+    let address = router.local_addr();
+    let mut clients = Vec::new();
+    let keys = ["flood"; 100].into_iter().chain(["other"; 3]);
+    for (number, key) in keys.enumerate() {
+        clients.push(tokio::spawn(async move {
+            let mut request = post("/generate", format!(r#"{{"text":"{number}"}}"#));
+            let bearer = HeaderValue::from_str(&format!("Bearer {key}")).expect("a header");
+            request.headers_mut().insert(AUTHORIZATION, bearer);
+            let mut client = Client::connect(address).await;
+            client.call(request).await.expect("an answer").status
+        }));
+        let on_worker = || router.workers()[0].requests as usize;
+        while router.router().queue.waiting() + on_worker() < clients.len() {
+            tokio::task::yield_now().await;
+        }
+    }
+    gate.add_permits(clients.len());
+    for client in clients {
+        assert_eq!(client.await.expect("no panic"), StatusCode::OK);
+    }
+    let mut order = Vec::new();
+    for _ in 0..7 {
+        order.push(number(&*worker.request().await));
+    }
+    // The first was on the worker before anybody waited.
+    assert_eq!(order, [0, 1, 100, 2, 101, 3, 102]);
     assert_eq!(router.router().queue.waiting(), 0);
 }
