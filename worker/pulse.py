@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,7 +30,9 @@ class Pulse:
         """New memory, which lasts as long as a process has it."""
         descriptor = os.memfd_create("mla-router-pulse")
         os.ftruncate(descriptor, _BYTES)
-        return cls(descriptor)
+        pulse = cls(descriptor)
+        weakref.finalize(pulse, os.close, descriptor)
+        return pulse
 
     # -- the scheduler's side ---------------------------------------------------------------------
 

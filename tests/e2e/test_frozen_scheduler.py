@@ -141,7 +141,10 @@ async def freeze_in_the_middle(url: str) -> float:
         await asyncio.to_thread(
             processes.wait_until, lambda: len(processes.healthy_workers(url)) == 2, "it is back"
         )
-        assert len(await served_by(http, url)) == 2
+        # Requests on trial may fail while the machine is busy: the router takes the worker back a little later.
+        deadline = time.monotonic() + processes.PATIENCE_S
+        while len(await served_by(http, url)) < 2:
+            assert time.monotonic() < deadline, "the worker gets no requests"
     return max(stream.longest_gap_s for stream in streams)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -60,6 +61,21 @@ def test_what_was_open_is_lost_and_what_comes_then_is_served(own_grammars: Gramm
         key = open_request(own_grammars, LETTERS)
         assert allowed(own_grammars, key, []) == expected
         own_grammars.close(key)
+
+
+def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
+    """`select.select` knows none, and a process may be started with that many open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
+    finally:
+        for descriptor in others:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    open_request(pool, LETTERS)
+    pool.shut_down()
 
 
 def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Union
 
@@ -29,6 +30,8 @@ from mla_router.worker.grammar.nursery import Nursery
 from mla_router.worker.grammar.options import GrammarOptions
 
 logger = logging.getLogger(__name__)
+
+RESTART_PAUSE_S = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -144,8 +147,9 @@ def _keep(settings: Settings, parent_pid: int) -> None:
         if status == 0:
             return
         # The next grammar finds the next one: it loads when that comes, so that one that cannot
-        # load does not try for ever.
+        # load does not try for ever. The pause is for one that dies before it waits for a grammar.
         logger.error("the grammar nursery has ended with status %d; another one begins", status)
+        time.sleep(RESTART_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import gc
 import logging
 import mmap
 import os
-import select
+import selectors
 import signal
 import socket
 import time
@@ -97,7 +97,7 @@ def run(
 
     Loads what hosts need when the first message comes, which may be without descriptors.
     """
-    select.select([control], [], [])
+    _wait_for(control)
     try:
         # Here and not above: this takes seconds, and the scheduler that imports this module is not
         # to wait for it.
@@ -149,7 +149,7 @@ class _Hosts:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # heard through `wakeup`
         signal.set_wakeup_fd(wakeup.fileno())
         while True:
-            ready = select.select([self._control, deaths], [], [])[0]
+            ready = _wait_for(self._control, deaths)
             if deaths in ready:
                 deaths.recv(4096)
                 self._reap()
@@ -187,6 +187,14 @@ class _Hosts:
             if pid == 0:
                 return
             _tell(self._connections.pop(pid), Ended(os.waitstatus_to_exitcode(status)))
+
+
+def _wait_for(*sockets: socket.socket) -> list[socket.socket]:
+    """Those of which at least one can be read. Not by `select.select`, which knows no descriptors above 1023."""
+    with selectors.DefaultSelector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ, each)
+        return [key.data for key, _ in selector.select()]
 
 
 def _refuse_all(control: socket.socket, reason: str) -> None:

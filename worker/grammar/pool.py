@@ -156,6 +156,8 @@ class Grammars:
         self._control.close()
         self._keeper.kill()  # it takes the nursery and the hosts with it
         self._keeper.wait()
+        for descriptor in (self._settings.masks_fd, self._settings.nursery_fd):
+            os.close(descriptor)
 
     def _poll(self, host: HostClient) -> list[tuple[int, Problem | None]]:
         try:

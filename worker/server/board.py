@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 
 ROW_BYTES = 4096  # a page, so that no two processes write to the same cache line
 FLOAT_BYTES = 8
@@ -79,7 +80,9 @@ class Board:
         """New memory, which lasts as long as somebody has it; we are the first row."""
         descriptor = os.memfd_create("mla-router-board")
         os.ftruncate(descriptor, rows * ROW_BYTES)
-        return cls(descriptor, rows, 0)
+        board = cls(descriptor, rows, 0)
+        weakref.finalize(board, os.close, descriptor)
+        return board
 
     def cells(self, count: int) -> Cells:
         begin, self._used = self._used, self._used + count
