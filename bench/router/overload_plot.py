@@ -5,6 +5,7 @@ python bench/router/overload_plot.py          # the kept runs of the newest comm
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -94,11 +95,19 @@ def _panel(
     return parts
 
 
+def newest_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the last line's commit, the last one of each system, number of burners and load."""
+    rows = [row for line in lines if line["commit"] == lines[-1]["commit"] for row in line["rows"]]
+    return list({(row["system"], row["burners"], row["load"]): row for row in rows}.values())
+
+
 def main() -> None:
-    kept = [json.loads(line) for line in KEPT.read_text().splitlines()]
-    newest = [line for line in kept if line["commit"] == kept[-1]["commit"]]
-    rows = [row for line in newest for row in line["rows"]]
-    PICTURE.write_text(plot(rows, newest[-1]["config"]["capacity"]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=KEPT, help="lines of overload.py")
+    parser.add_argument("--out", type=Path, default=PICTURE)
+    arguments = parser.parse_args()
+    lines = [json.loads(line) for line in arguments.results.read_text().splitlines()]
+    arguments.out.write_text(plot(newest_rows(lines), lines[-1]["config"]["capacity"]))
 
 
 if __name__ == "__main__":
