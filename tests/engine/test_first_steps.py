@@ -58,7 +58,7 @@ def test_on_a_cpu_there_is_a_beat_from_each_layer_of_a_step(tmp_path: Path) -> N
     engine = Engine(
         model, capacity, device=CPU, dtype=torch.float32, attention=torch_attention(model.config)
     )
-    beats: list[int] = []
-    engine.beat_within_steps(lambda: beats.append(1))
+    reports: list[int] = []
+    engine.report_progress_within_steps(lambda: reports.append(1))
     run({0: [generate("a", [5], 3)]}, engine=engine, capacity=capacity, vocab_size=VOCAB_SIZE)
-    assert len(beats) == 3 * len(model.model.layers)
+    assert len(reports) == 3 * len(model.model.layers)

@@ -71,14 +71,14 @@ class Engine:
         self._head = Head(model, packer)
         self._readback = ReadbackRing(device)
 
-    def beat_within_steps(self, beat: Callable[[], None]) -> None:
-        """Call `beat` after each layer's attention where the host computes the layers: a step may take long
-        there. On a GPU a step is launched in milliseconds, and nothing is called."""
+    def report_progress_within_steps(self, report: Callable[[], None]) -> None:
+        """Calls `report` after each layer's attention on a CPU, where one step may take long. Does nothing on a
+        GPU: a step is launched there in milliseconds."""
         if self.device.type != "cpu":
             return
         for layer in self.model.model.layers:
             assert isinstance(layer, DecoderLayer), f"a layer that is {type(layer)}"
-            layer.self_attn.register_forward_hook(lambda *_: beat())
+            layer.self_attn.register_forward_hook(lambda *_: report())
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: GraphSizes) -> None:

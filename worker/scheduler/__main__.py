@@ -23,8 +23,8 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 from mla_router.worker.core import StepSeconds
 from mla_router.worker.grammar.options import GrammarOptions
 from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
-from mla_router.worker.pulse import Pulse
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import EngineFailed, Scheduler
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, help="the process with which this one ends")
-    parser.add_argument("--pulse-fd", type=int, help="memory in which progress is told")
+    parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     die_with_parent(arguments.parent_pid)
@@ -48,8 +48,12 @@ def main(argv: list[str] | None = None) -> int:
         config = flags.from_namespace(arguments)
         logs.set_up(config.log_level)
         setproctitle(f"mla_router scheduler {config.name}")
-        pulse = Pulse.create() if arguments.pulse_fd is None else Pulse(arguments.pulse_fd)
-        run(config, arguments.ipc_dir, pulse)
+        heartbeat = (
+            Heartbeat.create()
+            if arguments.heartbeat_fd is None
+            else Heartbeat(arguments.heartbeat_fd)
+        )
+        run(config, arguments.ipc_dir, heartbeat)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -59,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(config: WorkerConfig, ipc_dir: Path, pulse: Pulse) -> None:
+def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
     # torch takes seconds to import: not before the flags are known to be good.
     from mla_router.worker.engine.loader import load_engine
     from mla_router.worker.model.config.fields import ModelError
@@ -73,9 +77,9 @@ def run(config: WorkerConfig, ipc_dir: Path, pulse: Pulse) -> None:
     channel = ZmqChannel(ipc_dir, config.tokenizer_worker_num or 1)
     vocab_size = engine.model.config.vocab_size
     scheduler = Scheduler(
-        engine, channel, config, vocab_size=vocab_size, grammars=grammars, pulse=pulse
+        engine, channel, config, vocab_size=vocab_size, grammars=grammars, heartbeat=heartbeat
     )
-    engine.beat_within_steps(scheduler.beat)
+    engine.report_progress_within_steps(scheduler.report_progress)
     scheduler.planner.pace.calibrate(measured)
     channel.send(
         Ready(
@@ -94,7 +98,7 @@ def run(config: WorkerConfig, ipc_dir: Path, pulse: Pulse) -> None:
     gc.freeze()
     if grammars is not None:
         grammars.warm_up()  # only now: it would slow the loading of the weights
-    pulse.start()
+    heartbeat.start()
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
     finally:

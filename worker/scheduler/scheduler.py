@@ -31,6 +31,7 @@ from mla_router.worker.core import (
 )
 from mla_router.worker.grammar.errors import Problem
 from mla_router.worker.grammar.pool import Grammars
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import (
     Abort,
     FlushCache,
@@ -42,7 +43,6 @@ from mla_router.worker.messages import (
     StopProfile,
     ToScheduler,
 )
-from mla_router.worker.pulse import Pulse
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.grammars import GrammarRequests
 from mla_router.worker.scheduler.memory import Memory
@@ -75,7 +75,7 @@ class Scheduler:
         *,
         vocab_size: int,
         grammars: Grammars | None = None,
-        pulse: Pulse | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.engine = engine
         self.channel = channel
@@ -86,7 +86,7 @@ class Scheduler:
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
         self.requests: dict[str, Request] = {}  # those that have not ended
-        self.pulse = pulse or Pulse.create()
+        self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
         self.num_generated_tokens = 0
         self._arrivals = itertools.count()
@@ -120,9 +120,9 @@ class Scheduler:
         """Take in what has arrived. With nothing to do, sleep until something does."""
         self.outbox.flush()
         if self.profiler.is_recording:
-            with self.pulse.waits():
+            with self.heartbeat.paused():
                 self.profiler.tick(self.planner.num_steps)
-        self.beat()
+        self.report_progress()
         idle = not in_flight and not self.requests
         if idle:
             self.planner.estimate.idle()
@@ -137,9 +137,9 @@ class Scheduler:
             else:
                 self._end_without_masks(request, problem)
 
-    def beat(self) -> None:
-        """Tell that there is progress: before each step, and from inside those that the host computes."""
-        self.pulse.beat(has_work=bool(self.requests))
+    def report_progress(self) -> None:
+        """Updates the heartbeat: before each step, and within the steps of a CPU. Sends `Stats` when they are due."""
+        self.heartbeat.update(has_work=bool(self.requests))
         if (now := time.monotonic()) >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_S
             self.channel.send(self.stats())
@@ -157,7 +157,7 @@ class Scheduler:
                 self.memory.flush_cache()
                 self.channel.send(self.stats(query), server)
             case StartProfile() | StopProfile():
-                with self.pulse.waits():
+                with self.heartbeat.paused():
                     answer = self.profiler.answer(message, self.planner.num_steps)
                 self.channel.send(answer, message.server)
             case Shutdown():
@@ -209,7 +209,7 @@ class Scheduler:
         if step is None:
             return None
         self._step_s = self.planner.pace.step_s(step.plan)
-        self.pulse.expect(before + self._step_s)
+        self.heartbeat.expect(before + self._step_s)
         try:
             step.launched = self.engine.forward(step.plan)
             if not step.needs_masks:
@@ -224,7 +224,7 @@ class Scheduler:
         if step is None or step.pending is not None:
             return step
         try:
-            with self.pulse.waits():
+            with self.heartbeat.paused():
                 masked = self.grammars.masks(step)
             self._sample(step, masked.masks)
         except Exception as error:  # noqa: BLE001 (as above)

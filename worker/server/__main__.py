@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--birth", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--board-fd", type=int, required=True)
-    parser.add_argument("--pulse-fd", type=int, required=True)
+    parser.add_argument("--heartbeat-fd", type=int, required=True)
     flags.add_flags(parser)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent_pid)
@@ -39,7 +39,7 @@ def main() -> int:
     set_up(config)
     setproctitle(f"mla_router server {config.name} {arguments.number}")
 
-    from mla_router.worker.pulse import Pulse
+    from mla_router.worker.heartbeat import Heartbeat
     from mla_router.worker.server import sibling
     from mla_router.worker.server.board import Board
     from mla_router.worker.server.state import Birth, ServerState
@@ -49,7 +49,7 @@ def main() -> int:
         config,
         msgspec.json.decode(arguments.birth, type=Birth),
         Board(arguments.board_fd, servers, number),
-        Pulse(arguments.pulse_fd),
+        Heartbeat(arguments.heartbeat_fd),
     )
     with socket.socket(fileno=arguments.listener_fd) as listener:
         return asyncio.run(sibling.run(state, number, listener, arguments.ipc_dir))

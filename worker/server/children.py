@@ -60,11 +60,11 @@ async def scheduler_process(
     command: Sequence[str], state: ServerState, directory: Path, client: SchedulerClient
 ) -> AsyncIterator[Child]:
     """The scheduler, by `command` without its flags; surely gone afterwards."""
-    pulse = state.pulse.descriptor
-    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--pulse-fd={pulse}"]
+    heartbeat = state.heartbeat.descriptor
+    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
     flags += ["--ipc-dir", str(directory)]
     process = await asyncio.create_subprocess_exec(
-        *command, *flags, stdin=DEVNULL, pass_fds=(pulse,)
+        *command, *flags, stdin=DEVNULL, pass_fds=(heartbeat,)
     )
     child = Child("the scheduler", process)
     try:
@@ -93,7 +93,7 @@ async def sibling_processes(
 async def _start_sibling(
     state: ServerState, directory: Path, number: int, listener: socket
 ) -> Child:
-    board, pulse = state.board.descriptor, state.pulse.descriptor
+    board, heartbeat = state.board.descriptor, state.heartbeat.descriptor
     with listener:
         process = await asyncio.create_subprocess_exec(
             *SIBLING,
@@ -104,9 +104,9 @@ async def _start_sibling(
             f"--birth={msgspec.json.encode(state.birth).decode()}",
             f"--listener-fd={listener.fileno()}",
             f"--board-fd={board}",
-            f"--pulse-fd={pulse}",
+            f"--heartbeat-fd={heartbeat}",
             stdin=DEVNULL,
-            pass_fds=(listener.fileno(), board, pulse),
+            pass_fds=(listener.fileno(), board, heartbeat),
             env=state.config.child_environment(),
         )
     return Child(f"server process {number}", process)

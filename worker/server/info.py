@@ -31,7 +31,7 @@ async def health(request: web.Request) -> web.Response:
     said = {
         "status": "ok" if healthy else "stuck",
         "last_step_age": round(state.last_step_age(), 3),
-        "has_work": state.pulse.has_work,
+        "has_work": state.heartbeat.has_work,
     }
     return json_response(said, status=200 if healthy else 503)
 

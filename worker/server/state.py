@@ -11,14 +11,14 @@ import msgspec
 from aiohttp import web
 
 from mla_router.worker.config import WorkerConfig
+from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
-from mla_router.worker.pulse import Pulse
 from mla_router.worker.server.answer import AnswerFormat
 from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import NotFound, Unavailable
+from mla_router.worker.server.heartbeat_watch import HeartbeatWatch
 from mla_router.worker.server.metrics import Metrics, Reading
 from mla_router.worker.server.named_requests import NamedRequests
-from mla_router.worker.server.pulse_watch import PulseWatch
 from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -78,15 +78,15 @@ class ServerState:
     config: WorkerConfig
     birth: Birth = field(default_factory=Birth.now)
     board: Board = field(default_factory=Board.create)
-    pulse: Pulse = field(default_factory=Pulse.create)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat.create)
     service: Service | None = None  # None while the weights are loading
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
-    watch: PulseWatch = field(init=False)
+    watch: HeartbeatWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = PulseWatch(self.pulse)
+        self.watch = HeartbeatWatch(self.heartbeat)
         self.shared = Shared(self.board)
         self.metrics = Metrics(self.config.model_name, self.reading, self.board)
 
@@ -108,7 +108,7 @@ class ServerState:
         return self.ready()
 
     def healthy(self) -> bool:
-        """A stuck scheduler is not healthy, however well HTTP answers: one whose pulse has stopped, or a server
+        """A stuck scheduler is not healthy, however well HTTP answers: one whose heartbeat has stopped, or a server
         process that hears no heartbeats."""
         return (
             self.service is not None
@@ -120,8 +120,8 @@ class ServerState:
 
     def last_step_age(self) -> float:
         """Seconds since the scheduler was last seen to make progress."""
-        if self.pulse.pid or self.service is None:
-            return self.pulse.age
+        if self.heartbeat.pid or self.service is None:
+            return self.heartbeat.age
         return self.service.scheduler.heartbeat_age()
 
     def reading(self) -> Reading | None:

@@ -1,4 +1,4 @@
-"""A scheduler that has stopped is found by its pulse, and a busy machine is not taken for it."""
+"""A scheduler that has stopped is found by its heartbeat, and a busy machine is not taken for it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from mla_router.worker.pulse import Pulse
-from mla_router.worker.server import pulse_watch
-from mla_router.worker.server.pulse_watch import Activity, PulseWatch, activity
+from mla_router.worker.heartbeat import Heartbeat
+from mla_router.worker.server import heartbeat_watch
+from mla_router.worker.server.heartbeat_watch import Activity, HeartbeatWatch, activity
 from support import processes
 from support.processes import get_json, post_json, status_of, wait_until
 from support.procfs import descendants
@@ -29,12 +29,12 @@ class Watched:
     """A watch on a clock of its own, of a scheduler that does what it is told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pulse = Pulse.create()
-        self.pulse.start()
+        self.heartbeat = Heartbeat.create()
+        self.heartbeat.start()
         self.doing = RUNS
-        monkeypatch.setattr(pulse_watch, "activity", lambda _: self.doing)
-        monkeypatch.setattr(pulse_watch.time, "monotonic", lambda: 0.0)
-        self.watch = PulseWatch(self.pulse)
+        monkeypatch.setattr(heartbeat_watch, "activity", lambda _: self.doing)
+        monkeypatch.setattr(heartbeat_watch.time, "monotonic", lambda: 0.0)
+        self.watch = HeartbeatWatch(self.heartbeat)
         self.now = 0.0
 
     def look(self, seconds: float, doing: Activity, every: float = 0.2) -> bool:
@@ -62,7 +62,7 @@ def test_one_that_is_stopped_is_frozen_at_once(watched: Watched) -> None:
 
 def test_it_is_not_any_more_as_soon_as_it_beats(watched: Watched) -> None:
     assert watched.look(5.0, SLEEPS)
-    watched.pulse.beat()
+    watched.heartbeat.update()
     assert not watched.watch.is_frozen
     assert not watched.look(0.6, SLEEPS)
 
@@ -83,7 +83,7 @@ def test_a_step_that_never_ends_is_found_by_its_cpu_time(watched: Watched) -> No
 
 
 def test_a_step_that_should_take_long_has_four_times_as_long(watched: Watched) -> None:
-    watched.pulse.expect(3.0)
+    watched.heartbeat.expect(3.0)
     assert not watched.look(0.4, RUNS)
     assert not watched.look(0.2, computed(11.5))
     assert watched.look(0.2, computed(12.5))
@@ -96,8 +96,8 @@ def test_what_other_threads_compute_does_not_count(watched: Watched) -> None:
 
 SPINS = """
 import sys
-from mla_router.worker.pulse import Pulse
-Pulse(int(sys.argv[1])).start()
+from mla_router.worker.heartbeat import Heartbeat
+Heartbeat(int(sys.argv[1])).start()
 while True:
     pass
 """
@@ -105,13 +105,13 @@ while True:
 
 def test_a_real_process_that_spins_is_found() -> None:
     """As the thread does that asks a GPU for the end of a step, again and again."""
-    pulse = Pulse.create()
+    heartbeat = Heartbeat.create()
     environment = os.environ | {"PYTHONPATH": str(processes.ROOT / "python")}
-    command = [sys.executable, "-c", SPINS, str(pulse.descriptor)]
-    child = subprocess.Popen(command, pass_fds=[pulse.descriptor], env=environment)
+    command = [sys.executable, "-c", SPINS, str(heartbeat.descriptor)]
+    child = subprocess.Popen(command, pass_fds=[heartbeat.descriptor], env=environment)
     try:
-        wait_until(lambda: pulse.pid, "it spins")
-        watch = PulseWatch(pulse)
+        wait_until(lambda: heartbeat.pid, "it spins")
+        watch = HeartbeatWatch(heartbeat)
 
         def is_found() -> bool:
             watch.look(time.monotonic())
@@ -121,20 +121,20 @@ def test_a_real_process_that_spins_is_found() -> None:
         spun = activity(child.pid)
         assert spun is not None
         # Of CPU time: how much of a core it gets is not its own choice.
-        assert pulse_watch.HUNG_CPU_S <= spun.main_cpu_s < 2.5
+        assert heartbeat_watch.HUNG_CPU_S <= spun.main_cpu_s < 2.5
     finally:
         child.kill()
         child.wait()
 
 
 def test_one_that_waits_for_others_is_not_frozen_unless_it_is_stopped(watched: Watched) -> None:
-    with watched.pulse.waits():
+    with watched.heartbeat.paused():
         assert not watched.look(20.0, SLEEPS)
         assert watched.look(0.6, STOPPED)
 
 
 def test_a_watch_that_was_held_up_itself_draws_no_conclusion(watched: Watched) -> None:
-    """It slept for a minute, and then sees no beat."""
+    """It slept for a minute, and then sees no heartbeat."""
     watched.look(0.2, SLEEPS)
     assert not watched.look(60.0, SLEEPS, every=60.0)
 

@@ -1,7 +1,7 @@
 """Finds a scheduler that has stopped, in about a second, and only one that really has.
 
-A busy machine lets a scheduler wait for a core, and its pulse is late then as well. So time alone decides
-nothing. A scheduler without a beat is frozen when for a second its process was stopped by a signal, or none
+A busy machine lets a scheduler wait for a core, and its heartbeat is late then as well. So time alone decides
+nothing. A scheduler without a heartbeat is frozen when for a second its process was stopped by a signal, or none
 of its threads computed or wanted to; or when it computed for much longer than its steps should take.
 """
 
@@ -13,12 +13,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mla_router.worker.pulse import Pulse
+from mla_router.worker.heartbeat import Heartbeat
 
 LOOK_S = 0.2
 FROZEN_S = 1.0
 STOPPED_S = 0.4  # by a signal: the kernel says so
-# Limit of the CPU time of the scheduler's thread without a beat, which on a GPU waits for a step by asking again
+# Limit of the CPU time of the scheduler's thread without a heartbeat, which on a GPU waits for a step by asking again
 # and again: so many seconds, or so many times what the steps under way should take. Shares of a core that others
 # take do not count.
 HUNG_CPU_S = 1.8
@@ -52,14 +52,14 @@ def activity(pid: int) -> Activity | None:
     )
 
 
-class PulseWatch:
-    """Looks at the pulse of a scheduler, and at its process where the pulse stands still."""
+class HeartbeatWatch:
+    """Looks at the heartbeat of a scheduler, and at its process where the heartbeat stands still."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
-        self._beats = pulse.beats
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._count = heartbeat.count
         self._looked = time.monotonic()
-        self._since: Activity | None = None  # at the first look without a beat
+        self._since: Activity | None = None  # at the first look without a heartbeat
         self._before: Activity | None = None  # at the last look
         self._still_s = 0.0
         self._stopped_s = 0.0
@@ -68,14 +68,14 @@ class PulseWatch:
     def is_frozen(self) -> bool:
         return (
             self._still_s >= FROZEN_S or self._stopped_s >= STOPPED_S or self._is_hung
-        ) and self._pulse.beats == self._beats
+        ) and self._heartbeat.count == self._count
 
     @property
     def _is_hung(self) -> bool:
         if self._since is None or self._before is None:
             return False
         computed_s = self._before.main_cpu_s - self._since.main_cpu_s
-        return computed_s >= max(HUNG_CPU_S, LENIENCE * self._pulse.expected_s)
+        return computed_s >= max(HUNG_CPU_S, LENIENCE * self._heartbeat.expected_s)
 
     async def run(self) -> None:
         """Look again and again."""
@@ -86,18 +86,18 @@ class PulseWatch:
     def look(self, now: float) -> None:
         # Who was itself held up has not seen what happened meanwhile
         passed, self._looked = min(now - self._looked, 2 * LOOK_S), now
-        beats = self._pulse.beats
-        if beats != self._beats or not self._pulse.pid:
-            self._beats = beats
+        count = self._heartbeat.count
+        if count != self._count or not self._heartbeat.pid:
+            self._count = count
             self._since = self._before = None
             self._still_s = self._stopped_s = 0.0
             return
-        found = activity(self._pulse.pid)
+        found = activity(self._heartbeat.pid)
         if found is None:
             return  # its death is noticed elsewhere
         before, self._before = self._before, found
         self._stopped_s = self._stopped_s + passed if found.is_stopped else 0.0
-        if self._pulse.is_waiting:
+        if self._heartbeat.is_paused:
             self._since, self._still_s = None, 0.0
             return
         self._since = self._since or found
