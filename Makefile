@@ -15,6 +15,8 @@ RUST_SOURCES := $(shell find router -name '*.rs' -o -name Cargo.toml) \
 
 # The extension leaves Python's symbols to the interpreter that loads it: no libpython is needed.
 export PYO3_BUILD_EXTENSION_MODULE := 1
+# uv installs no bytecode. Where nobody may write it either, each process compiles torch's 2,000 files anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Only `make build` makes the package current, one process at a time.
 LOCKED := @mkdir -p target && flock target/.make.lock $(MAKE) --no-print-directory
 
