@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
-# A launched forward pass: the logits of a step on the device. Only its engine can read it.
-Launched = TypeVar("Launched")
+# The launched forward pass of a step: its logits on the device. Only its engine can read it.
+ForwardOutput = TypeVar("ForwardOutput")
 
 
 class FinishReason(str, Enum):
@@ -50,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0  # until then, no token of `stop_token_ids` can be drawn
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False  # of the sampled tokens
-    top_logprobs: int = 0  # of so many most likely tokens beside each sampled or scored one
+    top_logprobs: int = 0  # number of most likely tokens beside each token with a logprob
     prompt_logprobs_from: int | None = None  # first prompt token whose logprob is wanted
     # If not empty, the tokens that can be drawn: bit t % 8 of byte t // 8 is token t.
     allowed: bytes = b""
@@ -87,16 +87,16 @@ class Admitted:
 class PrefillChunk:
     """A run of known tokens of one request: positions start .. start + len(tokens) - 1.
 
-    If logprobs of prompt tokens are wanted, the row `score_start + i` of this chunk predicts
-    `score_tokens[i]`.
+    If logprobs of prompt tokens are wanted, the row `logprob_start + i` of this chunk predicts
+    `logprob_tokens[i]`.
     """
 
     slot: int
     start: int  # tokens of the request that the KV cache holds before this step
     tokens: tuple[int, ...]
     is_last: bool  # all that is known ends here, so this step samples the next token
-    score_start: int = 0
-    score_tokens: tuple[int, ...] = ()
+    logprob_start: int = 0
+    logprob_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class TokenMasks:
     bits: np.ndarray  # [len(rows), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
 
 
-class Scores(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities (natural) of a run of tokens, and of the likeliest in their places."""
 
     logprobs: list[float] = []
@@ -149,8 +149,8 @@ class StepResult:
     """What a step sampled, aligned with `StepPlan.sampled_slots`."""
 
     tokens: list[int]
-    scores: list[Scores | None] | None = None  # of each row's token; None if nobody asked
-    prompt_scores: list[Scores | None] | None = None  # aligned with `StepPlan.chunks`
+    logprobs: list[Logprobs | None] | None = None  # of each row's token; None if no row has them
+    prompt_logprobs: list[Logprobs | None] | None = None  # aligned with `StepPlan.chunks`
     seconds: float | None = None  # that the device was busy with it; None: not measured
 
 
@@ -192,7 +192,7 @@ class PendingStep(Protocol):
         ...
 
 
-class StepEngine(Protocol[Launched]):
+class StepEngine(Protocol[ForwardOutput]):
     """What the scheduler needs of the device: launch the two halves of a step.
 
     Sampling is apart from the forward pass so that everything the host learns from the step before
@@ -202,9 +202,11 @@ class StepEngine(Protocol[Launched]):
     @property
     def capacity(self) -> Capacity: ...
 
-    def forward(self, plan: StepPlan) -> Launched: ...
+    def forward(self, plan: StepPlan) -> ForwardOutput: ...
 
-    def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep: ...
+    def sample(
+        self, forward_output: ForwardOutput, masks: TokenMasks | None = None
+    ) -> PendingStep: ...
 
     def is_usable_after(self, error: Exception) -> bool:
         """Whether other steps may work after `error` came out of one."""

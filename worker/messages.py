@@ -10,7 +10,7 @@ from typing import Literal, Union
 
 import msgspec
 
-from mla_router.worker.core import SamplingParams, Scores
+from mla_router.worker.core import Logprobs, SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -105,18 +105,18 @@ class Ready(Message, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request.
 
-    The first delta of a request tells `cached_tokens`, and its `prompt_scores` if they were asked
+    The first delta of a request tells `cached_tokens`, and its `prompt_logprobs` if they were asked
     for. `finish_reason` is a `FinishReason` value, or empty while more will come. `error` says why
     it is "error", "lost" or "refused".
     """
 
     rid: str
     token_ids: list[int]
-    scores: Scores | None = None  # of token_ids
+    logprobs: Logprobs | None = None  # of token_ids
     cached_tokens: int = 0
     finish_reason: str = ""
     error: str = ""
-    prompt_scores: Scores | None = None
+    prompt_logprobs: Logprobs | None = None
     queue_seconds: float = 0.0  # with the first: from its arrival until it was first admitted
 
 

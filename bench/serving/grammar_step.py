@@ -64,16 +64,18 @@ class PacedReader:
         self._free_at = max(self._free_at, time.monotonic()) + self._step_s
         return plan
 
-    def sample(self, launched: StepPlan, masks: TokenMasks | None = None) -> Timed:
+    def sample(self, forward_output: StepPlan, masks: TokenMasks | None = None) -> Timed:
         if masks is not None:
             self._uploaded[: len(masks.bits)] = masks.bits
         # Late masks keep the device waiting
         self._free_at = max(self._free_at, time.monotonic())
         # A prompt has one token: of an answer there are as many as its row has in the cache, but one
-        written = [length - 1 for length in launched.decode_lengths] + [0] * len(launched.chunks)
+        written = [length - 1 for length in forward_output.decode_lengths] + [0] * len(
+            forward_output.chunks
+        )
         tokens = [
             self._texts[self._text_of[slot]][count]
-            for slot, count in zip(launched.sampled_slots, written, strict=True)
+            for slot, count in zip(forward_output.sampled_slots, written, strict=True)
         ]
         return Timed(StepResult(tokens), self._free_at)
 

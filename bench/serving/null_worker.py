@@ -53,12 +53,14 @@ class PacedEngine:
 
     def sample(
         self,
-        launched: StepPlan,
+        forward_output: StepPlan,
         masks: TokenMasks | None = None,  # noqa: ARG002 (nobody asks for a grammar)
     ) -> Timed:
         self._free_at = max(self._free_at, time.monotonic()) + self._step_s
         self._steps += 1
-        rows = len(launched.decode_slots) + sum(chunk.is_last for chunk in launched.chunks)
+        rows = len(forward_output.decode_slots) + sum(
+            chunk.is_last for chunk in forward_output.chunks
+        )
         # 7919 is a prime: neighbours in time and in the batch get tokens far apart.
         tokens = [FIRST + (self._steps + row) * 7919 % (VOCAB - FIRST) for row in range(rows)]
         return Timed(StepResult(tokens), self._free_at)

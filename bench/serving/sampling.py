@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan, TokenMasks
-from mla_router.worker.engine.readback import ReadbackRing
+from mla_router.worker.engine.async_copy import AsyncCopyBuffers
 from mla_router.worker.engine.sampling.sampler import Sampler
 
 PROMPT, MAX_TOKENS = range(500), 1 << 20
@@ -62,7 +62,7 @@ class Case:
         wants, other = SamplingParams(MAX_TOKENS, **CASES[name]), SamplingParams(MAX_TOKENS)
         admitted = [Admitted(s, wants if s < asking else other, PROMPT) for s in range(batch)]
         self.sampler = Sampler(batch, args.vocab_size, self.device)
-        self.readback = ReadbackRing(self.device)
+        self.copies = AsyncCopyBuffers(self.device)
         self.sampler.admit(tuple(admitted))
         self.plan = StepPlan(tuple(range(batch)), (len(PROMPT),) * batch, (), (), ())
         self.slots = torch.arange(batch, device=self.device)
@@ -76,7 +76,7 @@ class Case:
     @torch.inference_mode()
     def step(self, logits: Tensor) -> Any:
         sampled = self.sampler.sample(logits, self.slots, self.positions, self.plan, self.masks)
-        return self.readback.start(self.plan, sampled, None)
+        return self.copies.start(self.plan, sampled, None)
 
 
 def copy_speed(device: torch.device) -> float:

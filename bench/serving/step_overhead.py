@@ -69,10 +69,12 @@ class NullEngine:
 
     def sample(
         self,
-        launched: StepPlan,
+        forward_output: StepPlan,
         masks: TokenMasks | None = None,  # noqa: ARG002 (nobody asks for a grammar)
     ) -> Nothing:
-        rows = len(launched.decode_slots) + sum(chunk.is_last for chunk in launched.chunks)
+        rows = len(forward_output.decode_slots) + sum(
+            chunk.is_last for chunk in forward_output.chunks
+        )
         return Nothing(StepResult([7] * rows))
 
     def is_usable_after(self, error: Exception) -> bool:

@@ -59,7 +59,7 @@ def logprobs(of: Run, rid: str) -> list[float]:
     """All that a request was told, one after the other."""
     values = []
     for delta in of.channel.deltas()[rid]:
-        for told in (delta.prompt_scores, delta.scores):
+        for told in (delta.prompt_logprobs, delta.logprobs):
             if told is not None:
                 values += [*told.logprobs, *chain.from_iterable(told.top_logprobs)]
     return values
@@ -111,8 +111,8 @@ def test_logprobs_are_told_to_those_who_ask(model: CausalLM) -> None:
         0: [generate("a", [5, 6, 7], 5, logprobs=True), generate("b", [5, 6, 7], 5)]
     }
     deltas = serve(model, script).channel.deltas()
-    assert all(delta.scores and delta.scores.logprobs[0] <= 0 for delta in deltas["a"])
-    assert all(delta.scores is None for delta in deltas["b"])
+    assert all(delta.logprobs and delta.logprobs.logprobs[0] <= 0 for delta in deltas["a"])
+    assert all(delta.logprobs is None for delta in deltas["b"])
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
@@ -132,7 +132,7 @@ def test_prompt_logprobs_are_transformers(model: CausalLM, reference: Any, chunk
         script.setdefault(2 * n, []).append(request)
     deltas = serve(model, script, chunk_size=chunk_size).channel.deltas()
     for n, prompt in enumerate(prompts):
-        got = next(d.prompt_scores for d in deltas[f"r{n}"] if d.prompt_scores)
+        got = next(d.prompt_logprobs for d in deltas[f"r{n}"] if d.prompt_logprobs)
         with torch.no_grad():
             logits = reference(torch.tensor([prompt])).logits[0]
         want = logits.double().log_softmax(-1)

@@ -15,7 +15,7 @@ PLAN = StepPlan(
     decode_lengths=(10, 5),
     chunks=(
         PrefillChunk(slot=0, start=4, tokens=(7, 8, 9), is_last=True),
-        PrefillChunk(2, 0, (5, 6), is_last=False, score_start=1, score_tokens=(8,)),
+        PrefillChunk(2, 0, (5, 6), is_last=False, logprob_start=1, logprob_tokens=(8,)),
     ),
     page_writes=((0, 1, 11), (2, 0, 12), (3, 2, 13), (1, 1, 14), (0, 0, 15)),
     admitted=(
@@ -56,7 +56,7 @@ def test_outputs_are_sampled_rows_then_scored_ones() -> None:
     assert outputs.rows.tolist() == [0, 1, 4, 6]
     assert outputs.slots.tolist() == list(PLAN.sampled_slots)
     assert outputs.lengths.tolist() == [10, 5, 7]
-    assert outputs.score_tokens.tolist() == [8]
+    assert outputs.logprob_tokens.tolist() == [8]
 
 
 def test_slots_take_pages_and_tokens() -> None:

@@ -78,7 +78,7 @@ def test_launching_never_waits_for_the_device(folder: Path) -> None:
         decode_lengths=(),
         chunks=(
             PrefillChunk(0, 0, tuple(range(7)), True),
-            PrefillChunk(1, 0, tuple(range(5)), True, score_start=0, score_tokens=(1, 2, 3, 4)),
+            PrefillChunk(1, 0, tuple(range(5)), True, logprob_start=0, logprob_tokens=(1, 2, 3, 4)),
         ),
         page_writes=((0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)),
         admitted=(

@@ -197,11 +197,11 @@ def run_all(
         for plan in plans:
             launched = engine.forward(plan)
             results.append((launched.logits.clone(), cached_rows(engine)[:, 1:]))
-            readback = engine.sample(launched)
+            pending = engine.sample(launched)
             engine.slots.last_token.fill_(7)  # near ties must not lead apart
             if before is not None:
                 before.wait()
-            before = readback
+            before = pending
         assert before is not None
         before.wait()
     finally:
@@ -339,7 +339,7 @@ def test_few_prompt_tokens_are_decode_rows(
             with forbid_waiting():
                 launched = engine.forward(plan)
                 got, states = launched.logits.clone(), launched.hidden_states.clone()
-                readback = engine.sample(launched)
+                pending = engine.sample(launched)
         assert replayed == [(DECODE, size)] * 2
         assert launched.slots.tolist() == list(plan.sampled_slots)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
@@ -350,7 +350,7 @@ def test_few_prompt_tokens_are_decode_rows(
         if isinstance(engine.model.config, LlamaConfig):
             assert_rows_close(got, as_prompts.double(), most=6e-2)
         # Greedy, and kept for the next step; other slots' last tokens are as they were
-        sampled = readback.wait().tokens
+        sampled = pending.wait().tokens
         assert [row[token].item() for row, token in zip(got, sampled, strict=True)] == got.amax(
             -1
         ).tolist()
@@ -365,7 +365,7 @@ def test_more_prompt_tokens_go_in_pieces(
 ) -> None:
     """More than there is a recording of decode rows for, or scored ones."""
     prefill(engine, HELD)
-    scored = PrefillChunk(4, 0, (1, 2, 3), is_last=True, score_tokens=(2, 3))
+    scored = PrefillChunk(4, 0, (1, 2, 3), is_last=True, logprob_tokens=(2, 3))
     engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))
     try:
         for plan in (mixed(jump(3, 7), decodes=(0,)), mixed(scored, decodes=(0,))):

@@ -1,4 +1,4 @@
-"""Sampling on a GPU: the CPU's tokens and scores, and no hidden wait for the device."""
+"""Sampling on a GPU: the CPU's tokens and logprobs, and no hidden wait for the device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from mla_router.worker.core import NO_TOKEN, SamplingParams, Scores
+from mla_router.worker.core import NO_TOKEN, Logprobs, SamplingParams
 from support.cuda import forbid_waiting
 from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
@@ -16,10 +16,10 @@ from support.token_masks import token_masks
 pytestmark = pytest.mark.gpu
 
 
-def values(scores: Scores | None) -> list[float]:
-    if scores is None:
+def values(logprobs: Logprobs | None) -> list[float]:
+    if logprobs is None:
         return []
-    return scores.logprobs + [value for row in scores.top_logprobs for value in row]
+    return logprobs.logprobs + [value for row in logprobs.top_logprobs for value in row]
 
 
 @pytest.mark.parametrize(("vocab_size", "slots", "steps"), [(1000, 300, 12), (129_280, 20, 4)])
@@ -48,10 +48,10 @@ def test_mixed_batches_are_the_cpu_s(vocab_size: int, slots: int, steps: int) ->
         # A token at the edge of top_p may be inside by one order of summation and not by another.
         other = [i for i in range(len(some)) if got.tokens[i] != want.tokens[i]]
         assert len(other) <= 1 + len(some) // 100, [samplings[some[i]] for i in other]
-        assert got.scores is not None and want.scores is not None
+        assert got.logprobs is not None and want.logprobs is not None
         for i in range(len(some)):
             if i not in other:
-                ours, theirs = values(got.scores[i]), values(want.scores[i])
+                ours, theirs = values(got.logprobs[i]), values(want.logprobs[i])
                 assert ours == pytest.approx(theirs, abs=1e-4)
         for i in other:  # both go on from the CPU's token
             slot = some[i]

@@ -179,7 +179,7 @@ def test_a_stop_token_inside_of_a_sentence_still_stops(grammars: Grammars) -> No
 def test_scores_are_told_of_each_token(grammars: Grammars) -> None:
     outcome = run_all({0: [constrained("a", DATE, logprobs=True)]}, grammars)
     deltas = [d for d in outcome.channel.deltas()["a"] if d.token_ids]
-    assert all(d.scores and len(d.scores.logprobs) == len(d.token_ids) for d in deltas)
+    assert all(d.logprobs and len(d.logprobs.logprobs) == len(d.token_ids) for d in deltas)
 
 
 def test_a_bad_grammar_is_refused_while_others_run(grammars: Grammars) -> None:

@@ -93,7 +93,7 @@ def test_one_that_needs_each_step_gets_the_same_tokens_one_by_one(
     deltas = [delta for delta in outcome.channel.deltas()["a"] if delta.token_ids]
     assert all(len(delta.token_ids) == 1 for delta in deltas)
     if "logprobs" in fields:
-        assert all(delta.scores and len(delta.scores.logprobs) == 1 for delta in deltas)
+        assert all(delta.logprobs and len(delta.logprobs.logprobs) == 1 for delta in deltas)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

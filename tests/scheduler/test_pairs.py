@@ -173,8 +173,8 @@ FEATURES: dict[Callable[[Scenario], None], Callable[[Run, list[StepPlan]], bool]
     stop_tokens: some_end("stop"),
     aborts: some_end("abort"),
     flushes: lambda o, _: cached(o, "r6") == 0,
-    prompt_logprobs: lambda o, _: o.channel.deltas()["r2"][0].prompt_scores is not None,
-    logprobs: lambda o, _: o.channel.deltas()["r2"][0].scores is not None,
+    prompt_logprobs: lambda o, _: o.channel.deltas()["r2"][0].prompt_logprobs is not None,
+    logprobs: lambda o, _: o.channel.deltas()["r2"][0].logprobs is not None,
     continuations: lambda o, _: len(o.channel.tokens("r5")) == 11,
     rows_without_token: some_end("error"),
     steps_that_fail: some_end("error"),
@@ -192,13 +192,13 @@ def check(scenario: Scenario, outcome: Run) -> None:
             assert reason == "abort" or (reason == "error" and scenario.faults)
             assert got == expected[: len(got)]
         if got and (first := request.sampling.prompt_logprobs_from) is not None:
-            scores, prompt = deltas[0].prompt_scores, request.prompt
-            assert scores is not None
-            assert scores.logprobs == [
+            logprobs, prompt = deltas[0].prompt_logprobs, request.prompt
+            assert logprobs is not None
+            assert logprobs.logprobs == [
                 logprob(prompt[:k], prompt[k]) for k in range(max(1, first), len(prompt))
             ]
         if request.sampling.logprobs:
-            told = [x for delta in deltas if delta.scores for x in delta.scores.logprobs]
+            told = [x for delta in deltas if delta.logprobs for x in delta.logprobs.logprobs]
             assert told == [-float(token) for token in got]
     assert_nothing_is_held(outcome)
 

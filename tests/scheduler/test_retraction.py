@@ -101,10 +101,10 @@ def test_prompt_logprobs_survive_it(overlap: bool) -> None:
     )
     assert outcome.scheduler.stats().retracted > 0
     for i, prompt in enumerate(PROMPTS):
-        scores = outcome.channel.deltas()[f"r{i}"][0].prompt_scores
-        assert scores is not None
+        logprobs = outcome.channel.deltas()[f"r{i}"][0].prompt_logprobs
+        assert logprobs is not None
         wanted = range(max(1, 2 * i), len(prompt))
-        assert scores.logprobs == [logprob(prompt[:k], prompt[k]) for k in wanted]
+        assert logprobs.logprobs == [logprob(prompt[:k], prompt[k]) for k in wanted]
         assert outcome.channel.tokens(f"r{i}") == continuation(prompt, 40)
 
 

@@ -183,10 +183,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert reason == "error" or (reason == "abort" and rid in self.aborted)
         if got and (first := sampling.prompt_logprobs_from) is not None:
-            scores = scheduler.deltas[rid][0].prompt_scores
+            logprobs = scheduler.deltas[rid][0].prompt_logprobs
             wanted = range(max(1, first), len(asked.prompt))
-            assert scores is not None
-            assert scores.logprobs == [logprob(asked.prompt[:i], asked.prompt[i]) for i in wanted]
+            assert logprobs is not None
+            assert logprobs.logprobs == [logprob(asked.prompt[:i], asked.prompt[i]) for i in wanted]
 
     def teardown(self) -> None:
         if not hasattr(self, "both"):

@@ -7,7 +7,7 @@ import json
 import urllib.request
 from typing import Any
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.scheduler_client import Mailbox
@@ -19,7 +19,7 @@ TOKENS = list(range(300, 311))
 
 
 def delta(token: int, reason: str = "") -> Delta:
-    return Delta("a", [token], Scores([-float(token)], [[token]], [[-1.0]]), 3, reason)
+    return Delta("a", [token], Logprobs([-float(token)], [[token]], [[-1.0]]), 3, reason)
 
 
 async def taken(mailbox: Mailbox, deltas: list[tuple[int, Delta]]) -> list[list[tuple[int, Delta]]]:
@@ -46,7 +46,7 @@ def test_the_first_the_last_and_every_so_many_between() -> None:
     ]  # fmt: skip
     ((_, last),) = pieces[-1]
     assert last.finish_reason == "stop"
-    assert last.scores == Scores([-9.0, -10.0], [[9], [10]], [[-1.0], [-1.0]])
+    assert last.logprobs == Logprobs([-9.0, -10.0], [[9], [10]], [[-1.0], [-1.0]])
     assert [len(piece) for piece in asyncio.run(taken(make_mailbox(1), deltas))] == [1] * 11
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from mla_router.worker.core import (
     NO_TOKEN,
     Capacity,
+    Logprobs,
     PrefillChunk,
-    Scores,
     StepPlan,
     StepResult,
     TokenMasks,
@@ -127,16 +127,16 @@ class FakeEngine:
             allowed = step.allowed.get(row, range(VOCAB))
             tokens.append(next_token(history, self.seeds[slot], allowed))
             self.last_token[slot] = max(tokens[-1], 0)
-        scores: list[Scores | None] = [Scores([-float(token)]) for token in tokens]
-        step.result = StepResult(tokens, scores, [self._prompt_scores(c) for c in plan.chunks])
+        logprobs: list[Logprobs | None] = [Logprobs([-float(token)]) for token in tokens]
+        step.result = StepResult(tokens, logprobs, [self._prompt_logprobs(c) for c in plan.chunks])
 
-    def _prompt_scores(self, chunk: PrefillChunk) -> Scores | None:
-        if not chunk.score_tokens:
+    def _prompt_logprobs(self, chunk: PrefillChunk) -> Logprobs | None:
+        if not chunk.logprob_tokens:
             return None
-        ends = range(chunk.start + chunk.score_start + 1, chunk.start + len(chunk.tokens) + 1)
+        ends = range(chunk.start + chunk.logprob_start + 1, chunk.start + len(chunk.tokens) + 1)
         histories = [[self.cache[self._location(chunk.slot, i)] for i in range(e)] for e in ends]
-        pairs = zip(histories, chunk.score_tokens, strict=False)
-        return Scores([logprob(history, token) for history, token in pairs])
+        pairs = zip(histories, chunk.logprob_tokens, strict=False)
+        return Logprobs([logprob(history, token) for history, token in pairs])
 
     def _location(self, slot: int, position: int) -> int:
         size = self.capacity.page_size

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.core import SamplingParams, Scores
+from mla_router.worker.core import Logprobs, SamplingParams
 from mla_router.worker.messages import (
     Abort,
     Delta,
@@ -197,25 +197,27 @@ class FakeScheduler:
         if reason:
             del self.requests[generate.rid]
         sampling = generate.sampling
-        scores = scores_of(tokens, sampling) if sampling.logprobs else None
-        prompt_scores = None
+        logprobs = logprobs_of(tokens, sampling) if sampling.logprobs else None
+        prompt_logprobs = None
         if begins and sampling.prompt_logprobs_from is not None:
-            prompt_scores = scores_of(generate.prompt[sampling.prompt_logprobs_from :], sampling)
+            prompt_logprobs = logprobs_of(
+                generate.prompt[sampling.prompt_logprobs_from :], sampling
+            )
         return Delta(
             generate.rid,
             tokens,
-            scores,
+            logprobs,
             script.cached,
             reason,
-            prompt_scores=prompt_scores,
+            prompt_logprobs=prompt_logprobs,
             queue_seconds=1e-3 if begins else 0.0,
         )
 
 
-def scores_of(tokens: list[int], sampling: SamplingParams) -> Scores:
+def logprobs_of(tokens: list[int], sampling: SamplingParams) -> Logprobs:
     """A token's logprob tells which it is; those that follow it in the vocabulary come next."""
     top = range(sampling.top_logprobs)
-    return Scores(
+    return Logprobs(
         [-token / 1024 for token in tokens],
         [[(token + rank) % VOCAB_SIZE for rank in top] for token in tokens] if top else [],
         [[-rank / 8 for rank in top] for _ in tokens] if top else [],

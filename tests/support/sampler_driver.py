@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Admitted, SamplingParams, StepPlan, StepResult, TokenMasks
-from mla_router.worker.engine.readback import ReadbackRing
+from mla_router.worker.engine.async_copy import AsyncCopyBuffers
 from mla_router.worker.engine.sampling.sampler import Sampler
 from mla_router.worker.engine.upload import Upload
 
@@ -28,7 +28,7 @@ class SamplerDriver:
         self.device = torch.device(device)
         self.guard = guard
         self.sampler = Sampler(num_slots, vocab_size, self.device)
-        self.readback = ReadbackRing(self.device)
+        self.copies = AsyncCopyBuffers(self.device)
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
         self.contexts: dict[int, list[int]] = {}  # prompt and output of every slot
         self._upload = Upload(self.device)
@@ -62,11 +62,11 @@ class SamplerDriver:
         with self.guard():
             at = self._upload([np.array(slots), np.array(lengths)])
             self.sampler.admit(plan.admitted)
-            tokens = self.readback.tokens(len(slots))
-            scores = self.sampler.sample(
+            tokens = self.copies.tokens(len(slots))
+            logprobs = self.sampler.sample(
                 rows, *at, plan, masks, last_token=self.last_token, out=tokens
             )
-            pending = self.readback.start(plan, tokens, scores, None, began=0.0)
+            pending = self.copies.start(plan, tokens, logprobs, None, began=0.0)
         result = pending.wait()
         for slot, token in zip(slots, result.tokens, strict=True):
             self.contexts[slot].append(token)

@@ -1,6 +1,6 @@
 """One step on the device: packed, run, finished, sampled.
 
-Nothing in `forward` and `sample` waits for the device; `Readback.wait` is the only place that does.
+Nothing in `forward` and `sample` waits for the device; `AsyncCopy.wait` is the only place that does.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.core import Capacity, StepPlan, TokenMasks
+from mla_router.worker.engine.async_copy import AsyncCopy, AsyncCopyBuffers
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.head import Head
 from mla_router.worker.engine.inputs import InputPacker
-from mla_router.worker.engine.readback import Readback, ReadbackRing
 from mla_router.worker.engine.runners.choose import choose_runner
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.engine.runners.runners import Runners
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.engine.sampling.sampler import Sampler
-from mla_router.worker.engine.sampling.scores import RowScores
 from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
@@ -41,7 +41,7 @@ class ForwardOutput:
     slots: Tensor
     positions: Tensor
     hidden_states: Tensor
-    prompt_scores: RowScores | None
+    prompt_logprobs: RowLogprobs | None
 
 
 class Engine:
@@ -69,7 +69,7 @@ class Engine:
         self.forward_pass = ForwardPass(model, self.kv_cache, self.slots, attention, capacity)
         self.runners = Runners(self.forward_pass, packer)
         self._head = Head(model, packer)
-        self._readback = ReadbackRing(device)
+        self._copies = AsyncCopyBuffers(device)
 
     def report_progress_within_steps(self, report: Callable[[], None]) -> None:
         """Calls `report` after each layer's attention on a CPU, where one step may take long. Does nothing on a
@@ -105,9 +105,9 @@ class Engine:
         return ForwardOutput(plan, began, *output)
 
     @torch.inference_mode()
-    def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> Readback:
-        tokens = self._readback.tokens(len(forward.slots))
-        scores = self.sampler.sample(
+    def sample(self, forward: ForwardOutput, masks: TokenMasks | None = None) -> AsyncCopy:
+        tokens = self._copies.tokens(len(forward.slots))
+        logprobs = self.sampler.sample(
             forward.logits,
             forward.slots,
             forward.positions,
@@ -116,8 +116,8 @@ class Engine:
             last_token=self.slots.last_token,
             out=tokens,
         )
-        return self._readback.start(
-            forward.plan, tokens, scores, forward.prompt_scores, began=forward.began
+        return self._copies.start(
+            forward.plan, tokens, logprobs, forward.prompt_logprobs, began=forward.began
         )
 
     def is_usable_after(self, error: Exception) -> bool:

@@ -6,7 +6,7 @@ from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
 from mla_router.worker.engine.sampling.groups import SlotWants
-from mla_router.worker.engine.sampling.scores import Run, score_hidden
+from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
 from mla_router.worker.model.causal_lm import CausalLM
 
 
@@ -18,25 +18,26 @@ class Head:
         self._packer = packer
 
     def run(self, plan: StepPlan, output: LayerOutput, wants: SlotWants) -> StepLogits:
-        """Logits of the sampled rows, and logprobs of scored prompt tokens with as many likeliest tokens as their slots
-        want. Packed while the device computes the layers: nothing before needs it."""
+        """Returns the logits of the sampled rows, and the logprobs that `plan` requests of prompt tokens, with as many
+        most likely tokens as `wants` says. Packs its inputs while the device computes the layers, which do not need
+        them."""
         wanted = self._packer.pack_outputs(plan)
         hidden_states = self._model.model.finish(*output, wanted.rows)
         num_sampled = len(wanted.slots)
-        prompt_scores = None
-        if len(wanted.score_tokens):
+        prompt_logprobs = None
+        if len(wanted.logprob_tokens):
             runs = [
-                Run(i, len(chunk.score_tokens), wants.num_top(chunk.slot))
+                Run(i, len(chunk.logprob_tokens), wants.num_top(chunk.slot))
                 for i, chunk in enumerate(plan.chunks)
-                if chunk.score_tokens
+                if chunk.logprob_tokens
             ]
-            prompt_scores = score_hidden(
-                hidden_states[num_sampled:], self._model.logits, wanted.score_tokens, runs
+            prompt_logprobs = prompt_token_logprobs(
+                hidden_states[num_sampled:], self._model.logits, wanted.logprob_tokens, runs
             )
         return StepLogits(
             self._model.logits(hidden_states[:num_sampled]),
             wanted.slots,
             wanted.lengths,
             hidden_states,
-            prompt_scores,
+            prompt_logprobs,
         )

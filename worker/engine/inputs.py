@@ -57,10 +57,10 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Rows whose output is wanted, on the device, all int64. R sampled rows, S scored rows."""
+    """Rows whose output is needed: R sampled rows and S prompt rows with logprobs. All int64, on the device."""
 
-    rows: Tensor  # [R + S], sampled rows, then scored ones
-    score_tokens: Tensor  # [S], whose logprobs the scored rows give
+    rows: Tensor  # [R + S], sampled rows, then those with logprobs
+    logprob_tokens: Tensor  # [S], the tokens whose logprobs are computed
     slots: Tensor  # [R]
     lengths: Tensor  # [R], positions of the tokens about to be sampled
 
@@ -109,19 +109,19 @@ class InputPacker:
     def pack_outputs(self, plan: StepPlan) -> OutputRows:
         at = len(plan.decode_slots)
         rows, lengths = list(range(at)), list(plan.decode_lengths)
-        scored: list[int] = []
-        score_tokens: list[int] = []
+        with_logprobs: list[int] = []
+        logprob_tokens: list[int] = []
         for chunk in plan.chunks:
-            first = at + chunk.score_start
+            first = at + chunk.logprob_start
             at += len(chunk.tokens)
-            last = first + len(chunk.score_tokens)
-            assert last <= at, f"{chunk=} scores rows it does not have"
-            scored += range(first, last)
-            score_tokens += chunk.score_tokens
+            last = first + len(chunk.logprob_tokens)
+            assert last <= at, f"{chunk=} has no row for one of its logprobs"
+            with_logprobs += range(first, last)
+            logprob_tokens += chunk.logprob_tokens
             if chunk.is_last:
                 rows.append(at - 1)
                 lengths.append(chunk.start + len(chunk.tokens))
-        wanted = rows + scored, score_tokens, plan.sampled_slots, lengths
+        wanted = rows + with_logprobs, logprob_tokens, plan.sampled_slots, lengths
         return OutputRows(*self._upload_outputs.integers("qqqq", *wanted))
 
     def _page_writes(self, plan: StepPlan) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta, Deltas, Generate
 from mla_router.worker.scheduler.channel import Channel
 from mla_router.worker.scheduler.request import Request
@@ -16,28 +16,28 @@ class Outbox:
         self._deltas: list[list[Delta]] = [[] for _ in range(channel.num_servers)]
 
     def tell(
-        self, request: Request, tokens: list[int], scores: Scores | None = None, error: str = ""
+        self, request: Request, tokens: list[int], logprobs: Logprobs | None = None, error: str = ""
     ) -> None:
         """New output of a request, and its end if it has come."""
         reason = request.finish_reason.value if request.finish_reason else ""
         deltas = self._deltas[request.server]
         if request.is_known:
-            deltas.append(Delta(request.rid, tokens, scores, 0, reason, error))
+            deltas.append(Delta(request.rid, tokens, logprobs, 0, reason, error))
             return
         request.is_known = True
         deltas.append(
             Delta(
                 request.rid,
                 tokens,
-                scores,
+                logprobs,
                 request.num_cached,
                 reason,
                 error,
-                request.prompt_scores,
+                request.prompt_logprobs,
                 request.queue_seconds,
             )
         )
-        request.prompt_scores = None
+        request.prompt_logprobs = None
 
     def reject(self, message: Generate, problem: str) -> None:
         """Say that a request was not accepted."""

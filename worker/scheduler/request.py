@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from mla_router.worker.core import FinishReason, PrefillChunk, SamplingParams, Scores
+from mla_router.worker.core import FinishReason, Logprobs, PrefillChunk, SamplingParams
 from mla_router.worker.messages import Grammar
 from mla_router.worker.scheduler.radix_cache import Node
 
@@ -62,6 +62,7 @@ class Request:
         "is_known",
         "launched_outputs",
         "launched_prompt",
+        "logprobs_until",
         "max_tokens",
         "node",
         "num_cached",
@@ -70,11 +71,10 @@ class Request:
         "pages",
         "priority",
         "prompt",
-        "prompt_scores",
+        "prompt_logprobs",
         "queue_seconds",
         "rid",
         "sampling",
-        "scored",
         "server",
         "settled_length",
         "slot",
@@ -115,9 +115,9 @@ class Request:
         self.settled_length = 0  # tokens whose KV is known to be in the pages
 
         wanted = sampling.prompt_logprobs_from
-        self.prompt_scores = None if wanted is None else Scores()  # of prompt[wanted:], so far
+        self.prompt_logprobs = None if wanted is None else Logprobs()  # of prompt[wanted:], so far
         # Prompt tokens up to here have their logprob or need none. The first never has one.
-        self.scored = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
+        self.logprobs_until = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
 
         self.slot = -1
         self.pages: list[int] = []
@@ -188,7 +188,11 @@ class Request:
     def max_cached(self) -> int:
         """Leading context tokens that may come from the prefix cache. The others are computed for
         what they predict: the first output token, and prompt tokens whose logprob is wanted."""
-        first_row = self.scored - 1 if self.scored < len(self.prompt) else len(self.context) - 1
+        first_row = (
+            self.logprobs_until - 1
+            if self.logprobs_until < len(self.prompt)
+            else len(self.context) - 1
+        )
         return min(first_row, len(self.context) - 1)
 
     @property
@@ -212,15 +216,15 @@ class Request:
             self.move_to(State.DECODE)
             self.is_jumping = False
             self.launched_outputs = len(self.context) - len(self.prompt) + 1
-        first = max(start + 1, self.scored)  # a row predicts the token after its own
-        score_tokens = tuple(self.prompt[first : end + 1])
+        first = max(start + 1, self.logprobs_until)  # a row predicts the token after its own
+        logprob_tokens = tuple(self.prompt[first : end + 1])
         return PrefillChunk(
             self.slot,
             start,
             tuple(self.context[start:end]),
             is_last,
-            score_start=first - 1 - start if score_tokens else 0,
-            score_tokens=score_tokens,
+            logprob_start=first - 1 - start if logprob_tokens else 0,
+            logprob_tokens=logprob_tokens,
         )
 
     @property
@@ -256,12 +260,12 @@ class Request:
         self.launched_outputs += 1
         return length
 
-    def add_prompt_scores(self, chunk: PrefillChunk, scores: Scores | None) -> None:
+    def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
         """Take in what a settled chunk says about the prompt."""
-        if not chunk.score_tokens:
+        if not chunk.logprob_tokens:
             return
-        assert scores is not None and self.prompt_scores is not None, f"{self!r} {chunk!r}"
-        self.prompt_scores.logprobs.extend(scores.logprobs)
-        self.prompt_scores.top_ids.extend(scores.top_ids)
-        self.prompt_scores.top_logprobs.extend(scores.top_logprobs)
-        self.scored += len(chunk.score_tokens)
+        assert logprobs is not None and self.prompt_logprobs is not None, f"{self!r} {chunk!r}"
+        self.prompt_logprobs.logprobs.extend(logprobs.logprobs)
+        self.prompt_logprobs.top_ids.extend(logprobs.top_ids)
+        self.prompt_logprobs.top_logprobs.extend(logprobs.top_logprobs)
+        self.logprobs_until += len(chunk.logprob_tokens)

@@ -24,7 +24,7 @@ from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import (
     NO_TOKEN,
     FinishReason,
-    Scores,
+    Logprobs,
     StepEngine,
     StepResult,
     TokenMasks,
@@ -211,7 +211,7 @@ class Scheduler:
         self._step_s = self.planner.pace.step_s(step.plan)
         self.heartbeat.expect(before + self._step_s)
         try:
-            step.launched = self.engine.forward(step.plan)
+            step.forward_output = self.engine.forward(step.plan)
             if not step.needs_masks:
                 self._sample(step, None)
         except Exception as error:  # noqa: BLE001 (whatever it is, other steps may not have it)
@@ -237,8 +237,8 @@ class Scheduler:
         return step
 
     def _sample(self, step: Step, masks: TokenMasks | None) -> None:
-        step.pending = self.engine.sample(step.launched, masks)
-        step.launched = (
+        step.pending = self.engine.sample(step.forward_output, masks)
+        step.forward_output = (
             None  # its logits are large, and the next step is launched before this one ends
         )
 
@@ -263,33 +263,33 @@ class Scheduler:
             if token == NO_TOKEN:
                 self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
                 continue
-            scores = result.scores[i] if result.scores and request.sampling.logprobs else None
-            self._take(request, [token, *step.following.get(request, ())], scores)
+            logprobs = result.logprobs[i] if result.logprobs and request.sampling.logprobs else None
+            self._take(request, [token, *step.following.get(request, ())], logprobs)
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
         self.planner.admission.settle()
 
-    def _take(self, request: Request, tokens: list[int], scores: Scores | None) -> None:
+    def _take(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
         """Append what has come, up to the token that ends the answer, and tell the server."""
         for count, token in enumerate(tokens, 1):
             request.add_token(token)
             self.num_generated_tokens += 1
             if token in request.sampling.stop_token_ids or self.grammars.ends(request, token):
-                self._end(request, FinishReason.STOP, tokens=tokens[:count], scores=scores)
+                self._end(request, FinishReason.STOP, tokens=tokens[:count], logprobs=logprobs)
                 return
         if len(request.output) == request.max_tokens:
-            self._end(request, FinishReason.LENGTH, tokens=tokens, scores=scores)
+            self._end(request, FinishReason.LENGTH, tokens=tokens, logprobs=logprobs)
         else:
-            self.outbox.tell(request, tokens, scores)
+            self.outbox.tell(request, tokens, logprobs)
 
     def _settle(self, step: Step, result: StepResult) -> None:
         """Count what the step has computed, for those that have not ended meanwhile."""
-        scores = result.prompt_scores or [None] * len(step.prefills)
-        for request, chunk, some in zip(step.prefills, step.plan.chunks, scores, strict=True):
+        logprobs = result.prompt_logprobs or [None] * len(step.prefills)
+        for request, chunk, some in zip(step.prefills, step.plan.chunks, logprobs, strict=True):
             if request.is_live:
                 request.settled_length = chunk.start + len(chunk.tokens)
-                request.add_prompt_scores(chunk, some)
+                request.add_prompt_logprobs(chunk, some)
         for request, length in zip(step.decodes, step.plan.decode_lengths, strict=True):
             request.settled_length = length
 
@@ -302,12 +302,12 @@ class Scheduler:
         error: str = "",
         *,
         tokens: list[int] | None = None,
-        scores: Scores | None = None,
+        logprobs: Logprobs | None = None,
     ) -> None:
         """Tell the server, and give back what the request holds."""
         was_compiling = request.state is State.COMPILING
         request.finish(reason)
-        self.outbox.tell(request, tokens or [], scores, error)
+        self.outbox.tell(request, tokens or [], logprobs, error)
         self.grammars.remove(request)
         if not was_compiling:
             self.planner.remove(request)

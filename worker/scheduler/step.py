@@ -16,7 +16,7 @@ class Step:
     plan: StepPlan
     prefills: list[Request]  # aligned with plan.chunks
     sampled: list[Request]  # aligned with plan.sampled_slots
-    launched: Any = field(default=None, init=False)  # of engine.forward
+    forward_output: Any = field(default=None, init=False)  # of engine.forward
     pending: PendingStep | None = field(default=None, init=False)  # of engine.sample
     # Tokens that are known to follow the one that the step samples for a request.
     following: dict[Request, list[int]] = field(default_factory=dict, init=False)

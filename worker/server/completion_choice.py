@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Scores
+from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.details import Details
 from mla_router.worker.server.generation import Finish, Output
 from mla_router.worker.server.logprobs import (
@@ -56,7 +56,7 @@ class Part:
         self._wanted = wanted
         self._details = wanted.details
         self._prompt = prompt
-        self._prompt_scores: Scores | None = None
+        self._prompt_logprobs: Logprobs | None = None
         self._scorer = CompletionScorer(tokenizer, wanted.details)
         self._text = [shown]
         self._after: int | None = None  # the prompt's first token, if it is to be shown
@@ -72,11 +72,11 @@ class Part:
 
     def add(self, output: Output) -> None:
         scored = self._details.logprobs is not None
-        if output.prompt_scores is not None and not self.begun:
-            self._prompt_scores = output.prompt_scores
+        if output.prompt_logprobs is not None and not self.begun:
+            self._prompt_logprobs = output.prompt_logprobs
             if self._wanted.echo and scored:
                 self._after, *others = self._prompt
-                self._tokens.extend(others, output.prompt_scores)
+                self._tokens.extend(others, output.prompt_logprobs)
         if self._wanted.no_answer:
             self._finish = Finish(FinishReason.LENGTH.value)
             return
@@ -85,9 +85,9 @@ class Part:
         if scored:
             self._tokens.add(output)
         self._finish = output.finish
-        if output.scores is not None:
-            self._sum_logprobs += sum(output.scores.logprobs)
-            self._num_logprobs += len(output.scores.logprobs)
+        if output.logprobs is not None:
+            self._sum_logprobs += sum(output.logprobs.logprobs)
+            self._num_logprobs += len(output.logprobs.logprobs)
 
     def skip(self, output: Output) -> None:
         """Go on behind what the client has been given."""
@@ -124,7 +124,7 @@ class Part:
             choice.prompt_logprobs = prompt_logprobs(
                 self._tokenizer,
                 self._prompt,
-                self._prompt_scores or Scores(),
+                self._prompt_logprobs or Logprobs(),
                 self._details.prompt_logprobs,
             )
         self._text, self._token_ids, self.begun = [], [], True

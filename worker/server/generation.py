@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Scores
+from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.messages import Delta, Generate
 from mla_router.worker.server.backlog import check_backlog
 from mla_router.worker.server.detokenizer import Detokenizer
@@ -55,10 +55,10 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     index: int
     text: str
     token_ids: list[int]
-    scores: Scores | None
+    logprobs: Logprobs | None
     finish: Finish | None
     shown: int  # of the tokens, how many are part of the text: a stop token is rarely
-    prompt_scores: Scores | None = None  # with the first output, if they are wanted
+    prompt_logprobs: Logprobs | None = None  # with the first output, if they are wanted
 
     @property
     def shown_ids(self) -> list[int]:
@@ -336,12 +336,14 @@ class Generation:
         *others, last = delta.token_ids
         outputs = []
         for at, token in enumerate(others):
-            step = Delta(delta.rid, [token], _score_of(delta.scores, at))
+            step = Delta(delta.rid, [token], _logprobs_of(delta.logprobs, at))
             outputs.append(self._advance(choice, index, step))
             if choice.finish is not None:  # by a stop string
                 return outputs
-        scores = _score_of(delta.scores, len(others))
-        end = Delta(delta.rid, [last], scores, finish_reason=delta.finish_reason, error=delta.error)
+        logprobs = _logprobs_of(delta.logprobs, len(others))
+        end = Delta(
+            delta.rid, [last], logprobs, finish_reason=delta.finish_reason, error=delta.error
+        )
         return [*outputs, self._advance(choice, index, end)]
 
     def _advance(self, choice: _Choice, index: int, delta: Delta) -> Output:
@@ -373,7 +375,7 @@ class Generation:
             asked_for = matched in self.sampling.params.stop_token_ids
             choice.finish = Finish(reason, matched, matched if asked_for else None)
         return Output(
-            index, text, tokens, delta.scores, choice.finish, len(shown), delta.prompt_scores
+            index, text, tokens, delta.logprobs, choice.finish, len(shown), delta.prompt_logprobs
         )
 
     def _check_end(self, choice: _Choice, delta: Delta) -> None:
@@ -418,9 +420,9 @@ def _end(index: int, finish: Finish) -> Output:
     return Output(index, "", [], None, finish, 0)
 
 
-def _score_of(scores: Scores | None, at: int) -> Scores | None:
-    """That of one token of several."""
-    if scores is None:
+def _logprobs_of(logprobs: Logprobs | None, at: int) -> Logprobs | None:
+    """Returns the logprobs of one of several tokens."""
+    if logprobs is None:
         return None
     one = slice(at, at + 1)
-    return Scores(scores.logprobs[one], scores.top_ids[one], scores.top_logprobs[one])
+    return Logprobs(logprobs.logprobs[one], logprobs.top_ids[one], logprobs.top_logprobs[one])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.server.details import Details
 from mla_router.worker.server.scored_tokens import ScoredTokens
 from mla_router.worker.server.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens, details: Details) 
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: Sequence[int], scores: Scores, top: int
+    tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
 ) -> PromptLogprobs:
     """Of all tokens of `prompt` but the first, which nothing predicts; `scores` are theirs."""
     places: PromptLogprobs = [None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mla_router.worker.core import FinishReason, Scores
+from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.generation import Finish, Generation, Output
 from mla_router.worker.server.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ class ScoredList:
         self.tokens: list[Scored] = []
         self.top: list[Top] = []
 
-    def add(self, token_ids: Sequence[int], scores: Scores) -> None:
+    def add(self, token_ids: Sequence[int], scores: Logprobs) -> None:
         self.tokens += map(self._scored, scores.logprobs, token_ids)
         for ids, logprobs in zip(scores.top_ids, scores.top_logprobs, strict=True):
             self.top.append(list(map(self._scored, logprobs, ids)))
@@ -92,14 +92,14 @@ class GrowingAnswer:
         if not self._no_answer:
             self._text += output.text
             self._ids += output.token_ids
-            if output.scores is not None:
-                self._output.add(output.token_ids, output.scores)
+            if output.logprobs is not None:
+                self._output.add(output.token_ids, output.logprobs)
         elif self.finish is not None and self.finish.reason == FinishReason.STOP.value:
             self.finish = Finish(FinishReason.LENGTH.value)
         start = self._params.prompt_logprobs_from
-        if start is not None and output.prompt_scores is not None:
+        if start is not None and output.prompt_logprobs is not None:
             self._input.add_first(self._prompt[start - 1])
-            self._input.add(self._prompt[start:], output.prompt_scores)
+            self._input.add(self._prompt[start:], output.prompt_logprobs)
 
     def so_far(self, *, numbered: bool) -> Answer:
         generation, params = self._generation, self._params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.server.generation import Output
 
 
@@ -20,9 +20,9 @@ class ScoredTokens:
 
     def add(self, output: Output) -> None:
         """Take the tokens that are part of the text: a stop token is not."""
-        self.extend(output.shown_ids, output.scores)
+        self.extend(output.shown_ids, output.logprobs)
 
-    def extend(self, token_ids: Sequence[int], scores: Scores | None) -> None:
+    def extend(self, token_ids: Sequence[int], scores: Logprobs | None) -> None:
         """Take `token_ids`; there may be scores of more tokens than these."""
         self.token_ids += token_ids
         if scores is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import ApiError
 from mla_router.worker.server.scheduler_client import Mailbox
@@ -58,20 +58,20 @@ def merge(deltas: list[Delta]) -> Delta:
     return Delta(
         first.rid,
         list(chain.from_iterable(delta.token_ids for delta in deltas)),
-        _merge_scores([delta.scores for delta in deltas if delta.scores is not None]),
+        _merge_logprobs([delta.logprobs for delta in deltas if delta.logprobs is not None]),
         first.cached_tokens,
         last.finish_reason,
         last.error,
-        first.prompt_scores,
+        first.prompt_logprobs,
         first.queue_seconds,
     )
 
 
-def _merge_scores(scores: list[Scores]) -> Scores | None:
-    if not scores:
+def _merge_logprobs(logprobs: list[Logprobs]) -> Logprobs | None:
+    if not logprobs:
         return None
-    return Scores(
-        list(chain.from_iterable(one.logprobs for one in scores)),
-        list(chain.from_iterable(one.top_ids for one in scores)),
-        list(chain.from_iterable(one.top_logprobs for one in scores)),
+    return Logprobs(
+        list(chain.from_iterable(one.logprobs for one in logprobs)),
+        list(chain.from_iterable(one.top_ids for one in logprobs)),
+        list(chain.from_iterable(one.top_logprobs for one in logprobs)),
     )

@@ -36,7 +36,7 @@ def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
     halves = chunk(5, 0, MAX_INPUT_TOKENS // 2), chunk(4, 0, MAX_INPUT_TOKENS // 2)
     assert fits_decode_graph(step(*halves, decodes=3))
     assert not fits_decode_graph(step(*halves, chunk(3, 0, 1), decodes=3))
-    scored = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_start=1, score_tokens=(2,))
+    scored = PrefillChunk(5, 0, (1, 2, 3), is_last=True, logprob_start=1, logprob_tokens=(2,))
     assert not fits_decode_graph(step(scored, decodes=3))
 
 
@@ -55,7 +55,7 @@ def test_the_smallest_graph_that_fits_is_taken() -> None:
     assert taken == [(DECODE, size) for size in (2, 2, 4, 4, 8, 8, 8, 8)] + [(EAGER, 9)]
 
 
-SCORED = PrefillChunk(5, 0, (1, 2, 3), is_last=True, score_tokens=(2,))
+SCORED = PrefillChunk(5, 0, (1, 2, 3), is_last=True, logprob_tokens=(2,))
 SIZES = GraphSizes(decode=(4, 8), piecewise=(16, 32), prefill=(16, 24))
 
 

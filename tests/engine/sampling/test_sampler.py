@@ -194,8 +194,8 @@ def test_a_row_that_has_no_token_spoils_no_other(
             row[:] = float("-inf")
     got = driver.step(logits, allowed)
     assert got.tokens == [want.tokens[0], NO_TOKEN, want.tokens[2]]
-    assert want.scores is not None and got.scores is not None
-    assert got.scores[::2] == want.scores[::2]
+    assert want.logprobs is not None and got.logprobs is not None
+    assert got.logprobs[::2] == want.logprobs[::2]
 
 
 def test_nothing_is_kept_for_penalties_until_a_request_has_one() -> None:

@@ -47,11 +47,11 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
 
 
 def fits_decode_graph(plan: StepPlan) -> bool:
-    """Whether all rows can be decode rows at little cost. Steps with scored rows do not fit: their logits are
-    computed a slice at a time, outside of a graph."""
+    """Whether all rows can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
+    logits are computed a slice at a time, outside of a graph."""
     tokens = extra_reads = 0
     for chunk in plan.chunks:
-        if chunk.score_tokens:
+        if chunk.logprob_tokens:
             return False
         tokens += len(chunk.tokens)
         extra_reads += (len(chunk.tokens) - 1) * (chunk.start + len(chunk.tokens))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from mla_router.worker.engine.sampling.scores import RowScores
+from mla_router.worker.engine.sampling.logprobs import RowLogprobs
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
@@ -36,6 +36,6 @@ class StepLogits(NamedTuple):
     slots: Tensor  # [R] int64
     positions: Tensor  # [R] int64, of the tokens about to be sampled
     # [N, hidden_size], the head's input: all rows of a decode graph, padding included; else the sampled rows, then
-    # the scored ones
+    # those with logprobs of prompt tokens
     hidden_states: Tensor
-    prompt_scores: RowScores | None = None
+    prompt_logprobs: RowLogprobs | None = None

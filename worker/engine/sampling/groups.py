@@ -19,8 +19,8 @@ class Groups:
     penalized: np.ndarray
     biased: np.ndarray
     restricted: np.ndarray  # to some tokens
-    scored: np.ndarray
-    num_top: np.ndarray  # top_logprobs of the scored rows
+    with_logprobs: np.ndarray
+    num_top: np.ndarray  # top_logprobs of the rows with logprobs
     filtered: bool  # some row is drawn under a top_k, top_p or min_p
 
 
@@ -48,14 +48,14 @@ class SlotWants:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
-        penalized, filtered, scored, restricted = self._wants[:, slots]
-        scored_rows = np.flatnonzero(scored)
+        penalized, filtered, with_logprobs, restricted = self._wants[:, slots]
+        rows_with_logprobs = np.flatnonzero(with_logprobs)
         return Groups(
             penalized=np.flatnonzero(penalized),
             biased=np.flatnonzero(positions < self._biased_until[slots]),
             restricted=np.flatnonzero(restricted),
-            scored=scored_rows,
-            num_top=self._num_top[slots[scored_rows]],
+            with_logprobs=rows_with_logprobs,
+            num_top=self._num_top[slots[rows_with_logprobs]],
             filtered=bool(filtered.any()),
         )
 

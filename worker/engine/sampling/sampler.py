@@ -1,9 +1,9 @@
-"""One token for every sampled row of a step, and its scores, without waiting for the device.
+"""One token for every sampled row of a step, and its logprobs, without waiting for the device.
 
 What is done to a row's logits, in this order: the tokens that the request is restricted to; the grammar's mask;
 logit_bias and the ban of stop tokens until min_tokens; repetition, then frequency and presence penalty; temperature;
 top_k, top_p and min_p. Greedy rows skip the last four. All before the temperature run over the rows that want them
-and over no others. A forbidden token stays so whatever is added to its logit, so masks may come first: scores are
+and over no others. A forbidden token stays so whatever is added to its logit, so masks may come first: logprobs are
 taken behind them.
 """
 
@@ -19,9 +19,9 @@ from mla_router.worker.core import Admitted, StepPlan, TokenMasks
 from mla_router.worker.engine.sampling.allowed import AllowedTokens
 from mla_router.worker.engine.sampling.bias import LogitBias
 from mla_router.worker.engine.sampling.groups import SlotWants
+from mla_router.worker.engine.sampling.logprobs import RowLogprobs, Run, token_logprobs
 from mla_router.worker.engine.sampling.masks import forbid
 from mla_router.worker.engine.sampling.penalties import TokenCounts
-from mla_router.worker.engine.sampling.scores import RowScores, Run, score
 from mla_router.worker.engine.sampling.settings import SlotSettings
 from mla_router.worker.engine.upload import Upload
 from mla_router.worker.kernels.sampling.sample import sample
@@ -70,17 +70,17 @@ class Sampler:
         *,
         last_token: Tensor,
         out: Tensor,
-    ) -> RowScores | None:
+    ) -> RowLogprobs | None:
         """`logits` [R, V] float32 of the plan's sampled rows are written over; `slots` and
         `positions` [R] int64 are theirs, the latter of the tokens about to be sampled. These are written to
         `out` [R] int32 and, by slot, to `last_token`: NO_TOKEN, or 0, where there was none to draw."""
         groups = self.wants.groups(plan)
-        penalized, biased, restricted, scored, masked, bits = self._upload(
+        penalized, biased, restricted, with_logprobs, masked, bits = self._upload(
             [
                 groups.penalized,
                 groups.biased,
                 groups.restricted,
-                groups.scored,
+                groups.with_logprobs,
                 np.array(masks.rows if masks else (), dtype=np.int64),
                 masks.bits if masks else np.zeros((0, 0), dtype=np.int32),
             ]
@@ -89,7 +89,9 @@ class Sampler:
             _put(logits, rows, forbid(_get(logits, rows), self._allowed.of(slots[rows])))
         for rows, some_bits in zip(_slices(masked), torch.split(bits, _SLICE_ROWS), strict=False):
             _put(logits, rows, forbid(_get(logits, rows), some_bits))
-        own = logits.index_select(0, scored) if len(scored) else None  # of what may be sampled
+        own = (
+            logits.index_select(0, with_logprobs) if len(with_logprobs) else None
+        )  # of what may be sampled
         for rows in _slices(biased):
             _put(logits, rows, self._bias.add(_get(logits, rows), slots[rows], positions[rows]))
         for rows in _slices(penalized):
@@ -115,9 +117,9 @@ class Sampler:
             return None
         runs = [
             Run(row, 1, top)
-            for row, top in zip(groups.scored.tolist(), groups.num_top.tolist(), strict=True)
+            for row, top in zip(groups.with_logprobs.tolist(), groups.num_top.tolist(), strict=True)
         ]
-        return score(own, last_token[slots[scored]], runs)
+        return token_logprobs(own, last_token[slots[with_logprobs]], runs)
 
 
 def _slices(rows: Tensor) -> Iterator[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from mla_router.worker.core import FinishReason, Scores
+from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.answer import AnswerParser
 from mla_router.worker.server.chat.run import ChatRun
 from mla_router.worker.server.generation import Finish, Output
@@ -19,7 +19,7 @@ class ChatChoice:
     run: ChatRun
     index: int
     calls: int = 0  # begun so far
-    prompt_scores: Scores | None = None
+    prompt_logprobs: Logprobs | None = None
     _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
     _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
     _reasoning: list[str] = field(default_factory=list)
@@ -35,8 +35,8 @@ class ChatChoice:
         """What has become certain by `output`. Depends on the tokens so far and not on how they came,
         so that another worker can go on (replay.py)."""
         details, parts = self.run.details, self._echo()
-        if output.prompt_scores is not None:
-            self.prompt_scores = output.prompt_scores
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         if details.logprobs is not None:
             self._tokens.add(output)
         if details.token_ids:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mla_router.worker.core import Scores
+from mla_router.worker.core import Logprobs
 from mla_router.worker.server.chat.choice import ChatChoice
 from mla_router.worker.server.chat.counts import usage_of
 from mla_router.worker.server.chat.run import ChatRun
@@ -77,7 +77,7 @@ async def completion(run: ChatRun, model: str) -> Completion:
     if details.token_ids:
         answer.prompt_token_ids = prompt
     if details.prompt_logprobs is not None:
-        scores = drafts[0].choice.prompt_scores or Scores()
+        scores = drafts[0].choice.prompt_logprobs or Logprobs()
         answer.prompt_logprobs = prompt_logprobs(
             generation.service.tokenizer, prompt, scores, details.prompt_logprobs
         )

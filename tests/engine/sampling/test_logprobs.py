@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mla_router.worker.core import SamplingParams
-from mla_router.worker.engine.sampling.scores import SLICE_ROWS, Run, score_hidden
+from mla_router.worker.engine.sampling.logprobs import SLICE_ROWS, Run, prompt_token_logprobs
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks
 
@@ -30,21 +30,21 @@ def test_every_row_gets_as_many_as_it_asked_for() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = {slot: 10 * torch.randn(V, generator=draw) for slot in range(8)}
     result = driver.step(logits)
-    assert result.scores is not None
+    assert result.logprobs is not None
     for slot, top in enumerate(asked):
-        scores = result.scores[slot]
+        logprobs = result.logprobs[slot]
         if top is None:
-            assert scores is None
+            assert logprobs is None
             continue
         want = logits[slot].double().log_softmax(-1)
-        assert scores is not None
-        assert scores.logprobs == pytest.approx([want[result.tokens[slot]].item()], abs=1e-5)
+        assert logprobs is not None
+        assert logprobs.logprobs == pytest.approx([want[result.tokens[slot]].item()], abs=1e-5)
         if top == 0:
-            assert scores.top_ids == scores.top_logprobs == []
+            assert logprobs.top_ids == logprobs.top_logprobs == []
         else:
             best = want.topk(top)
-            assert scores.top_ids == [best.indices.tolist()]
-            assert scores.top_logprobs[0] == pytest.approx(best.values.tolist(), abs=1e-5)
+            assert logprobs.top_ids == [best.indices.tolist()]
+            assert logprobs.top_logprobs[0] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
 def test_what_a_grammar_forbids_has_no_score() -> None:
@@ -58,8 +58,8 @@ def test_what_a_grammar_forbids_has_no_score() -> None:
     }
     allowed = [4, 33, 200]
     result = driver.step(logits, token_masks({1: allowed}, V))
-    assert result.scores is not None
-    free, masked = result.scores
+    assert result.logprobs is not None
+    free, masked = result.logprobs
     assert free is not None
     assert masked is not None
     assert len(free.top_ids[0]) == 5
@@ -74,7 +74,7 @@ def test_what_a_grammar_forbids_has_no_score() -> None:
 def test_no_scores_if_nobody_asks() -> None:
     driver = SamplerDriver(2, V)
     driver.admit(0, SamplingParams(9), [1])
-    assert driver.step({0: torch.zeros(V)}).scores is None
+    assert driver.step({0: torch.zeros(V)}).logprobs is None
 
 
 def test_hidden_states_are_scored_in_slices() -> None:
@@ -89,12 +89,12 @@ def test_hidden_states_are_scored_in_slices() -> None:
         return some @ head
 
     runs = [Run(2, SLICE_ROWS + 1, 4), Run(0, SLICE_ROWS + 2, 0)]
-    scores = score_hidden(hidden, logits_of, tokens, runs).by_owner(4)
+    logprobs = prompt_token_logprobs(hidden, logits_of, tokens, runs).by_owner(4)
     assert largest == SLICE_ROWS
     want = (hidden.double() @ head.double()).log_softmax(-1)
     chosen = want.gather(1, tokens[:, None]).flatten()
-    first, second = scores[2], scores[0]
-    assert scores[1] is None and scores[3] is None
+    first, second = logprobs[2], logprobs[0]
+    assert logprobs[1] is None and logprobs[3] is None
     assert first is not None and second is not None
     got = torch.tensor(first.logprobs + second.logprobs, dtype=torch.float64)
     torch.testing.assert_close(got, chosen, atol=1e-4, rtol=0)

@@ -25,10 +25,10 @@ def test_the_first_delta_has_those_that_were_asked_for(
     told, *others = outcome.channel.deltas()["a"]
     # The first token of a prompt follows nothing.
     want = [logprob(PROMPT[:i], PROMPT[i]) for i in range(max(1, first), len(PROMPT))]
-    assert told.prompt_scores is not None
-    assert told.prompt_scores.logprobs == want
-    assert all(delta.prompt_scores is None for delta in others)
-    assert all(delta.prompt_scores is None for delta in outcome.channel.deltas()["b"])
+    assert told.prompt_logprobs is not None
+    assert told.prompt_logprobs.logprobs == want
+    assert all(delta.prompt_logprobs is None for delta in others)
+    assert all(delta.prompt_logprobs is None for delta in outcome.channel.deltas()["b"])
     # Only rows that score nothing are taken from the cache, in whole pages of 4.
     assert told.cached_tokens == max(0, min(first, len(PROMPT)) - 1) // 4 * 4
     assert outcome.channel.tokens("a") == continuation(PROMPT, 4)
