@@ -127,7 +127,7 @@ def test_transformers_tokens(tmp_path: Path) -> None:
     (spec,) = model.config.attention_specs
     prefill = TorchBackend(spec, CPU, torch.float32)
     attention = ModelAttention([FlashInferMlaBackend(prefill, spec, CPU, torch.float32)])
-    assert attention.name == "torch+flashinfer_mla" and not attention.recordable
+    assert attention.name == "torch+flashinfer_mla" and not attention.supports_decode_graph
     engine = Engine(model, capacity, device=CPU, dtype=torch.float32, attention=attention)
     rng = random.Random(1)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(10)]

@@ -70,14 +70,14 @@ def test_graphs_have_room_for_chunks_beside_a_full_batch() -> None:
 
 def test_torch_compile_is_for_cuda_graphs() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    recordable = triton_attention(read_config(SMALL_MODEL))
+    with_graphs = triton_attention(read_config(SMALL_MODEL))
     compiling = WorkerConfig(enable_torch_compile=True, torch_compile_max_bs=8)
-    assert choose_graph_sizes(compiling, cuda, recordable).compiled == 8
-    assert choose_graph_sizes(WorkerConfig(), cuda, recordable).compiled == 0
-    unrecorded = WorkerConfig(enable_torch_compile=True, disable_cuda_graph=True)
+    assert choose_graph_sizes(compiling, cuda, with_graphs).compiled == 8
+    assert choose_graph_sizes(WorkerConfig(), cuda, with_graphs).compiled == 0
+    without_graphs = WorkerConfig(enable_torch_compile=True, disable_cuda_graph=True)
     for config, device, attention, obstacle in (
-        (unrecorded, cuda, recordable, "--disable-cuda-graph"),
-        (compiling, cpu, recordable, "device cpu"),
+        (without_graphs, cuda, with_graphs, "--disable-cuda-graph"),
+        (compiling, cpu, with_graphs, "device cpu"),
         (compiling, cuda, torch_attention(read_config(SMALL_MODEL)), "attention backend torch"),
     ):
         with pytest.raises(ConfigError, match=f"--enable-torch-compile: .*with {obstacle} there"):

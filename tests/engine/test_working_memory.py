@@ -1,11 +1,11 @@
-"""The steps that are tried before the KV cache is sized are as large as any that is planned later."""
+"""The profile run, before the KV cache is sized, has steps as large as any later step."""
 
 from __future__ import annotations
 
 import pytest
 
 from mla_router.worker.core import Capacity
-from mla_router.worker.engine.working_memory import dearest_plans
+from mla_router.worker.engine.working_memory import profile_plans
 
 
 @pytest.mark.parametrize(
@@ -18,16 +18,16 @@ from mla_router.worker.engine.working_memory import dearest_plans
         (512, 8192, 4),
     ],
 )
-def test_all_prompt_tokens_of_a_step_and_a_row_for_everybody(
+def test_the_largest_step_has_all_prompt_tokens_and_all_slots(
     context_length: int, prefill_tokens: int, slots: int
 ) -> None:
     capacity = Capacity(slots, 16, slots, context_length)
-    plans = dearest_plans(capacity, prefill_tokens, 1 << 17)
+    plans = profile_plans(capacity, prefill_tokens, 1 << 17)
     for plan in plans:
         used = [*plan.decode_slots, *(chunk.slot for chunk in plan.chunks)]
         assert len(set(used)) == len(used) and max(used) < slots
         assert all(c.start + len(c.tokens) <= context_length for c in plan.chunks)
-    most = min(prefill_tokens, slots * context_length)  # that one step can have
+    most = min(prefill_tokens, slots * context_length)  # the limit of one step
     largest = max(plans, key=lambda plan: sum(len(chunk.tokens) for chunk in plan.chunks))
     tokens = sum(len(chunk.tokens) for chunk in largest.chunks)
     assert most - len(largest.chunks) < tokens <= most

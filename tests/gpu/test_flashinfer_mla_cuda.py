@@ -180,10 +180,10 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
     """Kernel by kernel, in graphs of padded batches, and in pieces."""
     want = logits(engine_of(folder, "triton", False))
     engine = engine_of(folder, prefill, True)
-    for recorded in (False, True)[: 1 + engine.attention.recordable]:
+    for with_graphs in (False, True)[: 1 + engine.attention.supports_decode_graph]:
         prefill_sizes = () if engine.attention.plans_prefill_on_host else (16, 32)
         graphs = GraphSizes([2, 4, 8], [16, 32], prefill_sizes)
-        engine.capture_graphs(graphs if recorded else GraphSizes())
+        engine.capture_graphs(graphs if with_graphs else GraphSizes())
         for out, expected in zip(logits(engine, want), want, strict=True):
             # Every layer rounds what it adds to the stream to 8 bits
             assert_rows_close(out, expected.double(), most=6e-2)

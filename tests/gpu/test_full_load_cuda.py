@@ -1,4 +1,4 @@
-"""A worker whose KV cache has all the memory there is, under the dearest load it can get: no step runs out.
+"""A worker whose KV cache has all the memory there is, under the most expensive load: no step runs out.
 
 Steps find room for what they compute by what was measured when the worker started
 (`engine/working_memory.py`), so everything that costs memory has to come at once here: as many requests as

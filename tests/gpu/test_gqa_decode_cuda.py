@@ -10,9 +10,9 @@ from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, 
 from mla_router.worker.kernels.attention.decode_tiling import gqa_tiling, num_parts
 from mla_router.worker.kernels.attention.gqa_decode import gqa_decode
 from mla_router.worker.kernels.device import limits
+from support.captured_decode import check_captured
 from support.cuda import assert_rows_close, forbid_waiting
 from support.paged_cache import PagedCache, expected_gqa, random_cache
-from support.recorded_decode import check_recorded
 
 pytestmark = pytest.mark.gpu
 
@@ -105,4 +105,4 @@ def test_float32_takes_the_torch_way() -> None:
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
 def test_graph_follows_the_lengths(shape: tuple[int, int, int, int]) -> None:
     inputs = Inputs(LENGTHS, shape, 64)
-    check_recorded(inputs.paged, inputs.run, inputs.expected)
+    check_captured(inputs.paged, inputs.run, inputs.expected)

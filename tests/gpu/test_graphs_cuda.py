@@ -46,7 +46,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(expanded)))
     model = load_model(folder, device=CUDA, dtype=torch.bfloat16, config=config)
     attention = choose_attention("auto", model.config, CUDA, torch.bfloat16)
-    assert attention.recordable
+    assert attention.supports_decode_graph
     return Engine(model, CAPACITY, device=CUDA, dtype=torch.bfloat16, attention=attention)
 
 
@@ -294,7 +294,7 @@ def mixed(*chunks: PrefillChunk, decodes: tuple[int, ...] = ()) -> StepPlan:
     )
 
 
-# Each with the recording that is taken.
+# Each with the size of the graph that is replayed.
 FEW_TOKENS = {
     "a run beside decodes": (mixed(jump(3, 3), decodes=(0, 1, 2)), 7),
     "two runs, and a decode behind them": (mixed(jump(3, 2), jump(0, 3), decodes=(1,)), 7),
@@ -363,7 +363,7 @@ def test_few_prompt_tokens_are_decode_rows(
 def test_more_prompt_tokens_go_in_pieces(
     engine: Engine, replayed: list[tuple[RunnerKind, int]]
 ) -> None:
-    """More than there is a recording of decode rows for, or scored ones."""
+    """Steps with more rows than the largest decode graph, or with logprobs of prompt tokens."""
     prefill(engine, HELD)
     scored = PrefillChunk(4, 0, (1, 2, 3), is_last=True, logprob_tokens=(2, 3))
     engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))

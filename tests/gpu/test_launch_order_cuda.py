@@ -1,4 +1,4 @@
-"""In recorded decode steps, what kernels read ahead of their wait is older than a kernel that has waited for it."""
+"""In captured_step decode steps, what kernels read ahead of their wait is older than a kernel that has waited for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READERS = ("attend_kernel", "attend_hopper_kernel", "merge_kernel", "_rope_absor
 WRITERS = ("schedule_kernel", "_find", "_look_up_kernel")
 
 
-def recorded(folder: Path, name: str, size: int) -> Graph:
+def captured_step(folder: Path, name: str, size: int) -> Graph:
     # Widths for which a GPU has kernels of its own, as those of published models
     wide = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
     write_tiny_model(folder, **CONFIGS[name] | wide)
@@ -43,7 +43,7 @@ def recorded(folder: Path, name: str, size: int) -> Graph:
 def test_settled_arguments_are_older_than_a_kernel_that_waits(
     tmp_path: Path, name: str, size: int
 ) -> None:
-    graph = recorded(tmp_path, name, size)
+    graph = captured_step(tmp_path, name, size)
     assert graph.named(*READERS) and graph.named("schedule_kernel"), graph.names
     assert any(edge.is_programmatic for edge in graph.edges), graph.names
     assert unsettled(graph, READERS, WRITERS) == []

@@ -14,9 +14,9 @@ from mla_router.worker.kernels.attention.decode_schedule import (
 from mla_router.worker.kernels.attention.decode_tiling import num_parts, tiling
 from mla_router.worker.kernels.attention.mla_decode import mla_decode
 from mla_router.worker.kernels.device import limits
+from support.captured_decode import check_captured
 from support.cuda import assert_rows_close, forbid_waiting
 from support.paged_cache import PagedCache, expected_attention, random_cache
-from support.recorded_decode import check_recorded
 
 pytestmark = pytest.mark.gpu
 
@@ -135,7 +135,7 @@ def test_schedule(requests: int) -> None:
 @pytest.mark.parametrize("heads", [16, 128])
 def test_graph_follows_the_lengths(heads: int) -> None:
     q, paged = inputs(LENGTHS, heads, 1, 64, torch.bfloat16)
-    check_recorded(
+    check_captured(
         paged,
         lambda: decode(q, paged, schedule_of(paged, heads, 1, max(LENGTHS))),
         lambda few: expected_attention(q[: len(few.rows)], few, LATENT, SCALE, 1),

@@ -89,14 +89,14 @@ def test_what_is_settled_can_be_read_ahead(capture: bool) -> None:
         _row_of[(ROWS,)](table, at, two, out, BLOCK=BLOCK, **launch_options())
         return out
 
-    replay, recorded = captured(step) if capture else (None, None)
+    replay, output = captured(step) if capture else (None, None)
     for turn in range(20):
         x.add_(turn)
-        if replay is None or recorded is None:
+        if replay is None or output is None:
             result = step()
         else:
             replay()
-            result = recorded
+            result = output
         assert torch.equal(result, x + 1 + x[5])
 
 
@@ -114,12 +114,12 @@ def expected_chain(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_chain(capture: bool) -> None:
     x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
-    replay, recorded = captured(lambda: chain(x)) if capture else (None, None)
+    replay, output = captured(lambda: chain(x)) if capture else (None, None)
     for step in range(20):
         x.add_(step)
-        if replay is None or recorded is None:
+        if replay is None or output is None:
             result = chain(x)
         else:
             replay()
-            result = recorded
+            result = output
         assert torch.equal(result, expected_chain(x))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
-from support.rope_write import Call, check_float32, check_recorded, target
+from support.rope_write import Call, check_captured, check_float32, target
 
 pytestmark = pytest.mark.gpu
 
@@ -41,4 +41,4 @@ def test_float32(tokens: int, shape: tuple[int, int, int, int, int], interleaved
 
 
 def test_in_a_cuda_graph() -> None:
-    check_recorded(lambda: call(8, SHAPES[0]), interleaved=False)
+    check_captured(lambda: call(8, SHAPES[0]), interleaved=False)

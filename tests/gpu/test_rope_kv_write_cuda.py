@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
-from support.rope_write import Call, check_float32, check_recorded, target
+from support.rope_write import Call, check_captured, check_float32, target
 
 pytestmark = pytest.mark.gpu
 
@@ -39,4 +39,4 @@ def test_in_place() -> None:
 
 
 def test_in_a_cuda_graph() -> None:
-    check_recorded(lambda: call(8, 16), interleaved=True)
+    check_captured(lambda: call(8, 16), interleaved=True)

@@ -59,9 +59,9 @@ def check_float32(short: Call, *, interleaved: bool, cache_rtol: float) -> None:
     torch.testing.assert_close(cache.cpu().float(), wide_cache, rtol=cache_rtol, atol=1e-5)
 
 
-def check_recorded(make: Callable[[], Call], *, interleaved: bool) -> None:
-    """In a CUDA graph, of 8 tokens, the last three of which are padding and all write to the first page.
-    `make` makes the same call each time."""
+def check_captured(make: Callable[[], Call], *, interleaved: bool) -> None:
+    """Checks a CUDA graph of 8 tokens, of which the last three are padding and write to the first page. `make` returns
+    the same call each time."""
     own, expected = make(), make()
     (q, cache), locations = own.written, own.arguments[-1]
     assert isinstance(locations, Tensor) and len(locations) == 8

@@ -105,7 +105,7 @@ def choose_graph_sizes(
         without = "--disable-cuda-graph"
     elif device.type != "cuda":
         without = f"device {device.type}"
-    elif not attention.recordable:
+    elif not attention.supports_decode_graph:
         without = f"attention backend {attention.name}"
     if without is not None:
         if config.enable_torch_compile:

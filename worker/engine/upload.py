@@ -86,8 +86,9 @@ class Upload:
         """The host buffer whose turn it is, of at least `size` bytes."""
         self._turn ^= 1
         if size > len(self._host[self._turn]):
-            # Kept, together smaller than what takes its place: pinned memory that is given back while a step is
-            # recorded, as a rehearsed one is, is marked by an event of the recording, and who pins memory next fails
+            # The old buffer is kept; all old buffers together are smaller than the new one. During a capture
+            # (`warmup_compile.py`) freed pinned memory is marked by an event of the capture, and the next allocation
+            # of pinned memory fails.
             self._outgrown.append(self._host[self._turn])
             self._host[self._turn] = self._new_host(2 * size)
         if size > len(self._on_device):

@@ -1,4 +1,4 @@
-"""How much device memory a step needs besides weights and KV cache: found by running the dearest one."""
+"""Measures the device memory that a step needs beside weights and KV cache, by a profile run of the largest steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.engine.rehearsal import compile_together, octaves
 from mla_router.worker.engine.runners.sizes import GraphSizes
+from mla_router.worker.engine.warmup_compile import row_counts, warmup_compile
 from mla_router.worker.model.causal_lm import CausalLM
 
-# A request that wants everything at once that costs memory.
-_DEAREST = SamplingParams(
+# All features of sampling that take memory.
+_ALL_FEATURES = SamplingParams(
     max_tokens=2,
     temperature=1.0,
     top_p=0.9,
@@ -27,11 +27,11 @@ _DEAREST = SamplingParams(
     logprobs=True,
     top_logprobs=20,
 )
-_CHEAPEST = SamplingParams(max_tokens=2)  # whose token a kernel of its own draws
+_GREEDY = SamplingParams(max_tokens=2)  # sampled by a separate kernel
 
 
-SHORT_CHUNK = 16  # short ones have kernels of their own
-# Decode rows, and tokens of the chunk beside them: so have few of either.
+SHORT_CHUNK = 16  # short chunks have separate kernels
+# Numbers of decode rows, and of tokens of the chunk beside them: few of either have separate kernels.
 FEW_ROWS = (
     (1, 1),
     (4, 8),
@@ -40,15 +40,15 @@ FEW_ROWS = (
     (64, SHORT_CHUNK),
     (160, SHORT_CHUNK),
 )
-# Short chunks at once, so that attention of their queries has more programs than a GPU has room for.
+# Short chunks in one step, so that the attention of their queries has more programs than a GPU can run at a time.
 MANY_CHUNKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes on the device."""
+    """Bytes of device memory."""
 
-    tables: int  # of an engine's slots: their pages, their settings
+    tables: int  # page tables and sampling state of the request slots
     step: int  # activations and sampling of the largest step
     graphs: int  # CUDA graphs
 
@@ -67,15 +67,15 @@ def measure_working_memory(
     dtype: torch.dtype,
     attention: ModelAttention,
 ) -> WorkingMemory:
-    """Of an engine of this `capacity` but for the number of its pages, on a CUDA device, in a step of
-    `prefill_tokens` prompt tokens and of a decode row for every other slot. Compiles what they use."""
+    """Measures an engine of this `capacity` (its number of pages is ignored) on a CUDA device, in steps of
+    `prefill_tokens` prompt tokens with a decode row for every other slot. Compiles the kernels of these steps."""
     small = replace(capacity, num_pages=capacity.num_slots)
-    plans = dearest_plans(small, prefill_tokens, attention.max_keys)
+    plans = profile_plans(small, prefill_tokens, attention.max_keys)
 
     def new_engine() -> Engine:
         return Engine(model, small, device=device, dtype=dtype, attention=attention)
 
-    compile_together(new_engine(), plans, graph_sizes)
+    warmup_compile(new_engine(), plans, graph_sizes)
     _free()
     before = torch.cuda.memory_allocated(device)
     engine = new_engine()
@@ -85,7 +85,7 @@ def measure_working_memory(
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        # With what lies between tensors, where the next one does not fit; a small step may fit between others'
+        # Reserved memory includes fragmentation; allocated memory counts a small step that fits into free fragments
         reserved, allocated = (
             torch.cuda.memory_reserved(device),
             torch.cuda.memory_allocated(device),
@@ -96,11 +96,11 @@ def measure_working_memory(
             torch.cuda.max_memory_reserved(device) - reserved,
             torch.cuda.max_memory_allocated(device) - allocated,
         )
-    # Of the last layer only rows are computed whose output is wanted, in no recording, and libraries load the kernel of
-    # a new number of rows when it is first asked for.
-    for rows in octaves(capacity.num_slots):
-        nothing = torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device)
-        model.logits(model.model.finish(nothing, nothing))
+    # The end of the last layer runs outside of the graphs, for the needed rows only. Libraries load the kernel of a new
+    # number of rows at its first use.
+    for rows in row_counts(capacity.num_slots):
+        hidden_states = torch.zeros(rows, model.config.hidden_size, dtype=dtype, device=device)
+        model.logits(model.model.finish(hidden_states, hidden_states))
     graphs = _graph_bytes(engine, graph_sizes, device)
     del engine
     _free()
@@ -108,14 +108,14 @@ def measure_working_memory(
 
 
 def _free() -> None:
-    """What belonged to an engine that is no more: it refers to itself."""
+    """Frees the memory of deleted engines, which have reference cycles."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int:
-    """Of all captured graphs: those of a kind share the memory of the largest, and each needs some of its own,
-    found by capturing the smallest beside it."""
+    """Returns the bytes of all captured graphs. Graphs of one kind share the memory of the largest, and each needs some
+    more, which is measured by capturing the smallest beside the largest."""
 
     def taken(some: GraphSizes) -> int:
         engine.capture_graphs(GraphSizes())
@@ -138,9 +138,9 @@ def _graph_bytes(engine: Engine, sizes: GraphSizes, device: torch.device) -> int
     )
 
 
-def dearest_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> list[StepPlan]:
-    """Steps that need most memory, and what else it takes for all kernels of steps to be among theirs. `max_keys`:
-    as `AttentionBackend`; chunks follow prefixes with which they have more, if that can be."""
+def profile_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> list[StepPlan]:
+    """Returns the steps of the profile run: those that need most memory, and more steps until every kernel of a step is
+    used. `max_keys`: as of `AttentionBackend`; chunks have prefixes with which they exceed it, if possible."""
     context, slots = capacity.context_length, capacity.num_slots
 
     def after_prefixes(sampling: SamplingParams, length: int, chunks: int) -> StepPlan:
@@ -154,17 +154,17 @@ def dearest_plans(capacity: Capacity, prefill_tokens: int, max_keys: int) -> lis
     short = min(SHORT_CHUNK, each)
     many = min(MANY_CHUNKS, slots, prefill_tokens // short)
     return [
-        after_prefixes(_DEAREST, each, several),
-        _mixed_plan(capacity, _DEAREST, whole, 0),
-        after_prefixes(_DEAREST, short, several),
-        _mixed_plan(capacity, _DEAREST, [short], 0),
+        after_prefixes(_ALL_FEATURES, each, several),
+        _mixed_plan(capacity, _ALL_FEATURES, whole, 0),
+        after_prefixes(_ALL_FEATURES, short, several),
+        _mixed_plan(capacity, _ALL_FEATURES, [short], 0),
         *(
-            _mixed_plan(capacity, _CHEAPEST, [min(tokens, whole[0])], 0, decodes)
+            _mixed_plan(capacity, _GREEDY, [min(tokens, whole[0])], 0, decodes)
             for decodes, tokens in FEW_ROWS
             if decodes < slots
         ),
-        after_prefixes(_CHEAPEST, short, many),
-        _mixed_plan(capacity, _CHEAPEST, [short] * many, 0, 0),
+        after_prefixes(_GREEDY, short, many),
+        _mixed_plan(capacity, _GREEDY, [short] * many, 0, 0),
     ]
 
 
@@ -175,11 +175,11 @@ def _mixed_plan(
     prefix: int,
     decodes: int | None = None,
 ) -> StepPlan:
-    """Chunks of such lengths after so many tokens each, and so many decode rows: by default one for every other
-    slot."""
+    """Returns a step with chunks of `lengths` tokens, each after a prefix of `prefix` tokens, and `decodes` decode rows:
+    by default one for every other slot."""
     if decodes is None:
         decodes = capacity.num_slots - len(lengths)
-    # A page may be that of several places: what is computed from it does not matter
+    # Several entries of the page table may share a page: the values in the cache do not matter
     slots = range(decodes, decodes + len(lengths))
     own = [(slot, index, 1) for slot in slots for index in range(capacity.pages_per_request)]
     others = [(slot, 0, 2 + slot) for slot in range(decodes)]

@@ -19,10 +19,10 @@ from mla_router.worker.engine.slots import SlotState
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention
 from support.cached_rows import cached_rows, clear, put_back
+from support.fake_graphs import fake_decode_graphs
 from support.random_requests import random_script
 from support.scripted_scheduler import run
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.unrecorded_decode import replace_recording
 
 CPU = torch.device("cpu")
 IDLE = 6
@@ -93,7 +93,7 @@ def engines(
     folder: Path = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder, **CONFIGS[request.param])
     model = load_model(folder, device=CPU, dtype=torch.float32)
-    eager, recorded = (
+    eager, with_graphs = (
         Engine(
             model,
             CAPACITY,
@@ -104,8 +104,8 @@ def engines(
         for _ in range(2)
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
-        replace_recording(recorded, [*range(1, 17), 24], monkeypatch)
-    yield eager, recorded
+        fake_decode_graphs(with_graphs, [*range(1, 17), 24], monkeypatch)
+    yield eager, with_graphs
 
 
 REQUESTS = st.lists(
@@ -150,7 +150,7 @@ def test_they_compute_what_chunks_do(
         tuple(Admitted(slot, SamplingParams(9), tokens(3)) for slot in slots),
     )
     last_tokens = torch.tensor(tokens(IDLE))
-    eager, recorded = engines
+    eager, with_graphs = engines
     clear(eager)
     if prompts:
         eager.forward(StepPlan((), (), tuple(prompts), pages, ()))
@@ -165,7 +165,7 @@ def test_they_compute_what_chunks_do(
         where = launched.slots.tolist(), launched.positions.tolist()
         sampled = engine.sample(launched).wait().tokens
         seen.append((computed, where, sampled, engine.slots.last_token[:IDLE].tolist()))
-    kind = choose_runner(plan, recorded.runners.sizes).kind
+    kind = choose_runner(plan, with_graphs.runners.sizes).kind
     assert (kind is RunnerKind.DECODE_GRAPH) == (plan.num_tokens <= 24)
     (want, *wanted), (got, *others) = seen
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
@@ -189,7 +189,7 @@ def test_requests_get_the_same_tokens(
             dtype=torch.float32,
             attention=torch_attention(model.config),
         )
-        graphs = replace_recording(engine, sizes, monkeypatch) if sizes else []
+        graphs = fake_decode_graphs(engine, sizes, monkeypatch) if sizes else []
         runs.append(
             run(
                 {at: list(messages) for at, messages in script.items()},

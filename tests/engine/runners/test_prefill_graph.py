@@ -23,16 +23,16 @@ from mla_router.worker.engine.runners.prefill_graph import (
 from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.model.loader import load_model
 from support.attention import triton_attention
+from support.fake_graphs import fake_capture_sizes
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.unrecorded_decode import capture_each
 
 CPU = torch.device("cpu")
 CAPACITY = Capacity(num_pages=20, page_size=4, num_slots=3, context_length=40)
 SIZES = (8, 16)
 
 
-class Unrecorded:
-    """Runs again where a graph would be replayed."""
+class FakeGraph:
+    """Calls `prefill` again at each replay."""
 
     def __init__(self, prefill: Prefill, inputs: Tensor) -> None:
         self._prefill, self._inputs = prefill, inputs
@@ -53,19 +53,19 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_as_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts one after another in the same pages, of the length of a recording and shorter: what longer
-    ones left behind does not matter."""
+    """Runs prompts one after another in the same pages, as long as a graph and shorter: the tokens that a longer
+    prompt has left in the graph's inputs do not matter."""
     model = load_model(folder, device=CPU, dtype=torch.float32)
     attention = triton_attention(model.config)
     engine = Engine(model, CAPACITY, device=CPU, dtype=torch.float32, attention=attention)
-    graphs: list[Unrecorded] = []
+    graphs: list[FakeGraph] = []
 
     def capture(self: PrefillGraphRunner, size: int, _: object) -> PrefillGraph:
         inputs, prefill = self.idle_prompt(size), self.plan_prefill(size)
-        graphs.append(Unrecorded(prefill, inputs))
+        graphs.append(FakeGraph(prefill, inputs))
         return PrefillGraph(inputs, prefill, graphs[-1], graphs[-1].output)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(prefill_graph, "capture_sizes", capture_each)
+    monkeypatch.setattr(prefill_graph, "capture_sizes", fake_capture_sizes)
     monkeypatch.setattr(PrefillGraphRunner, "capture_size", capture)
     engine.capture_graphs(GraphSizes(prefill=SIZES))
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -75,8 +75,8 @@ def test_as_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ids = torch.randint(VOCAB_SIZE, (length,), generator=draw)
         prompt = PrefillChunk(1, 0, tuple(ids.tolist()), is_last=True)
         admitted = Admitted(1, SamplingParams(5), prompt.tokens)
-        launched = engine.forward(StepPlan((), (), (prompt,), pages, (admitted,)))
+        output = engine.forward(StepPlan((), (), (prompt,), pages, (admitted,)))
         with torch.no_grad():
             expected = reference(ids[None]).logits[0, -1:]
-        torch.testing.assert_close(launched.logits, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-5)
         assert sum(graph.replays for graph in graphs) == replays

@@ -30,7 +30,7 @@ _WORKSPACE_BYTES = 16 << 20
 
 class FlashInferBackend(AttentionBackend):
     name = "flashinfer"
-    recordable = True
+    supports_decode_graph = True
     plans_prefill_on_host = True
 
     def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:

@@ -63,8 +63,8 @@ class FlashInferMlaBackend(AttentionBackend):
         return f"{self._prefill.name}+flashinfer_mla"
 
     @property
-    def recordable(self) -> bool:
-        return self._prefill.recordable
+    def supports_decode_graph(self) -> bool:
+        return self._prefill.supports_decode_graph
 
     @property
     def max_keys(self) -> int:

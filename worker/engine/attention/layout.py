@@ -57,7 +57,7 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def recordable(self) -> bool:
+    def supports_decode_graph(self) -> bool:
         """Whether what a decode step launches depends on nothing but its number of rows, so that a CUDA
         graph can be made of it. `max_decode_length` is then only a bound."""
         ...

@@ -25,8 +25,8 @@ class ModelAttention:
         return ", ".join(dict.fromkeys(backend.name for backend in self.backends))
 
     @property
-    def recordable(self) -> bool:
-        return all(backend.recordable for backend in self.backends)
+    def supports_decode_graph(self) -> bool:
+        return all(backend.supports_decode_graph for backend in self.backends)
 
     @property
     def plans_prefill_on_host(self) -> bool:

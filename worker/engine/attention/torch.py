@@ -19,7 +19,7 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec
 
 class TorchBackend(AttentionBackend):
     name = "torch"
-    recordable = False  # the longest request decides how much is computed
+    supports_decode_graph = False  # the longest request decides how much is computed
     plans_prefill_on_host = True
     max_keys = 1 << 17  # there is no limit: what is tried when memory is measured
 

@@ -62,7 +62,7 @@ def attend_over(
 
 class TritonBackend(AttentionBackend):
     name = "triton"
-    recordable = True
+    supports_decode_graph = True
     plans_prefill_on_host = False
     max_keys = MAX_EXPANDED
 

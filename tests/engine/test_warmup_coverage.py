@@ -1,5 +1,5 @@
-"""No step, whatever is in it, launches a kernel that the rehearsal had not: one that is compiled under load stops
-everybody for a second. The file is also a script, since Triton interprets in the tests' process."""
+"""No step launches a kernel that the warm-up compile missed: a compilation under load stops all requests for a second.
+The file is also a script, because Triton runs its interpreter in the process of the tests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
-from mla_router.worker.engine.rehearsal import launch_steps, rehearsed_sizes
 from mla_router.worker.engine.runners.sizes import GraphSizes, decode_sizes
-from mla_router.worker.engine.working_memory import dearest_plans
+from mla_router.worker.engine.warmup_compile import launch_steps, warmup_sizes
+from mla_router.worker.engine.working_memory import profile_plans
 from support.compiler_process import compiling_environment
 from support.processes import ROOT
 
@@ -25,10 +25,10 @@ STEPS, BUDGET, PAGE_SIZE = 150, 8192, 16
 
 class Case(NamedTuple):
     shape: str
-    layers: int  # V3 begins with three dense ones
+    layers: int  # V3 begins with three dense layers
     slots: int = 256
     context: int = 32768
-    largest_graph: int = 256  # of decode rows; 0: none
+    largest_graph: int = 256  # decode rows; 0: no graphs
     max_keys: int = 1 << 17
 
     @property
@@ -85,14 +85,14 @@ def check(case: Case) -> None:
 
     pretend()
     engines = meta_engines(ROOT / "bench" / "shapes" / case.shape, case.layers, case.capacity)
-    rehearsed, launched = Launches(), Launches()
+    warmed, launched = Launches(), Launches()
     decode = decode_sizes(case.largest_graph) if case.largest_graph else ()
-    plans = dearest_plans(case.capacity, BUDGET, case.max_keys)
+    plans = profile_plans(case.capacity, BUDGET, case.max_keys)
     engine = next(engines)
     assert engine.attention.max_keys == case.max_keys or case.shape.startswith("llama")
-    with rehearsed:
-        launch_steps(engine, plans, rehearsed_sizes(plans, GraphSizes(decode)), nullcontext)
-    assert len(rehearsed.kernels) > 20
+    with warmed:
+        launch_steps(engine, plans, warmup_sizes(plans, GraphSizes(decode)), nullcontext)
+    assert len(warmed.kernels) > 20
     engine, draw = next(engines), random.Random(0)
     with torch.inference_mode(), launched:
         for _ in range(STEPS):
@@ -101,7 +101,7 @@ def check(case: Case) -> None:
     new = [
         (source.fn.__name__, source.signature, source.attrs, source.constants)
         for key, source in launched.kernels.items()
-        if key not in rehearsed.kernels
+        if key not in warmed.kernels
     ]
     assert not new, new
 

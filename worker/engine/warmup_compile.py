@@ -1,9 +1,10 @@
-"""Kernels are compiled side by side, before the first of them runs.
+"""The warm-up compile: Triton kernels are compiled in parallel, before the first step runs.
 
-Triton compiles a kernel when it is first launched, and an engine that gets ready launches some seventy, one after
-another: half a minute in which all cores but one are idle. So its steps are *rehearsed* first: launched into CUDA
-graphs that nobody replays. Nothing runs then, whatever lies in the memory that it would read, and threads compile what
-Triton misses; most of their work holds no lock of Python's. What no rehearsal had is compiled when it comes, as ever.
+Triton compiles a kernel at its first launch. A starting engine launches about seventy kernels one after another, so
+one core compiles for half a minute and the others idle. Therefore the engine's steps are first captured into CUDA
+graphs that are never replayed. Nothing runs on the device then, so the content of its memory does not matter. Each
+kernel that Triton has not loaded goes to a thread pool: most of a compilation does not hold Python's global lock. A
+kernel that is missed here is compiled at its first launch, as usual.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from mla_router.worker.model.decoder import Decoder
 
 logger = logging.getLogger(__name__)
 
-MAX_THREADS = 16  # a fifth or sixth of a compilation holds the lock: more would wait for each other
+MAX_THREADS = (
+    16  # a fifth of a compilation holds the global lock, so more threads would wait for each other
+)
 
 
-def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:
-    """Compile the kernels of these plans and of captured graphs of these sizes. `engine` is of no use afterwards."""
+def warmup_compile(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes) -> None:
+    """Compiles the kernels of the steps `plans` and of captured graphs of `sizes`. `engine` must not be used
+    afterwards."""
     begin, threads = time.perf_counter(), min(len(os.sched_getaffinity(0)), MAX_THREADS)
     # Triton asks for the current device, which each thread has for itself
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,)) as pool:
         missing = MissingKernels(pool)
-        rehearse(engine, plans, sizes, missing)
+        find_missing_kernels(engine, plans, sizes, missing)
         if missing.count:
             missing.wait()
             logger.info(
@@ -51,19 +55,20 @@ def compile_together(engine: Engine, plans: Sequence[StepPlan], sizes: GraphSize
             )
 
 
-def octaves(largest: int) -> list[int]:
-    """Numbers of rows up to `largest`, four to an octave: kernels are others from some of them on."""
+def row_counts(largest: int) -> list[int]:
+    """Returns numbers of rows up to `largest`, four between consecutive powers of two: the kernels change at some of
+    them."""
     sizes = [
         quarters << octave for octave in range(largest.bit_length()) for quarters in (4, 5, 6, 7)
     ]
     return [size for size in (1, 2, 3, *sizes) if size <= largest]
 
 
-def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
-    """Prompts alone up to the longest in `plans`, whatever sizes are captured; and decode rows, beyond the captured
-    sizes, up to the most in `plans`."""
-    prompts = octaves(max(len(chunk.tokens) for plan in plans for chunk in plan.chunks))
-    decode = octaves(max(len(plan.decode_slots) for plan in plans))
+def warmup_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
+    """Returns the steps to launch beside `plans`: single prompts up to the longest chunk of `plans`, whatever sizes
+    are captured; the decode sizes of `sizes`, and larger ones up to the most decode rows of `plans`."""
+    prompts = row_counts(max(len(chunk.tokens) for plan in plans for chunk in plan.chunks))
+    decode = row_counts(max(len(plan.decode_slots) for plan in plans))
     captured = max(sizes.decode, default=0)
     return replace(
         sizes,
@@ -72,27 +77,27 @@ def rehearsed_sizes(plans: Sequence[StepPlan], sizes: GraphSizes) -> GraphSizes:
     )
 
 
-def rehearse(
+def find_missing_kernels(
     engine: Engine, plans: Sequence[StepPlan], sizes: GraphSizes, missing: MissingKernels
 ) -> None:
-    """Begins to compile what is `missing`."""
-    # Libraries are set up by their first use, which may not be in a recording
+    """Captures the steps once, and submits each kernel that is not loaded to `missing`."""
+    # The first use of a library sets it up, which a capture does not permit
     square = torch.zeros(16, 16, device=engine.device)
     torch.mm(square, square)
-    graphs: list[torch.cuda.CUDAGraph] = []  # their memory is for all, and lives as long as they
+    graphs: list[torch.cuda.CUDAGraph] = []  # all share one pool, which lives as long as the graphs
     pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def nothing_runs() -> Iterator[None]:
+    def capture() -> Iterator[None]:
         graphs.append(torch.cuda.CUDAGraph(keep_graph=True))
-        # Relaxed: memory may be pinned, which another mode forbids because it might wait
+        # Relaxed: host memory may be pinned inside, which the other modes forbid because it might wait
         with missing, torch.cuda.graph(graphs[-1], pool, capture_error_mode="relaxed"):
             yield
 
-    gc.disable()  # nothing may be freed on the device in the middle of a recording
+    gc.disable()  # nothing may be freed on the device during a capture
     try:
-        with few_layers(engine.model.model):
-            launch_steps(engine, plans, rehearsed_sizes(plans, sizes), nothing_runs)
+        with distinct_layers(engine.model.model):
+            launch_steps(engine, plans, warmup_sizes(plans, sizes), capture)
     finally:
         gc.enable()
 
@@ -102,30 +107,30 @@ def launch_steps(
     engine: Engine,
     plans: Sequence[StepPlan],
     sizes: GraphSizes,
-    nothing_runs: Callable[[], AbstractContextManager[None]],
+    capture: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Launch the steps of `plans`, and decode and prefill steps of `sizes`, each within `nothing_runs`; nothing, if
-    prefill is planned on the host."""
+    """Launches the steps of `plans`, and decode and prefill steps of `sizes`, each within `capture`. Does nothing if
+    the attention backend plans prefill on the host."""
     if engine.attention.plans_prefill_on_host:
         return
     forward, prefills = engine.forward_pass, engine.runners.prefill_graph
     for size in sizes.decode:
         rows = engine.slots.idle_rows(size)
-        with nothing_runs():
+        with capture():
             forward.decode(engine.slots.look_up(rows))
     for size in sizes.prefill:
         prefill, prompt = prefills.plan_prefill(size), prefills.idle_prompt(size)
-        with nothing_runs():
+        with capture():
             prefill(prompt)
     for plan in plans:
-        with nothing_runs():
+        with capture():
             engine.sample(engine.forward(plan))
 
 
 @contextmanager
-def few_layers(decoder: Decoder) -> Iterator[None]:
-    """Up to the first layer of the last kind, and the one after it: those like it launch the same, but for the
-    very first, which has no residual to add to."""
+def distinct_layers(decoder: Decoder) -> Iterator[None]:
+    """Cuts `decoder` after the first layer of its last kind and one more layer. Layers of one kind launch the same
+    kernels, except for the first layer of the model, which has no residual to add to."""
     seen, needed, layers = set(), 0, decoder.layers
     for count, layer in enumerate(layers, 1):
         shapes = tuple((name, weight.shape) for name, weight in layer.named_parameters())
@@ -139,14 +144,14 @@ def few_layers(decoder: Decoder) -> Iterator[None]:
         decoder.layers = layers
 
 
-class _Begun(NamedTuple):
+class _Compilation(NamedTuple):
     future: Future[Any]
     compile_fn: Callable[[], Any]
     finalize: Callable[[Any], None]
 
     def finish(self) -> None:
-        """Makes it known to Triton. Rarely, Triton's front end fails in one of several threads at what compiles by
-        itself: once more, then, alone."""
+        """Hands the kernel to Triton. Triton's front end rarely fails in one of several threads although the kernel
+        compiles alone: this thread then tries once more."""
         try:
             failed = self.future.exception() is not None
             self.finalize(_with_launcher(self.compile_fn) if failed else self.future.result())
@@ -155,35 +160,36 @@ class _Begun(NamedTuple):
 
 
 class MissingKernels(triton.AsyncCompileMode):  # type: ignore[misc]
-    """While this is entered, Triton hands kernels that it has not loaded to `submit`, and launches nothing
-    if it gets none back."""
+    """A context in which Triton calls `submit` for each kernel that it has not loaded, and launches nothing if it gets
+    no kernel back."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
-        self._begun: dict[str, _Begun] = {}
+        self._compilations: dict[str, _Compilation] = {}
 
     @property
     def count(self) -> int:
-        return len(self._begun)
+        return len(self._compilations)
 
     def submit(
         self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
     ) -> None:
-        if key not in self._begun:
+        if key not in self._compilations:
             future = self.executor.submit(_with_launcher, compile_fn)
-            self._begun[key] = _Begun(future, compile_fn, finalize_fn)
+            self._compilations[key] = _Compilation(future, compile_fn, finalize_fn)
 
     def wait(self) -> None:
-        """Until all are compiled, and known to Triton. What cannot be is left to its first launch, which says why."""
-        futures = [begun.future for begun in self._begun.values()]
+        """Waits until all kernels are compiled and handed to Triton. A kernel that fails is left to its first launch,
+        which raises the error."""
+        futures = [compilation.future for compilation in self._compilations.values()]
         for _ in tqdm(as_completed(futures), "Compiling kernels", len(futures), disable=None):
             pass
-        for begun in self._begun.values():
-            begun.finish()
+        for compilation in self._compilations.values():
+            compilation.finish()
 
 
 def _with_launcher(compile_fn: Callable[[], Any]) -> Any:
     kernel = compile_fn()
-    # What calls the kernel is C, compiled as well, and found in the cache when it is loaded
+    # The kernel's launcher is compiled C as well; the compiler cache then has it when the kernel is loaded
     driver.active.launcher_cls(kernel.src, kernel.metadata)
     return kernel

@@ -1,5 +1,5 @@
-"""An engine that gets ready compiles no kernel but those of its rehearsal. The file is also a script: only a
-process of its own has no kernels yet."""
+"""A starting engine compiles all its kernels in the warm-up compile. The file is also a script: only a new process
+has no kernels loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triton import knobs
 
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.engine.rehearsal import MissingKernels
+from mla_router.worker.engine.warmup_compile import MissingKernels
 from support.compiler_process import compiling_environment
 from support.tiny_model import CONFIGS, write_tiny_model
 
@@ -26,11 +26,11 @@ WIDTHS = {"v2_lite": {"qk_rope_head_dim": 16}, "llama_gqa": {"head_dim": 64}}
 
 
 @pytest.mark.parametrize("name", WIDTHS)
-@pytest.mark.parametrize("recorded", [True, False])
-def test_all_are_compiled_together(name: str, recorded: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("captured", [True, False])
+def test_all_are_compiled_together(name: str, captured: bool, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", **CONFIGS[name] | WIDTHS[name])
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    flags = [] if recorded else ["--disable-cuda-graph"]
+    flags = [] if captured else ["--disable-cuda-graph"]
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path / "model"), *flags],
         env=environment,
@@ -45,8 +45,8 @@ def test_all_are_compiled_together(name: str, recorded: bool, tmp_path: Path) ->
 
 
 def get_ready(folder: str, *flags: str) -> None:
-    """Prints names of the kernels that are compiled together, of those compiled alone, and how many launchers
-    are compiled alone."""
+    """Prints the names of the kernels compiled in the warm-up, the names of those compiled later, and the number of
+    launchers compiled later."""
     together: list[str] = []
     alone: list[str] = []
     launchers = 0

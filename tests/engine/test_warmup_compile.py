@@ -1,6 +1,7 @@
-"""What a rehearsal has noted is compiled as it would have been: its launches have it.
+"""The warm-up compile: later launches find the compiled kernels.
 
-Triton interprets in the tests' process, so that this file is also a script, which compiles for a GPU that is not there.
+The file is also a script: Triton runs its interpreter in the process of the tests, and the script compiles for a GPU
+that need not exist.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.engine import rehearsal
+from mla_router.worker.engine import warmup_compile
 from mla_router.worker.engine.loader import load_engine
-from mla_router.worker.engine.rehearsal import MissingKernels, few_layers
+from mla_router.worker.engine.warmup_compile import MissingKernels, distinct_layers
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.rms_norm import rms_norm_triton
 from support.compiler_process import compiling_environment
@@ -38,7 +39,8 @@ def _broken(x):
 
 
 def launches() -> None:
-    """Of kernels with plain arguments, twice one of them, and with named tuples of tensors and constants."""
+    """Launches a kernel with plain arguments three times, two of them alike, and one with named tuples of tensors and
+    constants."""
 
     def half(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
@@ -49,17 +51,17 @@ def launches() -> None:
 
 
 def fail_in_threads() -> None:
-    compiled = rehearsal._with_launcher
+    compiled = warmup_compile._with_launcher
 
     def alone(compile_fn: Callable[[], Any]) -> Any:
         if threading.current_thread() is not threading.main_thread():
             raise SystemError("several at a time")
         return compiled(compile_fn)
 
-    rehearsal._with_launcher = alone
+    warmup_compile._with_launcher = alone
 
 
-def rehearse() -> None:
+def compile_in_threads() -> None:
     from triton import knobs
     from triton.runtime import driver
 
@@ -79,19 +81,19 @@ def rehearse() -> None:
     print(json.dumps([missing.count, found[:compiled], found[compiled:]]))
 
 
-def test_few_layers_are_those_with_something_new(tmp_path: Path) -> None:
+def test_the_cut_keeps_each_kind_of_layer(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v2_lite"] | {"num_hidden_layers": 5})
     engine = load_engine(WorkerConfig(model_path=str(tmp_path), max_total_tokens=64, device="cpu"))
     layers = engine.model.model.layers
-    with few_layers(engine.model.model):
+    with distinct_layers(engine.model.model):
         assert list(engine.model.model.layers) == list(layers[:3])  # a dense one, then mixtures
     assert engine.model.model.layers is layers
     assert len(layers) == 5
 
 
 @pytest.mark.parametrize("threads", ["compile", "fail"])
-def test_launches_find_what_was_noted(tmp_path: Path, threads: str) -> None:
-    """Whether it was compiled in a thread, or, as that failed, afterwards."""
+def test_launches_find_the_compiled_kernels(tmp_path: Path, threads: str) -> None:
+    """Kernels are compiled in threads, or afterwards in the main thread if the threads fail."""
     environment = compiling_environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, __file__, threads],
@@ -103,13 +105,13 @@ def test_launches_find_what_was_noted(tmp_path: Path, threads: str) -> None:
     noted, first, again = json.loads(done.stdout.splitlines()[-1])
     assert noted == 4
     assert first == [False] * 3, done.stderr
-    # What cannot be compiled is left to its launch
+    # A kernel that cannot be compiled is left to its launch
     assert done.stderr.count("left to its first launch") == 1, done.stderr
     assert "there_is_no_such_thing" in done.stderr
-    assert again == []  # not even looked for: Triton has them
+    assert again == []  # Triton has loaded them and does not compile again
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "fail":
         fail_in_threads()
-    rehearse()
+    compile_in_threads()

@@ -1,4 +1,4 @@
-"""Decode graphs without a GPU: in the place of each stands what would be captured in it."""
+"""Decode graphs without a GPU: each fake graph calls the function that a real one would have captured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
-class Unrecorded:
-    """Decodes again where a graph would be replayed."""
+class FakeGraph:
+    """Calls `decode` again at each replay."""
 
     def __init__(self, decode: Decode, rows: LookedUp) -> None:
         self._decode, self._rows = decode, rows
@@ -30,28 +30,28 @@ class Unrecorded:
             kept.copy_(new)
 
 
-def capture_each(
+def fake_capture_sizes(
     kind: str, capture: Callable[[int, Any], Any], sizes: Sequence[int], device: torch.device
 ) -> dict[int, Any]:
-    """In the place of `capture_sizes`, which asks a GPU for memory."""
+    """Replaces `capture_sizes`, which asks a GPU for its memory."""
     del kind, device
     return {size: capture(size, None) for size in sizes}
 
 
-def replace_recording(
+def fake_decode_graphs(
     engine: Engine, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> list[Unrecorded]:
-    """Give `engine`, on the CPU, such graphs of `sizes`."""
-    graphs: list[Unrecorded] = []
+) -> list[FakeGraph]:
+    """Gives `engine`, on the CPU, fake decode graphs of `sizes`, and returns them."""
+    graphs: list[FakeGraph] = []
 
     def capture(_: DecodeGraphRunner, decode: Decode, size: int, pool: object) -> DecodeGraph:
         del pool
         looked_up = engine.slots.look_up(engine.slots.idle_rows(size))
-        graphs.append(Unrecorded(decode, looked_up))
+        graphs.append(FakeGraph(decode, looked_up))
         return DecodeGraph(graphs[-1], looked_up, HeadOutput(*graphs[-1].output))  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(decode_graph, "capture_sizes", capture_each)
+        patch.setattr(decode_graph, "capture_sizes", fake_capture_sizes)
         patch.setattr(DecodeGraphRunner, "capture_size", capture)
         engine.capture_graphs(GraphSizes(decode=sizes))
     return graphs

@@ -1,4 +1,4 @@
-"""A step of decode attention in a CUDA graph: what it reads of lengths and slots is what they are at replay."""
+"""Decode attention in a CUDA graph: a replay reads the lengths and slots of its own time, not those of the capture."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from support.cuda import assert_rows_close, captured, forbid_waiting
 from support.paged_cache import PagedCache
 
 
-def check_recorded(
+def check_captured(
     paged: PagedCache, step: Callable[[], Tensor], expected: Callable[[PagedCache], Tensor]
 ) -> None:
-    """`step` has a result for each request of `paged`, and `expected` says what it is for those that it is
-    given. It is recorded while all have length 1, and replayed with all of them, and with three and
-    padding: length 1 on page 0."""
+    """Captures `step`, which returns a row for each request of `paged`, while all lengths are 1. Replays it with all
+    requests, and with three requests and padding (length 1 on page 0). Compares with `expected`, which returns the
+    rows of the requests that it is given."""
     lengths, slots = paged.lengths.clone(), paged.slots.clone()
     paged.lengths.fill_(1)
     replay, out = captured(step)

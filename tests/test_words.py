@@ -1,0 +1,85 @@
+"""Words that this project once used instead of the field's terms do not come back into sources and docs.
+
+`PRIVATE` maps a word to the paths that may still contain it. A path is a prefix: a file or a folder. Upper and lower
+case count. Words with another, common meaning do not belong here. docs/glossary.md has the terms of our own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+
+from file_sizes import ROOT
+
+HERE = "tests/test_words.py"
+# Histories: their text was right at its time.
+HISTORY = ("CHANGELOG.md", "bench/results/")
+PRIVATE: dict[str, tuple[str, ...]] = {
+    # the engine: ForwardOutput, AsyncCopy, warm-up compile, profile run, captured graphs
+    "Launched": (),
+    "Readback": (),
+    "ReadbackRing": (),
+    "readback": (),
+    "rehearsal": (),
+    "rehearsed": (),
+    "rehearse": ("worker/grammar/",),
+    "compile_together": (),
+    "dearest": (),
+    "dearest_plans": (),
+    "recordable": (),
+    "check_recorded": (),
+    "replace_recording": (),
+    "Unrecorded": (),
+    # logprobs
+    "RowScores": (),
+    "prompt_scores": (),
+    "score_tokens": (),
+    "score_start": (),
+    "score_hidden": (),
+    # the scheduler's heartbeat
+    "Pulse": ("router/",),
+    "PulseWatch": (),
+    "pulse_watch": (),
+    "pulse_fd": (),
+    "beat_within_steps": (),
+}
+
+
+def tracked() -> list[str]:
+    """Returns the paths of all sources and documents, without the histories."""
+    patterns = ["*.py", "*.pyi", "*.rs", "*.md", "*.toml", "*.html", "*.js", "*.yml", "*.yaml"]
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    paths = listed.stdout.split("\0")
+    return [path for path in paths if path and path != HERE and not path.startswith(HISTORY)]
+
+
+def pattern(words: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(sorted(words, key=len, reverse=True))})\b")
+
+
+def found(path: str, text: str, private: re.Pattern[str]) -> Iterator[str]:
+    """Yields `PATH:LINE: WORD` for each private word that `path` may not contain."""
+    for match in private.finditer(text):
+        if not path.startswith(PRIVATE[match[0]] or ("\0",)):
+            yield f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+
+
+def test_no_private_words() -> None:
+    private, problems = pattern(PRIVATE), []
+    for path in tracked():
+        file = ROOT / path
+        if file.is_file():  # a deleted file is listed until it is committed
+            problems += found(path, file.read_text(), private)
+        problems += found(path, path.replace("_", " ").replace("/", " ").replace(".", " "), private)
+    assert problems == []
+
+
+def test_a_private_word_is_found() -> None:
+    private = pattern(PRIVATE)
+    assert list(found("docs/x.md", "a\nthe Readback of", private)) == ["docs/x.md:2: Readback"]
+    assert list(found("router/src/x.rs", "struct Pulse;", private)) == []
+    assert list(found("worker/x.py", "class Pulse:", private)) == ["worker/x.py:1: Pulse"]
+    assert list(found("docs/x.md", "Readbacks, dearestly", private)) == []
