@@ -32,6 +32,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_trito
 from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.norm_linear import norm_linear_triton
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton
+from mla_router.worker.kernels.weight import Weight
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from record import record
@@ -78,7 +79,7 @@ class Case:
             )
             for _ in range(LAYERS)
         ]
-        self.update, self.stream = normal(rows, hidden), normal(rows, hidden)
+        self.hidden_states, self.residual = normal(rows, hidden), normal(rows, hidden)
         self.rope = (
             normal(rows, heads, NOPE + ROPE),
             normal(rows, LATENT + ROPE),
@@ -90,17 +91,17 @@ class Case:
         )
 
     def norm_apart(self, layer: Layer) -> None:
-        normed, _ = add_rms_norm_triton(self.update, self.stream, layer.norm_weight, EPS)
-        linear(normed, layer.projection, constant=True)
+        normed, _ = add_rms_norm_triton(self.hidden_states, self.residual, layer.norm_weight, EPS)
+        linear(normed, Weight(layer.projection, constant=True))
 
     def norm_joined(self, layer: Layer, tiles: tuple[int, int] | None = None) -> None:
         norm_linear_triton(
-            self.update,
-            self.stream,
+            self.hidden_states,
+            self.residual,
             layer.norm_weight,
             EPS,
             layer.projection,
-            out_dtype=self.update.dtype,
+            out_dtype=self.hidden_states.dtype,
             constant=True,
             tiles=tiles,
         )
@@ -120,13 +121,13 @@ class Case:
         )
 
     def router_apart(self, layer: Layer) -> None:
-        normed, _ = add_rms_norm_triton(self.update, self.stream, layer.norm_weight, EPS)
-        linear(normed, layer.router, out_dtype=torch.float32, constant=True)
+        normed, _ = add_rms_norm_triton(self.hidden_states, self.residual, layer.norm_weight, EPS)
+        linear(normed, Weight(layer.router, constant=True), out_dtype=torch.float32)
 
     def router_joined(self, layer: Layer, tiles: tuple[int, int] | None = None) -> None:
         norm_linear_triton(
-            self.update,
-            self.stream,
+            self.hidden_states,
+            self.residual,
             layer.norm_weight,
             EPS,
             layer.router,

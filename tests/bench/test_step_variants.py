@@ -12,7 +12,7 @@ import torch
 from bench_one_batch import step_times
 from mla_router.worker.core import Admitted, Capacity, SamplingParams, StepPlan
 from mla_router.worker.engine.engine import Engine
-from mla_router.worker.model import layers
+from mla_router.worker.model import linear as layer
 from mla_router.worker.model.loader import load_model
 from step_variants import applied, as_it_is, given_tokens, read_variants
 from support.attention import torch_attention
@@ -22,17 +22,17 @@ from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
 VARIANTS = """
 import time
 
-import mla_router.worker.model.layers as layers
+import mla_router.worker.model.linear as layer
 from pathlib import Path
 
-_linear = layers.linear
+_linear = layer.linear
 
 def slow(patch):
     def slower(*args, **options):
         time.sleep(0.002)
         return _linear(*args, **options)
 
-    patch(layers, "linear", slower)
+    patch(layer, "linear", slower)
 """
 
 
@@ -40,10 +40,10 @@ def test_what_was_patched_is_put_back(tmp_path: Path) -> None:
     (tmp_path / "variants.py").write_text(VARIANTS)
     first, slow = read_variants(tmp_path / "variants.py")
     assert first is as_it_is and slow.__name__ == "slow"
-    before = layers.linear
+    before = layer.linear
     with applied(slow):
-        assert layers.linear is not before
-    assert layers.linear is before
+        assert layer.linear is not before
+    assert layer.linear is before
 
 
 def test_rows_get_the_same_tokens_whatever_is_drawn(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mla_router.worker.kernels.attention.absorb import absorb_queries, expand_values
+from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
@@ -27,8 +28,8 @@ def test_float64(tokens: int, constant: bool, heads: int) -> None:
     q, w_uk, w_uv = inputs(tokens, heads)
     out = q.new_empty(tokens, heads, 128)
     with forbid_waiting():
-        latent = absorb_queries(q, w_uk, constant=constant)
-        expand_values(latent, w_uv, out, constant=constant)
+        latent = absorb_queries(q, Weight(w_uk, constant=constant))
+        expand_values(latent, Weight(w_uv, constant=constant), out)
     for got, equation, x, weight in (
         (latent, "thd,hdc->thc", q, w_uk),
         (out, "thc,hvc->thv", latent, w_uv),
@@ -44,8 +45,9 @@ def test_chain_in_a_cuda_graph() -> None:
     def chain() -> Tensor:
         x = q
         for _ in range(10):
-            latent, x = absorb_queries(x, w_uk, constant=True), q.new_empty(8, 16, 128)
-            expand_values(latent, w_uv, x, constant=True)
+            latent = absorb_queries(x, Weight(w_uk, constant=True))
+            x = q.new_empty(8, 16, 128)
+            expand_values(latent, Weight(w_uv, constant=True), x)
         return x
 
     replay, out = captured(chain)

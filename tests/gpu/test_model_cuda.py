@@ -11,7 +11,7 @@ from torch import Tensor
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.engine.attention.choose import choose_attention
 from mla_router.worker.engine.loader import choose_config
-from mla_router.worker.kernels.fp8_dequantize import fp8_dequantize
+from mla_router.worker.kernels.dequantize import dequantize_blocks
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.fp8_folders import Format, quantize_folder
@@ -62,10 +62,10 @@ def test_dequantizing_never_waits_for_the_device() -> None:
     scale = torch.rand(3, 4, 4, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = fp8_dequantize(weight, scale, block=(16, 16), parts=[20, 20], dtype=torch.bfloat16)
+        got = dequantize_blocks(weight, scale, block=(16, 16), parts=[20, 20], dtype=torch.bfloat16)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    expected = fp8_dequantize(
+    expected = dequantize_blocks(
         weight.cpu(), scale.cpu(), block=(16, 16), parts=[20, 20], dtype=torch.bfloat16
     )
     assert torch.equal(got.cpu(), expected)

@@ -9,12 +9,14 @@ from torch import Tensor
 from mla_router.worker.kernels.beside import beside
 from mla_router.worker.kernels.moe.align import moe_align
 from mla_router.worker.kernels.moe.experts import (
+    Plus,
     SharedWeights,
     moe_experts,
     moe_experts_torch,
     takes_shared,
 )
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing, moe_routing_torch
+from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +45,13 @@ def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     return x, weights, ids
 
 
+def through_experts(
+    x: Tensor, experts: tuple[Tensor, Tensor], weights: Tensor, ids: Tensor, plus: Plus = None
+) -> Tensor:
+    gate_up, down = (Weight(weight, constant=True) for weight in experts)
+    return moe_experts(x, gate_up, down, weights, ids, plus)
+
+
 def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in range(len(gate_up)):
@@ -57,7 +66,7 @@ def in_float64(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: T
 def test_experts(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
     expected = in_float64(x, *experts, weights, ids)
-    got = moe_experts(x, *experts, weights, ids).double()
+    got = through_experts(x, experts, weights, ids).double()
     error = (got - expected).norm() / expected.norm()
     # Roundings to 8 bits: of the gated activation, of each expert's row and of the sum
     assert error < 4e-3, error
@@ -70,7 +79,7 @@ def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
     plus = 2 * x
     expected = in_float64(x, *experts, weights, ids) + plus.double()
-    got = moe_experts(x, *experts, weights, ids, lambda: plus).double()
+    got = through_experts(x, experts, weights, ids, lambda: plus).double()
     assert (got - expected).norm() < 4e-3 * expected.norm()
 
 
@@ -78,7 +87,8 @@ def shared_weights(experts: tuple[Tensor, Tensor]) -> SharedWeights:
     """Two of the routed experts as the shared ones."""
     gate_up, down = experts
     gates, ups = gate_up[:2].unflatten(1, (2, WIDTH)).transpose(0, 1).flatten(1, 2)
-    return SharedWeights(torch.cat((gates, ups)), torch.cat((down[0], down[1]), dim=1))
+    both = torch.cat((gates, ups)), torch.cat((down[0], down[1]), dim=1)
+    return SharedWeights(*(Weight(weight, constant=True) for weight in both))
 
 
 @pytest.mark.parametrize("tokens", [1, 321, 1024, 1536])
@@ -86,11 +96,11 @@ def test_shared_experts_along(tokens: int, experts: tuple[Tensor, Tensor]) -> No
     """As if a token was routed to them, too; in a chain of kernels, each of which starts early."""
     x, weights, ids = routed(tokens)
     shared = shared_weights(experts)
-    assert takes_shared(x, experts[0], 2 * WIDTH)
+    assert takes_shared(x, Weight(experts[0], constant=True), shared)
     rows = x
     for _ in range(5):
         with forbid_waiting():
-            got = moe_experts(rows, *experts, weights, ids, shared)
+            got = through_experts(rows, experts, weights, ids, shared)
         expected = in_float64(rows, *experts, weights, ids)
         expected += in_float64(
             rows,
@@ -109,7 +119,7 @@ def test_shared_experts_in_a_cuda_graph(experts: tuple[Tensor, Tensor]) -> None:
     def chain() -> Tensor:
         rows = first
         for _ in range(10):
-            rows = first + moe_experts(rows / 4, *experts, weights, ids, shared)
+            rows = first + through_experts(rows / 4, experts, weights, ids, shared)
         return rows
 
     replay, out = captured(chain)
@@ -118,7 +128,7 @@ def test_shared_experts_in_a_cuda_graph(experts: tuple[Tensor, Tensor]) -> None:
         replay()
         expected = first
         for _ in range(10):
-            expected = first + moe_experts(expected / 4, *experts, weights, ids, shared)
+            expected = first + through_experts(expected / 4, experts, weights, ids, shared)
             torch.cuda.synchronize()
         assert out.isfinite().all() and torch.equal(out, expected)
 
@@ -126,9 +136,9 @@ def test_shared_experts_in_a_cuda_graph(experts: tuple[Tensor, Tensor]) -> None:
 @pytest.mark.parametrize("tokens", [2, 8, 32, 1024])
 def test_tokens_stay_apart(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
     x, weights, ids = routed(tokens)
-    clean = moe_experts(x, *experts, weights, ids)
+    clean = through_experts(x, experts, weights, ids)
     x[1] = float("nan")
-    got = moe_experts(x, *experts, weights, ids)
+    got = through_experts(x, experts, weights, ids)
     assert got[1].isnan().all()
     others = torch.arange(tokens) != 1
     assert torch.equal(got[others], clean[others])
@@ -145,7 +155,7 @@ def test_captured_and_replayed_with_other_routing(
     def step() -> Tensor:
         shared = beside(x, torch.sin)
         weights, ids = moe_routing(logits, ROUTING)
-        return moe_experts(x, *experts, weights, ids, shared)
+        return through_experts(x, experts, weights, ids, shared)
 
     step()
     graph = torch.cuda.CUDAGraph()

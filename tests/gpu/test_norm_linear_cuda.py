@@ -15,6 +15,7 @@ from mla_router.worker.kernels.norm_linear import (
     tiling,
 )
 from mla_router.worker.kernels.rms_norm import add_rms_norm, rms_norm
+from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +50,7 @@ def test_float64(outputs: int, width: int, added: bool, constant: bool) -> None:
     assert has_kernel(x, outputs) == (width <= MAX_REREAD_INPUTS)
     other = residual if added else None
     with forbid_waiting():
-        got, total, _ = norm_linear(x, other, scale, EPS, weight, constant=constant)
+        got, total, _ = norm_linear(x, other, scale, EPS, Weight(weight, constant=constant))
     assert torch.equal(total, x + residual if added else x)
     expected = exact(total, scale, weight)
     assert (got.double() - expected).abs().max() / expected.abs().max() < 2**-8
@@ -90,10 +91,9 @@ def test_routers(rows: int, outputs: int, width: int) -> None:
             residual,
             scale,
             EPS,
-            weight,
+            Weight(weight, constant=True),
             out_dtype=torch.float32,
             keep_normed=True,
-            constant=True,
         )
     expected_normed, expected_total = add_rms_norm(x, residual, scale, EPS)
     assert normed is not None and torch.equal(total, expected_total)
@@ -107,12 +107,12 @@ def test_chain_in_a_cuda_graph() -> None:
     first, residual, scale, weight = inputs(2048, 2048)
 
     def chain() -> tuple[Tensor, Tensor]:
-        x, stream = first, residual
+        x, total = first, residual
         for _ in range(10):
-            x, stream, _ = norm_linear(x, stream, scale, EPS, weight, constant=True)
-        return x, stream
+            x, total, _ = norm_linear(x, total, scale, EPS, Weight(weight, constant=True))
+        return x, total
 
-    replay, (x, stream) = captured(chain)
+    replay, (x, sums) = captured(chain)
     for _ in range(3):
         first.copy_(torch.randn_like(first))
         weight.mul_(0.9)  # after the capture: nothing of it was kept
@@ -122,7 +122,7 @@ def test_chain_in_a_cuda_graph() -> None:
             normed, total = add_rms_norm(expected, total, scale, EPS)
             expected = linear_triton(normed, weight, out_dtype=x.dtype)
             torch.cuda.synchronize()
-        assert torch.equal(stream, total)
+        assert torch.equal(sums, total)
         assert torch.equal(x, expected)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.absorb import absorb_queries
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write
+from mla_router.worker.kernels.weight import Weight
 from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
@@ -41,11 +42,12 @@ class Inputs:
         )
 
     def joined(self, *, interleaved: bool = True, constant: bool = True) -> Tensor:
-        return rope_absorb(*self.written, self.w_uk, interleaved=interleaved, constant=constant)
+        w_uk = Weight(self.w_uk, constant=constant)
+        return rope_absorb(*self.written, w_uk, interleaved=interleaved)
 
     def apart(self, *, interleaved: bool = True, constant: bool = True) -> Tensor:
         rope_kv_write(*self.written, interleaved=interleaved)
-        return absorb_queries(self.q[..., :NOPE], self.w_uk, constant=constant)
+        return absorb_queries(self.q[..., :NOPE], Weight(self.w_uk, constant=constant))
 
     def copy(self) -> Inputs:
         """With memory of its own for what is written."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mla_router.worker.kernels.linear import is_ours, linear, linear_triton
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -31,7 +32,7 @@ def test_formula(dtype: torch.dtype, out_dtype: torch.dtype | None) -> None:
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(5, 40, generator=draw).to(dtype)
     weight = torch.randn(7, 40, generator=draw).to(dtype)
-    got = linear(x, weight, out_dtype=out_dtype)
+    got = linear(x, Weight(weight), out_dtype=out_dtype)
     assert got.dtype == (out_dtype or dtype)
     expected = x.double() @ weight.double().T
     eps = torch.finfo(got.dtype).eps
@@ -41,7 +42,7 @@ def test_formula(dtype: torch.dtype, out_dtype: torch.dtype | None) -> None:
 def test_bias() -> None:
     draw = torch.Generator().manual_seed(3)
     x, weight, bias = (torch.randn(*shape, generator=draw) for shape in ((3, 4), (5, 4), (5,)))
-    torch.testing.assert_close(linear(x, weight, bias), x @ weight.T + bias)
+    torch.testing.assert_close(linear(x, Weight(weight), bias), x @ weight.T + bias)
 
 
 @pytest.mark.parametrize("constant", [True, False])

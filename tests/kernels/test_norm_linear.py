@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,12 +11,14 @@ from torch import Tensor
 from mla_router.worker.kernels import norm_linear as module
 from mla_router.worker.kernels.linear import linear_triton
 from mla_router.worker.kernels.norm_linear import (
+    NormLinear,
     has_kernel,
     norm_linear,
     norm_linear_triton,
     tiling,
 )
 from mla_router.worker.kernels.rms_norm import add_rms_norm_triton, rms_norm_triton
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -36,7 +40,21 @@ def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple
     return x, residual, scale.to(DEVICE, dtype), weight.to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("op", [norm_linear, norm_linear_triton])
+def by_weight(
+    x: Tensor,
+    residual: Tensor | None,
+    scale: Tensor,
+    eps: float,
+    weight: Tensor,
+    *,
+    constant: bool,
+    **options: Any,
+) -> NormLinear:
+    """`norm_linear` with the arguments of `norm_linear_triton`."""
+    return norm_linear(x, residual, scale, eps, Weight(weight, constant=constant), **options)
+
+
+@pytest.mark.parametrize("op", [by_weight, norm_linear_triton])
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize(
@@ -108,7 +126,7 @@ def test_bfloat16_is_rounded_as_the_two_ops_round() -> None:
     x = torch.tensor([[256.0, 1.0]]).bfloat16()
     residual = torch.tensor([[1.0, 0.0]]).bfloat16()  # bfloat16 has no 257
     scale = torch.tensor([1.0, 3.0]).bfloat16()
-    got, total, _ = norm_linear(x, residual, scale, 0.0, torch.eye(2).bfloat16())
+    got, total, _ = norm_linear(x, residual, scale, 0.0, Weight(torch.eye(2).bfloat16()))
     assert total.tolist() == [[256.0, 1.0]]
     rms = (256.0**2 / 2 + 0.5) ** 0.5
     rounded = (torch.tensor([256.0, 1.0]) / rms).bfloat16()

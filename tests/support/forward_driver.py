@@ -49,7 +49,7 @@ class ForwardDriver:
         shuffle = torch.Generator().manual_seed(seed)
         pages = torch.randperm(num_slots * per_slot, generator=shuffle) + 1
         self.page_table = pages.to(torch.int32).view(num_slots, per_slot)
-        weight = model.head_weight
+        weight = model.head.values
         self.device = weight.device
         specs = model.config.kv_cache_specs(weight.dtype)
         self.caches = nan_caches(specs, len(pages), page_size, self.device)

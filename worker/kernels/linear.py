@@ -15,6 +15,7 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 # With more outputs the library is faster on an H200, but where inputs are few. Heads by themselves: V2-Lite's
 # 102,400 outputs take 108 us and the library 117, V3's 129,280 of 7,168 inputs 459 and 441, Llama-3's 128,256 of 4,096
@@ -23,30 +24,31 @@ MAX_OUTPUTS, FEW_INPUTS = 32768, 2048
 
 
 def linear(
-    x: Tensor,
-    weight: Tensor,
+    x: Tensor | Quantized,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
-    constant: bool = False,
 ) -> Tensor:
-    """x @ weight.T + bias, [T, N], for x [T, K] and weight [N, K] of one dtype, bias [N].
+    """Returns x @ weight.T + bias, [T, N], for x [T, K], weight [N, K] and bias [N]. Plain ones have one dtype.
 
-    Products are summed in float32 and rounded once, to `out_dtype` (by default that of x). With
-    float32 they are not rounded at all: scores that are compared keep what 16 bits would make ties of.
-    `constant`: that the weight is not the result of a kernel (`pdl.py`).
+    Products are summed in float32 and rounded once, to `out_dtype` (by default the dtype of x). A float32 result is
+    not rounded at all: scores that are compared stay apart where 16 bits would make ties of them.
     """
+    x = dense_rows(x)
+    weight = weight.dense(x.dtype)
+    matrix, constant = weight.values, weight.constant
     out_dtype = out_dtype or x.dtype
     if not on_gpu(x):
-        return linear_torch(x, weight, bias, out_dtype=out_dtype)
-    if bias is None and x.shape[0] == 1 and is_ours(*weight.shape):
-        return linear_triton(x, weight, out_dtype=out_dtype, constant=constant)
-    if bias is None and is_few(x, weight):
-        return few_rows_linear(x, weight, out_dtype=out_dtype, constant=constant)
+        return linear_torch(x, matrix, bias, out_dtype=out_dtype)
+    if bias is None and x.shape[0] == 1 and is_ours(*matrix.shape):
+        return linear_triton(x, matrix, out_dtype=out_dtype, constant=constant)
+    if bias is None and is_few(x, matrix):
+        return few_rows_linear(x, matrix, out_dtype=out_dtype, constant=constant)
     if out_dtype != x.dtype:
         assert bias is None, "a wider result has no bias"
-        return torch.mm(x, weight.t(), out_dtype=out_dtype)
-    return functional.linear(x, weight, bias)
+        return torch.mm(x, matrix.t(), out_dtype=out_dtype)
+    return functional.linear(x, matrix, bias)
 
 
 def is_ours(outputs: int, inputs: int) -> bool:
@@ -75,7 +77,8 @@ def linear_triton(
     constant: bool = False,
     tiles: tuple[int, int, int] | None = None,
 ) -> Tensor:
-    """No bias, one row, contiguous. `tiles` is for measuring others than `tiling`'s."""
+    """Multiplies one contiguous row, without a bias. With `constant` the weight is read before the wait (`pdl.py`).
+    `tiles` is for measuring others than `tiling`'s."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert weight.shape == (outputs, inputs) and weight.is_contiguous() and x.stride(1) == 1, (

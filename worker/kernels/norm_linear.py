@@ -22,6 +22,7 @@ from mla_router.worker.kernels.linear import MAX_OUTPUTS, linear
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.rms_norm import add_rms_norm, normalized, rms_norm
 from mla_router.worker.kernels.rms_norm import tiling as norm_tiling
+from mla_router.worker.kernels.weight import Weight
 
 MAX_INPUTS = 8192
 FEW_OUTPUTS = 256
@@ -46,37 +47,37 @@ def norm_linear(
     residual: Tensor | None,
     norm_weight: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Weight,
     *,
     out_dtype: torch.dtype | None = None,
     keep_normed: bool = False,
-    constant: bool = False,
 ) -> NormLinear:
-    """rms_norm(x + residual) @ weight.T, and what else is wanted of the way there.
+    """Returns rms_norm(x + residual) @ weight.T, the sum, and with `keep_normed` the normalized rows.
 
-    x and residual [T, K], norm_weight [K] and weight [N, K] of one dtype, to which sum and normalized row
-    are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same.
-    `constant`: of both weights, as in `linear`.
+    x and residual [T, K], norm_weight [K] and weight [N, K], the plain ones of one dtype, to which sum and normalized
+    row are each rounded, as `add_rms_norm` does; the product to `out_dtype`, by default the same. If the weight is
+    constant, so is norm_weight.
 
-    So the definition is one op after the other, as it is done wherever no kernel does both.
+    The definition is one op after the other. That is what runs wherever no kernel does both.
     """
     out_dtype = out_dtype or x.dtype
-    if has_kernel(x, weight.shape[0]):
+    weight = weight.dense(x.dtype)
+    if has_kernel(x, len(weight.values)):
         return norm_linear_triton(
             x,
             residual,
             norm_weight,
             eps,
-            weight,
+            weight.values,
             out_dtype=out_dtype,
             keep_normed=keep_normed,
-            constant=constant,
+            constant=weight.constant,
         )
     if residual is None:
         normed, total = rms_norm(x, norm_weight, eps), x
     else:
         normed, total = add_rms_norm(x, residual, norm_weight, eps)
-    product = linear(normed, weight, out_dtype=out_dtype, constant=constant)
+    product = linear(normed, weight, out_dtype=out_dtype)
     return NormLinear(product, total, normed if keep_normed else None)
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.decoder import Decoder
-from mla_router.worker.model.layers import Linear
+from mla_router.worker.model.linear import Linear
 
 
 class CausalLM(nn.Module):
@@ -40,9 +41,9 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
         once."""
-        return linear(hidden, self.head_weight, out_dtype=torch.float32, constant=True)
+        return linear(hidden, self.head, out_dtype=torch.float32)
 
     @property
-    def head_weight(self) -> Tensor:
-        """[vocab_size, hidden_size]: of its own, or the embedding's."""
-        return (self.lm_head or self.model.embed_tokens).weight
+    def head(self) -> Weight:
+        """[vocab_size, hidden_size]: a weight of its own, or the embedding's."""
+        return self.model.embed_tokens.operand if self.lm_head is None else self.lm_head.operand

@@ -22,12 +22,14 @@ from mla_router.worker.kernels.linear import linear
 from mla_router.worker.kernels.moe.experts import Plus, SharedWeights
 from mla_router.worker.kernels.moe.routing import RoutingRule, moe_routing
 from mla_router.worker.kernels.norm_linear import has_kernel, norm_linear
+from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
 from mla_router.worker.model.experts import Experts
-from mla_router.worker.model.layers import MLP, FeedForward, Linear, RMSNorm, empty_parameter
+from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
+from mla_router.worker.model.linear import Linear, empty_parameter
 from mla_router.worker.model.rope import rotation_table
 
 # The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
@@ -126,7 +128,7 @@ class LatentAttention(nn.Module):
 
     def queries_and_latents(self, joined: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
-        q, kv = torch.split(joined, self.q_kv_proj.part_sizes, dim=-1)
+        q, kv = torch.split(joined, list(self.q_kv_proj.shape.parts), dim=-1)
         if self.q_lora_rank is not None:
             q, _ = self.q_a_layernorm.add_then(self.q_b_proj, q, None)
         return q.view(len(joined), self.num_heads, -1), kv
@@ -157,7 +159,7 @@ class LatentAttention(nn.Module):
         out: Tensor,
     ) -> None:
         """`rotate_and_write` and `decode` of the same rows."""
-        w_uk, w_uv = self.up_projections()
+        w_uk, w_uv = self.up_projections(q.dtype)
         q_latent = rope_absorb(
             q,
             kv,
@@ -168,16 +170,14 @@ class LatentAttention(nn.Module):
             batch.out_cache_loc,
             w_uk,
             interleaved=self.interleaved,
-            constant=self.kv_b_proj.constant,
             settled=True,
         )
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
         """Absorbed: attends over the cached rows as they are."""
-        w_uk, w_uv = self.up_projections()
-        q_nope = q[..., : self.qk_nope_head_dim]
-        q_latent = absorb_queries(q_nope, w_uk, constant=self.kv_b_proj.constant)
+        w_uk, w_uv = self.up_projections(q.dtype)
+        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
     def decode_latents(
@@ -186,13 +186,13 @@ class LatentAttention(nn.Module):
         q_latent: Tensor,
         q: Tensor,
         cache: Tensor,
-        w_uv: Tensor,
+        w_uv: Weight,
         out: Tensor,
     ) -> None:
         """The rest of `decode`, once the queries are absorbed."""
         q_pe = q[..., self.qk_nope_head_dim :]
         latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
-        expand_values(latent, w_uv, out, constant=self.kv_b_proj.constant)
+        expand_values(latent, w_uv, out)
 
     def prefill(
         self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
@@ -207,10 +207,10 @@ class LatentAttention(nn.Module):
         expanded: Tensor = self.kv_b_proj(latent)
         return expanded.view(len(latent), self.num_heads, -1)
 
-    def up_projections(self) -> tuple[Tensor, Tensor]:
-        """w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank]: halves of kv_b_proj."""
-        both = self.kv_b_proj.dense_weight().view(self.num_heads, -1, self.kv_lora_rank)
-        w_uk, w_uv = torch.split(both, [self.qk_nope_head_dim, self.v_head_dim], dim=1)
+    def up_projections(self, dtype: torch.dtype) -> tuple[Weight, Weight]:
+        """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
+        rows = self.qk_nope_head_dim, self.v_head_dim
+        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows, dtype)
         return w_uk, w_uv
 
 
@@ -291,9 +291,8 @@ class MixtureOfExperts(FeedForward):
         layer = self.shared_experts
         if layer is None:
             return None
-        if self.experts.takes(layer, hidden):
-            return SharedWeights(layer.gate_up_proj.weight, layer.down_proj.weight)
-        return beside(hidden, layer)
+        weights = SharedWeights(layer.gate_up_proj.operand, layer.down_proj.operand)
+        return weights if self.experts.takes(weights, hidden) else beside(hidden, layer)
 
 
 class Gate(nn.Module):
@@ -318,8 +317,13 @@ class Gate(nn.Module):
 
     def forward(self, hidden: Tensor, locations: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those with location 0."""
-        logits = linear(hidden, self.weight, out_dtype=torch.float32, constant=True)
+        logits = linear(hidden, self.operand, out_dtype=torch.float32)
         return self.choose(logits, locations)
+
+    @property
+    def operand(self) -> Weight:
+        """The weight as products take it. Checkpoints do not quantize it."""
+        return Weight(self.weight, constant=True)
 
     def follows(self, update: Tensor) -> bool:
         """Whether `after` has a kernel. If not, the norm and `forward` are several, but fast ones."""
@@ -332,10 +336,9 @@ class Gate(nn.Module):
             stream,
             norm.weight,
             norm.eps,
-            self.weight,
+            self.operand,
             out_dtype=torch.float32,
             keep_normed=True,
-            constant=True,
         )
         assert hidden is not None
         return hidden, total, logits

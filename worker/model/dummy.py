@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mla_router.worker.model.layers import Embedding, RMSNorm
-from mla_router.worker.model.quantization.fp8 import Fp8Linear
+from mla_router.worker.model.linear import Linear
 
 logger = logging.getLogger(__name__)
 
 SEED = 0
-FP8_DEVIATION = (
-    64.0  # of float8_e4m3fn, whose largest is 448: uses most of its range, clips nothing
-)
 
 
 def fill_dummy(model: nn.Module) -> None:
@@ -28,26 +25,19 @@ def fill_dummy(model: nn.Module) -> None:
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(SEED)
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        if isinstance(module, Linear):
+            module.format.fill_random(module, generator)
+            if module.bias is not None:
+                module.bias.zero_()
+            continue
+        for parameter in module.parameters(recurse=False):
             if isinstance(module, RMSNorm):
                 parameter.fill_(1.0)
             elif parameter.ndim == 1:
                 parameter.zero_()
             elif isinstance(module, Embedding):
                 parameter.normal_(generator=generator)
-            elif isinstance(module, Fp8Linear) and name == module.scale_name:
-                parameter.fill_(module.inputs**-0.5 / FP8_DEVIATION)
-            elif parameter.dtype == torch.float8_e4m3fn:
-                _draw_fp8(parameter, generator)
             else:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
     total = sum(parameter.nbytes for parameter in model.parameters())
     logger.warning("The weights are random (--load-format dummy): %.3f GB", total / 1e9)
-
-
-def _draw_fp8(parameter: Tensor, generator: torch.Generator) -> None:
-    """One expert at a time: torch draws no FP8, and all of them in float32 would take four times the
-    memory."""
-    for matrix in parameter if parameter.ndim == 3 else [parameter]:
-        values = torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)
-        matrix.copy_(values.normal_(std=FP8_DEVIATION, generator=generator))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mla_router.worker.kernels.moe.experts import Plus, moe_experts, takes_shared
-from mla_router.worker.model.layers import MLP, Linear
+from mla_router.worker.kernels.moe.experts import Plus, SharedWeights, moe_experts, takes_shared
+from mla_router.worker.model.linear import Linear
 
 
 class Experts(nn.Module):
@@ -22,18 +22,17 @@ class Experts(nn.Module):
 
     def forward(
         self,
-        hidden: Tensor,
+        hidden_states: Tensor,
         weights: Tensor,
         ids: Tensor,
         plus: Plus = None,
     ) -> Tensor:
-        """The sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32; and `plus`, as of
-        `moe_experts`."""
+        """Returns the sum of each token's experts `ids` [T, K], weighted by `weights` [T, K] float32, and of `plus`
+        (`moe_experts`)."""
         return moe_experts(
-            hidden, self.gate_up_proj.weight, self.down_proj.weight, weights, ids, plus
+            hidden_states, self.gate_up_proj.operand, self.down_proj.operand, weights, ids, plus
         )
 
-    def takes(self, shared: MLP, hidden: Tensor) -> bool:
-        """Whether `plus` had better be the weights of these experts for all tokens than their result."""
-        constant = shared.gate_up_proj.constant and shared.down_proj.constant
-        return constant and takes_shared(hidden, self.gate_up_proj.weight, shared.down_proj.inputs)
+    def takes(self, shared: SharedWeights, hidden_states: Tensor) -> bool:
+        """Whether `plus` had better be the weights of the shared experts than their result."""
+        return takes_shared(hidden_states, self.gate_up_proj.operand, shared)

@@ -17,7 +17,8 @@ from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.decoder import Decoder, DecoderLayer
-from mla_router.worker.model.layers import MLP, Linear, RMSNorm
+from mla_router.worker.model.layers import MLP, RMSNorm
+from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.rope import rotation_table
 
 

@@ -17,6 +17,7 @@ from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import read_config
 from mla_router.worker.model.dummy import fill_dummy
+from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model
@@ -58,7 +59,7 @@ def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> Mu
     config = model.config
     if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
-    head = model.head_weight
+    head = model.head.values
     return _load(
         lambda: MultiTokenPrediction(config, model.model.rotations),
         config,
@@ -91,6 +92,9 @@ def _load(
         fill_dummy(built)
     else:
         load_weights(built, folder, unused)
+    for module in built.modules():
+        if isinstance(module, Linear):
+            module.format.after_load(module)
     return built.eval()
 
 

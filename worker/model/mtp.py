@@ -19,7 +19,8 @@ from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
 from mla_router.worker.model.deepseek import feed_forward, latent_attention
-from mla_router.worker.model.layers import Linear, RMSNorm
+from mla_router.worker.model.layers import RMSNorm
+from mla_router.worker.model.linear import Linear
 
 
 class MultiTokenPrediction(nn.Module):

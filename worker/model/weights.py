@@ -1,7 +1,7 @@
 """Fill a model from the safetensors files of a Hugging Face folder.
 
 Files are mapped into memory, a few at a time, and copied tensor by tensor straight to where they
-belong on the device (`destinations.py`), so that the host never holds more than the files being read,
+belong on the device (`weight_mapping.py`), so that the host never holds more than the files being read,
 and those only as pages that the kernel can take back. Anything missing, unknown, or of the wrong shape
 or type is collected and refused together, before a request could see it.
 """
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.destinations import destinations
+from mla_router.worker.model.weight_mapping import weight_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool
     """Copy every weight of the checkpoint in `folder` into `model`, but for those that rightly have no
     place in it. Raises ModelError."""
     files = weight_files(folder)
-    wanted = dict(destinations(model))
+    wanted = dict(weight_mapping(model))
     total = sum(file.stat().st_size for file in files)
     begin = time.perf_counter()
     with tqdm(

@@ -18,6 +18,7 @@ from mla_router.worker.kernels.attention.absorb import (
     is_small,
     tiling,
 )
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 
@@ -41,7 +42,11 @@ def inputs(tokens: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize(
     ("absorb", "expand", "device"),
     [
-        (absorb_queries, expand_values, "cpu"),
+        (
+            lambda q, w_uk: absorb_queries(q, Weight(w_uk)),
+            lambda latent, w_uv, out: expand_values(latent, Weight(w_uv), out),
+            "cpu",
+        ),
         (absorb_queries_triton, expand_values_triton, DEVICE),
         (
             partial(absorb_queries_triton, constant=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from mla_router.worker.kernels.attention.absorb import absorb_queries_triton
 from mla_router.worker.kernels.attention.rope_absorb import rope_absorb, rope_absorb_triton
 from mla_router.worker.kernels.kv_cache.rope_kv_write import rope_kv_write_triton
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
 from support.turned import turned
@@ -92,7 +94,12 @@ def test_as_the_two_kernels(
     assert joined.cache.isfinite().all(dim=-1).sum() == tokens
 
 
-@pytest.mark.parametrize("op", [rope_absorb, rope_absorb_triton])
+def by_weight(*arguments: Any, interleaved: bool) -> Tensor:
+    *written, w_uk = arguments
+    return rope_absorb(*written, Weight(w_uk), interleaved=interleaved)
+
+
+@pytest.mark.parametrize("op", [by_weight, rope_absorb_triton])
 def test_formula(op: object) -> None:
     assert callable(op)
     was = inputs(5, 3, 4, torch.float32)

@@ -24,6 +24,7 @@ from mla_router.worker.kernels.moe.tiling import (
     default_tiling,
     read_table,
 )
+from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 
 # Sizes that divide nothing evenly, and one that divides all
@@ -32,6 +33,17 @@ TILINGS = [
     MoeTiling(rows=16, gate_up=Tile(16, 32, group_m=2), down=Tile(32, 16, group_m=3)),
     MoeTiling(rows=32, gate_up=Tile(32, 16), down=Tile(16, 32, group_m=8)),
 ]
+
+
+def plain_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, plus: Plus = None
+) -> Tensor:
+    """`moe_experts` with the arguments of `moe_experts_triton`."""
+    return moe_experts(x, Weight(gate_up), Weight(down), weights, ids, plus)
+
+
+def shared_experts(gate_up: Tensor, down: Tensor) -> SharedWeights:
+    return SharedWeights(Weight(gate_up), Weight(down))
 
 
 def drawn(
@@ -68,7 +80,7 @@ def one_by_one(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: T
 def test_formula(tokens: int, experts: int, top_k: int, seed: int) -> None:
     inputs = drawn(tokens, experts, min(top_k, experts), seed)
     torch.testing.assert_close(
-        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
+        plain_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
     )
 
 
@@ -76,7 +88,7 @@ def test_all_tokens_at_one_expert() -> None:
     x, gate_up, down, weights, ids = drawn(40, 6, 1, seed=1)
     inputs = (x, gate_up, down, weights, torch.full_like(ids, 5))
     torch.testing.assert_close(
-        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
+        plain_experts(*inputs).double(), one_by_one(*inputs), rtol=1e-4, atol=1e-5
     )
 
 
@@ -87,7 +99,7 @@ def test_any_widths(hidden: int, width: int, dtype: torch.dtype) -> None:
     inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(
-        moe_experts(*inputs).double(), one_by_one(*inputs), rtol=tolerance, atol=tolerance
+        plain_experts(*inputs).double(), one_by_one(*inputs), rtol=tolerance, atol=tolerance
     )
 
 
@@ -95,22 +107,22 @@ def test_any_widths(hidden: int, width: int, dtype: torch.dtype) -> None:
 def test_short_dtypes(dtype: torch.dtype) -> None:
     x, gate_up, down, weights, ids = drawn(9, 4, 2, seed=2)
     inputs = (x.to(dtype), gate_up.to(dtype), down.to(dtype), weights, ids)
-    got = moe_experts(*inputs)
+    got = plain_experts(*inputs)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), one_by_one(*inputs), rtol=0.02, atol=0.02)
 
 
 def test_order_of_a_tokens_experts_does_not_depend_on_the_batch() -> None:
     x, gate_up, down, weights, ids = drawn(7, 5, 3, seed=3)
-    together = moe_experts(x, gate_up, down, weights, ids)
-    alone = moe_experts(x[4:5], gate_up, down, weights[4:5], ids[4:5])
+    together = plain_experts(x, gate_up, down, weights, ids)
+    alone = plain_experts(x[4:5], gate_up, down, weights[4:5], ids[4:5])
     torch.testing.assert_close(together[4:5], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_shapes_are_named() -> None:
     x, gate_up, down, weights, ids = drawn(2, 3, 1, seed=0)
     with pytest.raises(AssertionError, match=r"down \(3, 8, 16\)"):
-        moe_experts(x, gate_up, down.transpose(1, 2), weights, ids)
+        plain_experts(x, gate_up, down.transpose(1, 2), weights, ids)
 
 
 # A tiling of one row is for few tokens, and slow in the interpreter.
@@ -187,14 +199,16 @@ def test_idle_rows_are_not_routed(
         if tiling and not takes_shared_experts(tiling, tokens):
             return
         draw = torch.Generator().manual_seed(9)
-        added = SharedWeights(
+        added = shared_experts(
             torch.randn(2 * shares * 24, 40, generator=draw) * 0.3,
             torch.randn(40, shares * 24, generator=draw) * 0.3,
         )
         everybodys = torch.ones(tokens, 1), torch.zeros(tokens, 1, dtype=torch.int32)
-        expected += one_by_one(x, added.gate_up[None], added.down[None], *everybodys) - plus
+        expected += (
+            one_by_one(x, added.gate_up.values[None], added.down.values[None], *everybodys) - plus
+        )
     inputs = (x, gate_up, down, weights, ids, added)
-    got = moe_experts_triton(*inputs, tiling=tiling) if tiling else moe_experts(*inputs)
+    got = moe_experts_triton(*inputs, tiling=tiling) if tiling else plain_experts(*inputs)
     torch.testing.assert_close(
         got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
     )
@@ -205,7 +219,7 @@ def test_plus_is_added(tiling: MoeTiling | None) -> None:
     inputs = drawn(5, 4, 2, seed=6, hidden=40, width=24)
     plus = torch.randn(5, 40, generator=torch.Generator().manual_seed(7))
     if tiling is None:
-        got = moe_experts(*inputs, lambda: plus)
+        got = plain_experts(*inputs, lambda: plus)
     else:
         got = moe_experts_triton(*inputs, lambda: plus, tiling=tiling)
     expected = one_by_one(*inputs) + plus
@@ -235,14 +249,14 @@ def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens:
     inputs = drawn(tokens, 4, 2, seed=8, hidden=40, width=24)
     draw = torch.Generator().manual_seed(9)
     gate_up = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3
-    shared = SharedWeights(gate_up, torch.randn(40, shares * 24, generator=draw) * 0.3)
+    shared = shared_experts(gate_up, torch.randn(40, shares * 24, generator=draw) * 0.3)
     if tiling is None:
-        got = moe_experts(*inputs, shared)
+        got = plain_experts(*inputs, shared)
     else:
         got = moe_experts_triton(*inputs, shared, tiling=tiling)
     everybodys = torch.ones(tokens, 1), torch.zeros(tokens, 1, dtype=torch.int32)
     expected = one_by_one(*inputs) + one_by_one(
-        inputs[0], shared.gate_up[None], shared.down[None], *everybodys
+        inputs[0], shared.gate_up.values[None], shared.down.values[None], *everybodys
     )
     torch.testing.assert_close(
         got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
@@ -261,9 +275,11 @@ def test_many_rows(shares: int) -> None:
     if shares:
         draw = torch.Generator().manual_seed(9)
         double = torch.randn(2 * shares * 24, 40, generator=draw) * 0.3
-        shared = SharedWeights(double, torch.randn(40, shares * 24, generator=draw) * 0.3)
+        shared = shared_experts(double, torch.randn(40, shares * 24, generator=draw) * 0.3)
         everybodys = torch.ones(150, 1), torch.zeros(150, 1, dtype=torch.int32)
-        expected += one_by_one(x, shared.gate_up[None], shared.down[None], *everybodys)
+        expected += one_by_one(
+            x, shared.gate_up.values[None], shared.down.values[None], *everybodys
+        )
     got = moe_experts_triton(*inputs, shared, tiling=tiling)
     torch.testing.assert_close(
         got.double(), expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
@@ -272,7 +288,7 @@ def test_many_rows(shares: int) -> None:
 
 def test_shared_experts_are_not_for_pairs_that_a_block_finds() -> None:
     inputs = drawn(5, 4, 2, seed=8)
-    shared = SharedWeights(torch.ones(16, 16), torch.ones(16, 8))
+    shared = shared_experts(torch.ones(16, 16), torch.ones(16, 8))
     with pytest.raises(AssertionError, match="shared experts with"):
         moe_experts_triton(*inputs, shared, tiling=TILINGS[1])
 
@@ -287,7 +303,7 @@ def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling, *, share
     def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
-    shared = SharedWeights(
+    shared = shared_experts(
         meta(2 * shares * shape.width, shape.hidden), meta(shape.hidden, shares * shape.width)
     )
     moe_experts_triton(

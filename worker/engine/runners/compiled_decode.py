@@ -19,7 +19,8 @@ from torch import nn
 from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
 from mla_router.worker.kernels.kv_cache.locations import LookedUp
 from mla_router.worker.model.causal_lm import CausalLM
-from mla_router.worker.model.layers import MLP, Linear
+from mla_router.worker.model.layers import MLP
+from mla_router.worker.model.linear import Linear
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.weight import Weight
 
 # With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few it is
 # at 128 tokens as well, but it starts later, and in front of it the rotation is a kernel of its own.
@@ -25,22 +26,24 @@ FEW_HEADS = 32
 MAX_BLOCK_ROWS = 64
 
 
-def absorb_queries(q: Tensor, w_uk: Tensor, *, constant: bool = False) -> Tensor:
-    """[T, H, C]: of each head q [T, H, D] @ w_uk [H, D, C]. Both may be views, contiguous in the last
-    axis, w_uk within a head. `constant`: as in `linear`."""
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape):
-        return absorb_queries_triton(q, w_uk, constant=constant)
-    return absorb_queries_torch(q, w_uk)
+def absorb_queries(q: Tensor, w_uk: Weight) -> Tensor:
+    """Returns q [T, H, D] @ w_uk [H, D, C] for each head, [T, H, C]. Both may be views, contiguous in the last
+    axis, w_uk within a head."""
+    w_uk = w_uk.dense(q.dtype)
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.values.shape):
+        return absorb_queries_triton(q, w_uk.values, constant=w_uk.constant)
+    return absorb_queries_torch(q, w_uk.values)
 
 
-def expand_values(latent: Tensor, w_uv: Tensor, out: Tensor, *, constant: bool = False) -> None:
-    """out [T, H, V] = latent [T, H, C] @ w_uv [H, V, C] transposed, of each head. All may be views,
-    contiguous in the last axis, w_uv within a head. `constant`: as in `linear`."""
-    heads, outputs, inputs = w_uv.shape
+def expand_values(latent: Tensor, w_uv: Weight, out: Tensor) -> None:
+    """Writes latent [T, H, C] @ w_uv [H, V, C] transposed, for each head, to out [T, H, V]. All may be views,
+    contiguous in the last axis, w_uv within a head."""
+    w_uv = w_uv.dense(latent.dtype)
+    heads, outputs, inputs = w_uv.values.shape
     if on_gpu(latent) and is_small(latent.shape[0], heads, inputs, outputs):
-        expand_values_triton(latent, w_uv, out, constant=constant)
+        expand_values_triton(latent, w_uv.values, out, constant=w_uv.constant)
     else:
-        expand_values_torch(latent, w_uv, out)
+        expand_values_torch(latent, w_uv.values, out)
 
 
 def is_small(tokens: int, heads: int, inputs: int, outputs: int) -> bool:

@@ -26,6 +26,7 @@ from mla_router.worker.kernels.kv_cache.rope_kv_write import (
     rope_kv_write,
 )
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
+from mla_router.worker.kernels.weight import Weight
 
 
 def rope_absorb(
@@ -36,25 +37,28 @@ def rope_absorb(
     rotations: Tensor,
     cache: Tensor,
     locations: Tensor,
-    w_uk: Tensor,
+    w_uk: Weight,
     *,
     interleaved: bool,
-    constant: bool = False,
     settled: bool = False,
 ) -> Tensor:
-    """`rope_kv_write` with all arguments but w_uk [H, D, C], q being [T, H, D + R]; and what it leaves
-    alone of q absorbed: `absorb_queries(q[..., :D], w_uk)`, [T, H, C]. `constant`: of w_uk, as in `linear`.
-    `settled`: rotations and locations are (`pdl.py`), and norm_weight is constant.
+    """Does `rope_kv_write` for q [T, H, D + R], and returns `absorb_queries(q[..., :D], w_uk)`, [T, H, C], for
+    w_uk [H, D, C]. `settled`: rotations and locations are (`pdl.py`), and norm_weight is constant.
 
-    So the definition is one after the other, each as its own op thinks best.
+    The definition is one op after the other.
     """
     rows = (q, kv, norm_weight, eps, rotations, cache, locations)
-    if on_gpu(q) and is_small(q.shape[0], *w_uk.shape):
+    w_uk = w_uk.dense(q.dtype)
+    if on_gpu(q) and is_small(q.shape[0], *w_uk.values.shape):
         return rope_absorb_triton(
-            *rows, w_uk, interleaved=interleaved, constant=constant, settled=settled
+            *rows,
+            w_uk.values,
+            interleaved=interleaved,
+            constant=w_uk.constant,
+            settled=settled,
         )
     rope_kv_write(*rows, interleaved=interleaved)
-    return absorb_queries(q[..., : w_uk.shape[1]], w_uk, constant=constant)
+    return absorb_queries(q[..., : w_uk.values.shape[1]], w_uk)
 
 
 def rope_absorb_triton(

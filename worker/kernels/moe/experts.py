@@ -3,7 +3,8 @@
 On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`); more are sorted by expert
 (`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed
 (`combine.py`). Shared experts can come along with either. With plain torch, tokens are sorted as well and each
-projection is one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841).
+projection is one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights are
+dequantized first: on a CPU the routed experts alone, one at a time.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from mla_router.worker.kernels.moe.gate_up_gemm import gate_up_blocks
 from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeShape, MoeTiling, moe_tiling
 from mla_router.worker.kernels.silu_and_mul import silu_and_mul
+from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
 _ROW_BYTES = 16
 
 
 class SharedWeights(NamedTuple):
-    """Of S experts that all tokens go through, as one layer of their widths together; constant (`pdl.py`)."""
+    """S experts that all tokens go through, as one layer of their widths together."""
 
-    gate_up: Tensor  # [2SI, N], all gates first
-    down: Tensor  # [N, SI]
+    gate_up: Weight  # [2SI, N], all gates first
+    down: Weight  # [N, SI]
 
 
 # What all tokens get beside their own experts
@@ -41,47 +43,55 @@ Plus = Callable[[], Tensor] | SharedWeights | None
 
 
 def moe_experts(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    x: Tensor | Quantized,
+    gate_up: Weight,
+    down: Weight,
     weights: Tensor,
     ids: Tensor,
     plus: Plus = None,
 ) -> Tensor:
-    """plus + sum over k of weights[t, k] * expert ids[t, k] (x[t]).
+    """Returns plus + the sum over k of weights[t, k] * expert ids[t, k] (x[t]), [T, N] in x's dtype.
 
-    x [T, N], gate_up [E, 2I, N], down [E, N, I] of one dtype; weights [T, K] float32, ids [T, K]
-    int32, distinct within a token. Id -1 with weight 0 stands for no expert. The result is [T, N] in x's
-    dtype, summed in float32 and in the order of k, so that it does not depend on what else is in the batch
-    (only on how many tokens, by which the tiling is chosen). `plus` is a function whose result is [T, N] in
-    x's dtype, and which is called as late as can be: it may wait for work that runs beside. Or, where
-    `takes_shared`, it is weights.
+    x [T, N], gate_up [E, 2I, N], down [E, N, I], the plain ones of one dtype; weights [T, K] float32, ids [T, K]
+    int32, distinct within a token. Id -1 with weight 0 stands for no expert. The sum is in float32 and in the order
+    of k, so that a token's result does not depend on the other tokens of the batch (only on their number, by which
+    the tiling is chosen). `plus` is a function whose result is [T, N] in x's dtype. It is called as late as
+    possible: it may wait for work that runs beside. Where `takes_shared`, `plus` may be weights.
 
     On CUDA nothing waits for the device if the dtype has 16 bits; for others torch's grouped_mm
     reads the group sizes back.
     """
+    x = dense_rows(x)
+    if x.device.type == "cpu" and not (gate_up.is_plain and down.is_plain):
+        return moe_experts_one_by_one(x, gate_up, down, weights, ids, plus)
+    ups, downs = gate_up.dense(x.dtype).values, down.dense(x.dtype).values
     tokens, hidden = x.shape
-    experts, double, _ = gate_up.shape
-    assert gate_up.shape == (experts, double, hidden) and down.shape == (
+    experts, double, _ = ups.shape
+    assert ups.shape == (experts, double, hidden) and downs.shape == (
         experts,
         hidden,
         double // 2,
-    ), f"x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}"
+    ), f"x {tuple(x.shape)}, gate_up {tuple(ups.shape)}, down {tuple(downs.shape)}"
     assert weights.shape == ids.shape and ids.shape[0] == tokens, (
         f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, ids {tuple(ids.shape)}"
     )
     if on_gpu(x) and tokens:
-        return moe_experts_triton(x, gate_up, down, weights, ids, plus)
-    return moe_experts_torch(x, gate_up, down, weights, ids, plus)
+        return moe_experts_triton(x, ups, downs, weights, ids, plus)
+    return moe_experts_torch(x, ups, downs, weights, ids, plus)
 
 
-def takes_shared(x: Tensor, gate_up: Tensor, shared_width: int) -> bool:
-    """Whether shared experts, of this width together, are best had along with the routed ones [E, 2I, N]: of one
-    token; and of prompts between few rows, when they run beside (`beside.py`), and so many that all wait for the
-    tensor cores. V2-Lite on an H200, the layer's experts along and after one another: 384 tokens 313 and 320 us,
-    1024 376 and 399, 1536 583 and 590, but 2048 645 and 625. V3's one expert is too little beside its eight."""
-    tokens, experts, width = len(x), len(gate_up), gate_up.shape[1] // 2
+def takes_shared(x: Tensor, gate_up: Weight, shared: SharedWeights) -> bool:
+    """Whether the product of shared experts runs best along with that of the routed ones [E, 2I, N].
+
+    That is so for one token; and for prompts longer than the few rows whose shared experts run beside
+    (`beside.py`), up to the length from which all products wait for the tensor cores (docs/design/kernels.md). The
+    kernels read constant, plain weights alone.
+    """
+    tokens, experts, width = len(x), len(gate_up.values), gate_up.values.shape[1] // 2
+    shared_width = shared.down.values.shape[1]
     if not on_gpu(x) or shared_width % width:
+        return False
+    if not all(weight.is_plain and weight.constant for weight in (gate_up, *shared)):
         return False
     some_rows = max(256, 5 * experts) < tokens <= 24 * experts
     return tokens == 1 or (some_rows and shared_width > width)
@@ -109,13 +119,17 @@ def moe_experts_triton(
         tiling = moe_tiling(_device_name(x.device), shape, tokens, ids.shape[1], on)
     if tiling.rows == 1:
         shared = plus if isinstance(plus, SharedWeights) else None
-        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up)
+        gated = gate_up_pairs(x, gate_up, ids, tiling.gate_up, shared and shared.gate_up.values)
         added = plus() if callable(plus) else None
-        return down_pairs(gated, down, weights, ids, tiling.down, added, shared and shared.down)
+        return down_pairs(
+            gated, down, weights, ids, tiling.down, added, shared and shared.down.values
+        )
     blocks = blocks_for(ids, experts, tiling.rows)
     shared = plus if isinstance(plus, SharedWeights) else None
-    gated_rows = gate_up_blocks(x, gate_up, blocks, tiling.gate_up, shared and shared.gate_up)
-    rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down)
+    gated_rows = gate_up_blocks(
+        x, gate_up, blocks, tiling.gate_up, shared and shared.gate_up.values
+    )
+    rows = down_blocks(gated_rows, down, blocks, tiling.down, shared and shared.down.values)
     added = rows[ids.numel() :] if shared else plus() if callable(plus) else None
     return combine(rows, weights, added)
 
@@ -152,6 +166,28 @@ def moe_experts_torch(
     return weighted_sum(unsorted.masked_fill_((ids < 0)[..., None], 0.0), weights, plus)
 
 
+def moe_experts_one_by_one(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    weights: Tensor,
+    ids: Tensor,
+    plus: Plus = None,
+) -> Tensor:
+    """`moe_experts` of quantized weights on a CPU, where the ids can be read. To dequantize all experts would take
+    most of the time of a small step, and tens of gigabytes in DeepSeek-V3."""
+    if isinstance(plus, SharedWeights):
+        plus = partial(_shared_torch, x, plus)
+    each = x.new_zeros(*ids.shape, x.shape[1])  # [T, K, N]
+    for expert in ids[ids >= 0].bincount().nonzero().flatten().tolist():
+        at = (ids == expert).nonzero(as_tuple=True)
+        gated = silu_and_mul(
+            functional.linear(x[at[0]], gate_up.expert(expert).dense(x.dtype).values)
+        )
+        each[at] = functional.linear(gated, down.expert(expert).dense(x.dtype).values)
+    return weighted_sum(each, weights, plus)
+
+
 def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """rows [R, N], sorted by expert, each through its expert's weights [E, M, N]: [R, M]; `ends` [E] int32.
     torch's grouped_mm wants rows of a multiple of 16 bytes: others are copied with zeros behind."""
@@ -162,12 +198,13 @@ def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _shared_torch(x: Tensor, shared: SharedWeights) -> Tensor:
-    return functional.linear(silu_and_mul(functional.linear(x, shared.gate_up)), shared.down)
+    gate_up, down = (weight.dense(x.dtype).values for weight in shared)
+    return functional.linear(silu_and_mul(functional.linear(x, gate_up)), down)
 
 
 def weighted_sum(rows: Tensor, weights: Tensor, plus: Callable[[], Tensor] | None = None) -> Tensor:
-    """[T, N]: plus() and the sum over k of weights[t, k] * rows[t, k], in float32, then rounded to the
-    dtype of rows [T, K, N]."""
+    """Returns plus() + the sum over k of weights[t, k] * rows[t, k], [T, N], in float32, then rounded to the dtype
+    of rows [T, K, N]."""
     total = torch.einsum("tkn,tk->tn", rows.float(), weights)
     if plus is not None:
         total += plus()

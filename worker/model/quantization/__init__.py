@@ -1,4 +1,4 @@
-"""Weights in fewer bits: what a checkpoint says of itself, and the layers that take such weights.
+"""Weights in fewer bits: what a checkpoint says of itself, and the formats of such weights.
 
-Model files know nothing of it: `quantize` puts other layers in the place of theirs.
+Model files know nothing of it: `quantize` gives their linear layers another format.
 """

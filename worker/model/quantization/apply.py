@@ -1,43 +1,37 @@
-"""Which layers of a model become quantized ones."""
+"""Chooses the weight format of each linear layer of a model."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.destinations import checkpoint_layers
-from mla_router.worker.model.experts import Experts
-from mla_router.worker.model.layers import Linear
+from mla_router.worker.model.linear import Linear, WeightFormat
+from mla_router.worker.model.quantization.block_fp8 import BlockFp8
 from mla_router.worker.model.quantization.config import Quantization
-from mla_router.worker.model.quantization.fp8 import Fp8Linear
-from mla_router.worker.model.quantization.fp8_experts import Fp8Experts
+from mla_router.worker.model.weight_mapping import checkpoint_layers
 
 # No published checkpoint quantizes these two, though DeepSeek's do not list them as left out.
-PLAIN = ("lm_head", "eh_proj")
+NEVER_QUANTIZED = ("lm_head", "eh_proj")
+
+
+def weight_format(quantization: Quantization) -> WeightFormat:
+    """Returns the format that the checkpoint has for its quantized layers."""
+    return BlockFp8(quantization.scale_name, quantization.block)
 
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
-    """Replace the linear layers of `model` that the checkpoint quantizes; norms, embeddings, gates and
-    the head are none of them. To be called before parameters have memory. Raises ModelError."""
-    linears = [(name, part) for name, part in model.named_modules() if isinstance(part, Linear)]
-    for name, linear in linears:
+    """Gives the linear layers that the checkpoint quantizes its format; norms, embeddings, gates and the head stay
+    plain. To be called before parameters have memory. Raises ModelError."""
+    quantized = weight_format(quantization)
+    for name, linear in model.named_modules():
+        if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:
+            continue
         layers = checkpoint_layers(name, linear)
         ignored = [layer for layer in layers if quantization.ignores(layer)]
-        if name.rpartition(".")[2] in PLAIN or len(ignored) == len(layers):
-            continue
-        if ignored:
+        if not ignored:
+            linear.set_format(quantized)
+        elif len(ignored) < len(layers):
             raise ModelError(
                 f"quantization_config: {ignored[0]} is not quantized, but of the others that are "
                 f"joined in {name} some are: only all or none is supported"
             )
-        _replace(model, name, Fp8Linear(linear, quantization))
-    for name, part in list(model.named_modules()):
-        if isinstance(part, Experts):
-            gate_up, down = part.gate_up_proj, part.down_proj
-            if isinstance(gate_up, Fp8Linear) and isinstance(down, Fp8Linear):
-                _replace(model, name, Fp8Experts(gate_up, down))
-
-
-def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
-    owner, _, own = name.rpartition(".")
-    setattr(model.get_submodule(owner), own, new)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.fp8_dequantize import fp8_dequantize
+from mla_router.worker.kernels.dequantize import dequantize_blocks
 
 
 def reference(weight: Tensor, scale: Tensor, block: tuple[int, int], parts: list[int]) -> Tensor:
@@ -49,7 +49,7 @@ def test_against_float64(
     scale = torch.rand(*stack, heights, -(-columns // block[1])) + 0.5
     kept = weight.view(torch.uint8).clone(), scale.clone()
 
-    got = fp8_dequantize(weight, scale, block=block, parts=parts, dtype=dtype)
+    got = dequantize_blocks(weight, scale, block=block, parts=parts, dtype=dtype)
 
     pairs = zip(weight.view(-1, *weight.shape[-2:]), scale.view(-1, *scale.shape[-2:]), strict=True)
     expected = torch.stack([reference(w, s, block, parts) for w, s in pairs]).view(weight.shape)
@@ -63,5 +63,5 @@ def test_against_float64(
 
 def test_scales_of_another_shape_are_refused() -> None:
     weight = torch.zeros(32, 48, dtype=torch.float8_e4m3fn)
-    with pytest.raises(AssertionError, match=r"scale \(2, 2\) instead of \(2, 3\)"):
-        fp8_dequantize(weight, torch.ones(2, 2), block=(16, 16), parts=[32], dtype=torch.float32)
+    with pytest.raises(AssertionError, match=r"scales \(2, 2\) instead of \(2, 3\)"):
+        dequantize_blocks(weight, torch.ones(2, 2), block=(16, 16), parts=[32], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""FP8 weights back to values that a matrix product takes.
+"""Values of one byte and the scales of their blocks, back to numbers that a matrix product takes.
 
 Each block of a weight has one scale: the blocks are 128 x 128 in DeepSeek's checkpoints
 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2), whole rows in per-channel ones, the whole matrix in
@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 
 
-def fp8_dequantize(
-    weight: Tensor,
-    scale: Tensor,
+def dequantize_blocks(
+    values: Tensor,
+    scales: Tensor,
     *,
     block: tuple[int, int],
     parts: Sequence[int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """weight * the scale of its block, [..., N, K] in `dtype`, multiplied in float32.
+    """Returns values * the scale of their block, [..., N, K] in `dtype`, multiplied in float32.
 
-    weight [..., N, K] float8_e4m3fn; scale [..., S, ceil(K / block[1])] float32. The N rows are one or
+    values [..., N, K] float8_e4m3fn or int8; scales [..., S, ceil(K / block[1])] float32. The N rows are one or
     several matrices of `parts` rows, one below the other. The blocks of each begin at its own first
     row, and the last ones may be cut off, so that S is the sum of ceil(part / block[0]).
 
     Nothing waits for the device. Beside the result there is one float32 copy.
     """
-    rows, columns = weight.shape[-2:]
+    rows, columns = values.shape[-2:]
     heights = [-(-part // block[0]) for part in parts]
-    expected = (*weight.shape[:-2], sum(heights), -(-columns // block[1]))
-    assert scale.shape == expected and sum(parts) == rows, (
-        f"weight {tuple(weight.shape)}, scale {tuple(scale.shape)} instead of {expected}, "
+    expected = (*values.shape[:-2], sum(heights), -(-columns // block[1]))
+    assert scales.shape == expected and sum(parts) == rows, (
+        f"values {tuple(values.shape)}, scales {tuple(scales.shape)} instead of {expected}, "
         f"blocks {block}, parts {tuple(parts)}"
     )
     row_scale = torch.cat(
@@ -41,11 +41,11 @@ def fp8_dequantize(
             blocks.unsqueeze(-2)
             .expand(*blocks.shape[:-1], block[0], -1)
             .flatten(-3, -2)[..., :part, :]
-            for part, blocks in zip(parts, torch.split(scale, heights, dim=-2), strict=True)
+            for part, blocks in zip(parts, torch.split(scales, heights, dim=-2), strict=True)
         ],
         dim=-2,
     )  # [..., N, ceil(K / block[1])]
-    out = weight.float()
+    out = values.float()
     whole = columns // block[1]
     full, rest = torch.split(out, [whole * block[1], columns - whole * block[1]], dim=-1)
     by_block = full.view(*full.shape[:-1], whole, block[1])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.deepseek import Gate
 from mla_router.worker.model.loader import load_model
-from mla_router.worker.model.quantization.fp8 import Fp8Linear
 from support.forward_driver import ForwardDriver
 from support.fp8_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, write_tiny_model
@@ -99,14 +99,14 @@ def test_only_experts_that_a_token_was_routed_to_are_dequantized(
             module.register_forward_hook(
                 lambda *call: routed.append(sorted(call[2][1][0].tolist()))
             )
-    dequantized: dict[Fp8Linear, list[int]] = {}
-    dense_expert = Fp8Linear.dense_expert
+    dequantized: dict[int, list[int]] = {}
+    expert = Weight.expert
 
-    def counted(self: Fp8Linear, index: int) -> Tensor:
-        dequantized.setdefault(self, []).append(index)
-        return dense_expert(self, index)
+    def counted(self: Weight, index: int) -> Weight:
+        dequantized.setdefault(self.values.data_ptr(), []).append(index)
+        return expert(self, index)
 
-    monkeypatch.setattr(Fp8Linear, "dense_expert", counted)
+    monkeypatch.setattr(Weight, "expert", counted)
     driver.step({0: 5})
     assert [len(experts) for experts in routed] == [3, 3]
     # Of each layer both projections

@@ -1,0 +1,152 @@
+"""Products of a layer of V2-Lite's shape, in the order of their launch on an H200: by which kernel of ours, or by the
+library. The file is also a script, since Triton interprets in the tests' process.
+
+A change of `worker/model` that is not about speed must leave these lists alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from support.compiler_process import compiling_environment
+from support.processes import ROOT
+
+# One request: the norm is part of the product that reads it, and shared experts of the routed experts' products
+DECODE_1 = [
+    "_norm_linear_kernel",  # queries and latents
+    "_rope_absorb_kernel",
+    "attend_kernel",
+    "merge_kernel",
+    "_absorb_kernel",
+    "_linear_kernel",  # output
+    "_norm_linear_kernel",  # router
+    "_route",
+    "_gate_up_gemv",
+    "_down_gemv",
+]
+SORTED_EXPERTS = ["_route", "_gate_up_gemm", "_down_gemm", "_combine"]
+DECODE_8 = [
+    "_rms_norm_kernel",
+    "_few_rows_kernel",
+    "_rope_absorb_kernel",
+    "attend_kernel",
+    "merge_kernel",
+    "_absorb_kernel",
+    "_few_rows_kernel",
+    "_norm_linear_kernel",
+    "library",  # shared experts
+    "_silu_and_mul_kernel",
+    "_few_rows_kernel",
+    *SORTED_EXPERTS,
+]
+DECODE_64 = [
+    "_rms_norm_kernel",
+    "library",
+    "_rope_absorb_kernel",
+    "attend_kernel",
+    "merge_kernel",
+    "_absorb_kernel",
+    "library",
+    "_norm_linear_kernel",
+    "library",
+    "_silu_and_mul_kernel",
+    "library",
+    "_route",
+    "_place",
+    "_gate_up_gemm",
+    "_down_gemm",
+    "_combine",
+]
+PROMPT_1024 = [
+    "_rms_norm_kernel",
+    "library",
+    "_rope_kv_write_kernel",
+    "_kv_gather",
+    "library",  # keys and values of all heads
+    "_ragged_attention",
+    "library",
+    "_rms_norm_kernel",
+    "library",  # router
+    "_route",
+    "_count",
+    "_place",
+    "_gate_up_gemm",  # with the shared experts
+    "_down_gemm_in_rounds",
+    "_combine",
+]
+EXPECTED = {
+    "decode 1": DECODE_1,
+    "decode 8": DECODE_8,
+    "decode 64": DECODE_64,
+    "prompt 1024": PROMPT_1024,
+}
+
+
+@pytest.fixture(scope="module")
+def launched() -> dict[str, list[str]]:
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=compiling_environment(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    lists: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return lists
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_a_layer_launches(case: str, launched: dict[str, list[str]]) -> None:
+    assert launched[case] == EXPECTED[case]
+
+
+def record() -> dict[str, list[str]]:
+    """The launches of the second of four layers, which is a mixture of experts, in each case."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from triton.runtime.jit import JITFunction
+
+    from mla_router.worker.core import Admitted, Capacity, PrefillChunk, SamplingParams, StepPlan
+    from support.meta_engine import Launches, meta_engines, pretend
+
+    names: list[str] = []
+    launch = JITFunction.run
+    products = ("aten::mm", "aten::linear", "aten::addmm", "aten::bmm", "aten::_grouped_mm")
+
+    def noted(self, *args, grid, warmup, **kwargs):  # type: ignore[no-untyped-def]
+        names.append(self.fn.__name__)
+        return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    class Library(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func.name().split(".")[0] in products:
+                names.append("library")
+            return func(*args, **(kwargs or {}))
+
+    pretend()
+    JITFunction.run = noted
+    capacity = Capacity(1024, 16, 128, 32768)
+    engine = next(meta_engines(ROOT / "bench" / "shapes" / "deepseek-v2-lite", 4, capacity))
+    layers = engine.model.model.layers
+    begin, found = list[int](), dict[str, list[str]]()
+    for layer in (layers[1], layers[2]):
+        layer.register_forward_pre_hook(lambda *_: begin.append(len(names)))
+    with torch.inference_mode(), Launches(), Library():
+        for rows in (1, 8, 64):
+            begin.clear()
+            engine.forward_pass.decode(engine.slots.look_up(engine.slots.idle_rows(rows)))
+            found[f"decode {rows}"] = names[begin[0] : begin[1]]
+        begin.clear()
+        chunk = PrefillChunk(0, 0, (0,) * 1024, True)
+        admitted = (Admitted(0, SamplingParams(2), (0,)),)
+        engine.sample(engine.forward(StepPlan((), (), (chunk,), ((0, 0, 1),), admitted)))
+        found["prompt 1024"] = names[begin[0] : begin[1]]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(record()))

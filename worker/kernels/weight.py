@@ -1,0 +1,82 @@
+"""Operands of matrix products: weights and activations, as plain numbers or quantized with scales.
+
+Every product takes a `Weight`, and so do the ops that join a product with something else. A product that has no
+kernel for quantized values multiplies by `dense`, a plain copy. Layers and models never ask which of the two it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mla_router.worker.kernels.dequantize import dequantize_blocks
+
+
+class Weight(NamedTuple):
+    """A matrix [N, K] for x @ weight.T, or a stack of E matrices [E, N, K].
+
+    Without `scales`, `values` are numbers of the activations' dtype. With `scales` they are quantized, and
+    `dequantize`, which has the parameters of `dequantize_blocks`, returns the numbers.
+    """
+
+    values: Tensor  # [..., N, K]
+    scales: Tensor | None = None  # [..., S, ceil(K / block[1])] float32
+    block: tuple[int, int] = (1, 1)  # rows and columns that share a scale
+    parts: tuple[int, ...] = ()  # rows of the matrices that are joined; blocks begin anew at each
+    constant: bool = False  # no kernel writes the values while a model runs (`pdl.py`)
+    dequantize: Callable[..., Tensor] = dequantize_blocks
+
+    @property
+    def is_plain(self) -> bool:
+        return self.scales is None
+
+    def dense(self, dtype: torch.dtype) -> Weight:
+        """Returns the plain weight: itself, or a copy in `dtype`. The copy is the result of a kernel."""
+        if self.scales is None:
+            return self
+        return Weight(
+            self.dequantize(
+                self.values, self.scales, block=self.block, parts=self.parts, dtype=dtype
+            )
+        )
+
+    def expert(self, index: int) -> Weight:
+        """Returns one matrix of a stack."""
+        scales = None if self.scales is None else self.scales[index]
+        return self._replace(values=self.values[index], scales=scales)
+
+    def split_heads(self, num_heads: int, rows: Sequence[int], dtype: torch.dtype) -> list[Weight]:
+        """Returns views [num_heads, n, K] for each n in `rows`, the rows of each head.
+
+        They are plain, and a quantized weight is copied once for all: a block may lie across two heads.
+        """
+        dense = self.dense(dtype)
+        by_head = dense.values.view(num_heads, sum(rows), -1)
+        return [dense._replace(values=part) for part in torch.split(by_head, list(rows), dim=1)]
+
+
+class Quantized(NamedTuple):
+    """Quantized rows of activations [T, K]: values times the scale of their group of columns."""
+
+    values: Tensor  # [T, K] of one byte
+    scales: Tensor  # [T, ceil(K / group)] float32
+    group: int  # columns that share a scale
+    dtype: torch.dtype  # of the rows before, and of a product's result
+
+    def dense(self) -> Tensor:
+        """Returns the rows [T, K] in `dtype`."""
+        return dequantize_blocks(
+            self.values,
+            self.scales,
+            block=(1, self.group),
+            parts=(len(self.values),),
+            dtype=self.dtype,
+        )
+
+
+def dense_rows(x: Tensor | Quantized) -> Tensor:
+    """Returns the rows as plain numbers, for a product that has no kernel for quantized ones."""
+    return x.dense() if isinstance(x, Quantized) else x

@@ -1,0 +1,134 @@
+"""Linear layers, and the format in which the weight of one is stored.
+
+A layer knows its shape, a `WeightFormat` knows the bits: it declares parameters under the names of checkpoints, and
+makes of them the `Weight` that products take. Formats other than `PlainFormat` have files of their own in
+`quantization/`, and are chosen there, after the model is put together. Parameters are therefore declared without
+memory, on torch's meta device; `loader.py` allocates it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mla_router.worker.kernels.linear import linear
+from mla_router.worker.kernels.weight import Weight
+
+
+def empty_parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Returns a parameter without memory, by default of the current default dtype."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A matrix of `inputs` columns, or several joined ones: `parts` are the rows of each. With `experts` it is a
+    stack of that many."""
+
+    inputs: int
+    parts: tuple[int, ...]
+    experts: int | None = None
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.parts)
+
+    def stacked(self, *sizes: int) -> tuple[int, ...]:
+        """Returns `sizes`, behind the number of experts if there are any."""
+        return sizes if self.experts is None else (self.experts, *sizes)
+
+
+class WeightFormat(ABC):
+    @abstractmethod
+    def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
+        """Returns the parameters of a layer by their names in checkpoints. Their rows are outputs, or blocks of
+        outputs, of one part after the other."""
+
+    def rows(self, name: str, outputs: int) -> int:
+        """Returns the number of rows of the parameter `name` that belong to a part of `outputs` outputs."""
+        del name
+        return outputs
+
+    def after_load(self, layer: Linear) -> None:
+        """Rearranges what was loaded, for kernels that read another layout. By default nothing changes."""
+        del layer
+
+    @abstractmethod
+    def weight(self, layer: Linear) -> Weight:
+        """Returns the weight of `layer` for the products of `worker/kernels`."""
+
+    @abstractmethod
+    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
+        """Draws a weight from N(0, 1 / inputs)."""
+
+
+class PlainFormat(WeightFormat):
+    """Numbers of the model's dtype, such as bfloat16."""
+
+    def create(self, shape: LinearShape) -> dict[str, nn.Parameter]:
+        return {"weight": empty_parameter(*shape.stacked(shape.outputs, shape.inputs))}
+
+    def weight(self, layer: Linear) -> Weight:
+        return Weight(layer.weight, constant=True)
+
+    def fill_random(self, layer: Linear, generator: torch.Generator) -> None:
+        layer.weight.normal_(std=layer.shape.inputs**-0.5, generator=generator)
+
+
+PLAIN = PlainFormat()
+
+
+class Linear(nn.Module):
+    """x @ weight.T + bias, weight [outputs, inputs].
+
+    `outputs` may also be those of several projections of the same x, whose results are side by side: their names in
+    checkpoints and the number of outputs of each. `bias` may then name the projections that have one, and is 0
+    for the others. With `experts` the layer holds the weights of that many layers, [experts, outputs, inputs], for
+    `moe_experts` to choose from.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int | Mapping[str, int],
+        *,
+        bias: bool | Collection[str] = False,
+        experts: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.names = () if isinstance(outputs, int) else tuple(outputs)
+        parts = (outputs,) if isinstance(outputs, int) else tuple(outputs.values())
+        self.shape = LinearShape(inputs, parts, experts)
+        self.biased = bias
+        self.set_format(PLAIN)
+        self.bias = empty_parameter(*self.shape.stacked(self.shape.outputs)) if bias else None
+
+    def set_format(self, weight_format: WeightFormat) -> None:
+        """Declares the parameters of `weight_format` in the place of those of the format before."""
+        for name in [name for name, _ in self.named_parameters(recurse=False) if name != "bias"]:
+            delattr(self, name)
+        self.format = weight_format
+        for name, parameter in weight_format.create(self.shape).items():
+            self.register_parameter(name, parameter)
+
+    @property
+    def operand(self) -> Weight:
+        """The weight as products take it."""
+        return self.format.weight(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.format.weight(self), self.bias)
+
+    def has_bias(self, name: str) -> bool:
+        """Whether the projection `name` has one in the checkpoint."""
+        return self.biased if isinstance(self.biased, bool) else name in self.biased
+
+    def rows(self, name: str, outputs: int) -> int:
+        """Returns the number of rows of the parameter `name` that belong to a part of `outputs` outputs."""
+        return outputs if name == "bias" else self.format.rows(name, outputs)
