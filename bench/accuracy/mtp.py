@@ -28,7 +28,7 @@ from record import record
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.causal_lm import CausalLM
-from mla_router.worker.model.loader import load_model, load_prediction
+from mla_router.worker.model.loader import load_model, load_mtp
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from support.forward_driver import ForwardDriver
 
@@ -67,7 +67,7 @@ def drafted(
 def main() -> None:
     args = parse_args()
     model = load_model(args.model_path, device="cpu", dtype=torch.float32)
-    prediction = load_prediction(model, args.model_path)
+    prediction = load_mtp(model, args.model_path)
     tokenizer = Tokenizer.from_file(str(args.model_path / "tokenizer.json"))
     accepted, guessed = dict.fromkeys(MEASURED, 0), dict.fromkeys(MEASURED, 0)
     for name, maker in tqdm(MEASURED.items(), desc="Answering", unit="task", disable=None):

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from mla_router.worker.config import SMALL_MODEL
 from mla_router.worker.model.dummy import fill_dummy
-from mla_router.worker.model.loader import load_model, load_prediction
+from mla_router.worker.model.loader import load_model, load_mtp
 
 QUESTION = (
     "<｜begin▁of▁sentence｜><｜User｜>Sort these words: tiger, apple, rocket, anchor<｜Assistant｜>"
@@ -22,7 +22,7 @@ def test_the_small_model_guesses_what_it_says_and_random_weights_do_not() -> Non
         tokenizer.encode(text, add_special_tokens=False).ids for text in (QUESTION, ANSWER)
     )
     model = load_model(SMALL_MODEL, device="cpu", dtype=torch.float32)
-    prediction = load_prediction(model, SMALL_MODEL)
+    prediction = load_mtp(model, SMALL_MODEL)
     said, guesses = drafted(model, prediction, prompt, len(answer))
     assert said == answer
     assert len(guesses) == len(answer) - 1

@@ -49,7 +49,7 @@ def test_what_our_kernels_are_not_for(
         (latent, CUDA, torch.float32, "torch.float32"),
         (grouped, CPU, torch.bfloat16, "device cpu"),
         (replace(grouped, head_dim=320), CUDA, torch.bfloat16, "not 320"),
-        (replace(latent, expanded_cache=True), CPU, torch.bfloat16, "device cpu"),
+        (replace(latent, disable_mla=True), CPU, torch.bfloat16, "device cpu"),
         (narrow, CUDA, torch.bfloat16, "qk_rope_head_dim, not 8"),
         (replace(latent, kv_lora_rank=96), CUDA, torch.bfloat16, "kv_lora_rank, not 96"),
     ):

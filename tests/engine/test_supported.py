@@ -28,7 +28,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelConfig:
     name, _, expanded = request.param.partition(" ")
     write_tiny_model(tmp_path, **CONFIGS[name])
     config = read_config(tmp_path)
-    return replace(config, expanded_cache=True) if expanded else config  # type: ignore[call-arg]
+    return replace(config, disable_mla=True) if expanded else config  # type: ignore[call-arg]
 
 
 def test_known_gpus_serve(model: ModelConfig) -> None:

@@ -16,7 +16,7 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.config.deepseek import DeepseekConfig
 from mla_router.worker.model.decoder import DecoderLayer
-from mla_router.worker.model.deepseek import ExpandedAttention
+from mla_router.worker.model.deepseek import NonAbsorbedAttention
 from mla_router.worker.model.loader import load_model
 from support.attention import torch_attention, triton_attention
 from support.forward_driver import ForwardDriver
@@ -40,7 +40,7 @@ class MixedConfig(DeepseekConfig):
     """Layer 1 keeps the keys and values that latents expand to."""
 
     def attention_spec(self, layer: int) -> AttentionSpec:
-        return DeepseekConfig.attention_spec(replace(self, expanded_cache=layer == 1), layer)
+        return DeepseekConfig.attention_spec(replace(self, disable_mla=layer == 1), layer)
 
 
 @pytest.mark.parametrize("attention", [torch_attention, triton_attention])
@@ -54,7 +54,7 @@ def test_latents_and_heads_share_pages(
     config = mixed.config = MixedConfig(**own)
     layer = mixed.model.layers[1]
     assert isinstance(layer, DecoderLayer)
-    expanded = ExpandedAttention(config, 1)
+    expanded = NonAbsorbedAttention(config, 1)
     expanded.load_state_dict(layer.self_attn.state_dict(), assign=True)
     layer.self_attn = expanded
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.fields import ModelError
-from mla_router.worker.model.loader import load_model, load_prediction
+from mla_router.worker.model.loader import load_model, load_mtp
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from support.forward_driver import ForwardDriver, nan_caches
 from support.fp8_folders import Format, quantize_folder, write_dequantized
@@ -28,7 +28,7 @@ DENSE = CONFIGS["v3_halves"] | {"first_k_dense_replace": 9}
 
 def load(folder: Path) -> tuple[CausalLM, MultiTokenPrediction]:
     model = load_model(folder, device="cpu", dtype=torch.float32)
-    return model, load_prediction(model, folder)
+    return model, load_mtp(model, folder)
 
 
 def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
@@ -113,7 +113,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
     edit(tmp_path, spoil)
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not look at that layer
     with pytest.raises(ModelError) as error:
-        load_prediction(model, tmp_path)
+        load_mtp(model, tmp_path)
     message, at = str(error.value), "in model.safetensors"
     assert "1 missing: model.layers.3.hnorm.weight" in message
     assert f"1 unknown: model.layers.3.enorm.bias [64] {at}" in message
@@ -125,13 +125,13 @@ def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path, name: str) 
     write_tiny_model(tmp_path, **CONFIGS[name])
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     with pytest.raises(ModelError, match="no layers for multi-token prediction"):
-        load_prediction(model, tmp_path)
+        load_mtp(model, tmp_path)
 
 
 def test_random_weights(tmp_path: Path) -> None:
     write_tiny_prediction(tmp_path, 2, **CONFIGS["v3"])
     (tmp_path / "model.safetensors").unlink()
     model = load_model(tmp_path, device="cpu", dtype=torch.float32, dummy=True)
-    for rows in guesses(model, load_prediction(model, tmp_path, dummy=True), WHOLE):
+    for rows in guesses(model, load_mtp(model, tmp_path, dummy=True), WHOLE):
         assert torch.isfinite(rows).all()
         assert len(rows.argmax(dim=-1).unique()) > 5

@@ -34,7 +34,7 @@ V2_LITE_YARN = replace(V3_YARN, mscale=0.707, mscale_all_dim=0.707)
 
 
 def rope_with(scaling: YarnConfig | Llama3Config | None, theta: float = 10000.0) -> RopeConfig:
-    return RopeConfig(theta, width=64, interleaved=True, scaling=scaling)
+    return RopeConfig(theta, rotary_dim=64, interleaved=True, scaling=scaling)
 
 
 def yarn_frequencies(yarn: YarnConfig, width: int, theta: float) -> np.ndarray:

@@ -93,7 +93,7 @@ def choose_config(config: WorkerConfig) -> ModelConfig:
         return model
     if not isinstance(model, DeepseekConfig):
         raise ConfigError(f"--disable-mla: {model.architecture} has none to disable: leave it out")
-    return replace(model, expanded_cache=True)
+    return replace(model, disable_mla=True)
 
 
 def choose_graph_sizes(

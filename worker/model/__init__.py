@@ -1,1 +1,1 @@
-"""One file per architecture, read top-down; weights and their formats beside it."""
+"""One file for each architecture, read top-down; beside it the loading of weights and their formats."""

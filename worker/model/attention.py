@@ -1,8 +1,8 @@
-"""Attention as a layer calls it: the tokens of one step over the cached rows of their requests.
+"""The interface between a layer and an attention backend.
 
-The object behind this protocol knows the requests, their pages, the scale of scores and the kernels; a layer brings queries
-and its KV cache, in which the rows of the new tokens lie already. Decode rows come first in a step, then its prefill
-chunks; each method is for one of the two.
+The backend knows the requests, their pages, the softmax scale and the kernels. A layer passes queries and its KV
+cache, to which it has written the rows of the new tokens. A step has decode rows first, then prefill chunks; each
+method takes one kind.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor
 
 
 class StepAttention(Protocol):
-    """Attention of one step, for all layers of one `AttentionSpec`. D decode rows, N prefill rows, H heads, G key heads."""
+    """Attention of one step, for all layers of one `AttentionSpec`. D: decode rows, N: prefill rows, H: query heads,
+    G: KV heads, W: head_dim, V: v_head_dim, K and R: qk_nope_head_dim and qk_rope_head_dim, C: kv_lora_rank."""
 
     def mla_decode(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
-        """Absorbed: q_latent [D, H, C] and q_pe [D, H, R] over latent rows, cache
-        [pages, page_size, C + R]. Attended latents [D, H, C]."""
+        """Absorbed multi-query attention of q_latent [D, H, C] and q_pe [D, H, R] over the latent rows of `cache`
+        [pages, page_size, C + R]. Returns attended latents [D, H, C]."""
         ...
 
     def mla_prefill(
@@ -31,16 +32,16 @@ class StepAttention(Protocol):
         *,
         kv_lora_rank: int,
     ) -> None:
-        """Multi-head: q [N, H, K + R] over keys and values that `expand` makes of latents: from
-        [S, C] it gives [S, H, K + V], C being kv_lora_rank. `own` [N, C + R] are the chunks' rows, which the
-        cache has as well. Writes `out` [N, H, V], contiguous."""
+        """Multi-head attention of q [N, H, K + R]. `expand` computes keys and values [S, H, K + V] from latents
+        [S, C]. `own` [N, C + R] are the rows of the chunks, which are in `cache` as well. Writes `out` [N, H, V],
+        contiguous."""
         ...
 
     def gqa_decode(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        """q [D, H, W] over the keys and values in rows of cache [pages, page_size, G * (W + V)]
-        (`kernels/kv_cache/gqa_rows.py`). Writes `out` [D, H, V], contiguous."""
+        """Grouped-query attention of q [D, H, W] over the keys and values in the rows of `cache`
+        [pages, page_size, G * (W + V)] (`kernels/kv_cache/gqa_rows.py`). Writes `out` [D, H, V], contiguous."""
         ...
 
     def gqa_prefill(self, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        """The same for q [N, H, W] of the chunks and `out` [N, H, V]."""
+        """Grouped-query attention of the chunks: q [N, H, W]. Writes `out` [N, H, V], contiguous."""
         ...

@@ -1,7 +1,7 @@
-"""What one forward pass of a model reads besides its weights.
+"""The inputs of one forward pass.
 
-T is the number of new tokens in the step; decode rows come first, then the prefill chunks. All
-tensors lie on the model's device.
+T is the number of new tokens in the step. Decode rows come first, then prefill chunks. All
+tensors are on the model's device.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from mla_router.worker.model.attention import StepAttention
 class ForwardBatch:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    # [T] int64, cache row of each new token: page * page_size + place in it. No token lies in page 0, which idle
-    # rows, those that pad a CUDA graph, write to: their location is 0
+    # [T] int64, the cache row of each new token: page * page_size + offset. Page 0 belongs to no request. Idle rows,
+    # which pad a CUDA graph, have location 0
     out_cache_loc: Tensor
-    num_decodes: int  # rows that are one token of a request each; the others are chunks
-    attention: Sequence[StepAttention]  # by `ModelConfig.attention_index` of a layer
+    num_decodes: int  # rows that are one token of a request each; the other rows are chunks
+    attention: Sequence[StepAttention]  # indexed by the layer's `ModelConfig.attention_index`
 
     @property
     def is_decode(self) -> bool:
-        """Whether all rows are decode rows. False while a piecewise graph is captured, which is for any rows."""
+        """Whether all rows are decode rows. False during the capture of a piecewise graph, which serves any rows."""
         return 0 < self.num_decodes == len(self.tokens)
 
     def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
-        """`attend(self, rows, cache, out)`: the only part of a layer in which more matters than the number of rows.
-        A piecewise graph is cut here."""
+        """Calls `attend(self, rows, cache, out)`. The rest of a layer depends on the number of rows alone, so a
+        piecewise graph is cut here."""
         attend(self, rows, cache, out)
 
 
-# Of a step's tokens, each [T, ...]: queries, and what else a layer's attention is to have.
+# The tensors that a layer's attention takes: queries [T, ...], and others of the same tokens.
 Rows = tuple[Tensor, ...]
-# Writes `out` [T, ...].
+# A layer's attention, which writes `out` [T, ...].
 Attend = Callable[[ForwardBatch, Rows, Tensor, Tensor], None]

@@ -1,4 +1,4 @@
-"""A decoder with its head: what the engine runs, whatever the architecture."""
+"""A decoder with its language model head. The engine runs this class for every architecture."""
 
 from __future__ import annotations
 
@@ -26,24 +26,22 @@ class CausalLM(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:
-        """Final hidden states [T, hidden_size], for `logits`.
-
-        `caches`, the KV cache of each layer (`KVCachePool.layers`), get the rows of the new tokens.
-        """
-        hidden: Tensor = self.model(batch, caches)
-        return hidden
+        """Returns final hidden states [T, hidden_size], for `logits`. Writes the rows of the new tokens to `caches`,
+        the KV cache of each layer (`KVCachePool.layers`)."""
+        hidden_states: Tensor = self.model(batch, caches)
+        return hidden_states
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[T, hidden_size] of tokens [T]."""
+        """Returns embeddings [T, hidden_size] of tokens [T]."""
         embedded: Tensor = self.model.embed_tokens(tokens)
         return embedded
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocab_size] float32. Apart from `forward`, so that those of many rows need not exist at
-        once."""
-        return linear(hidden, self.head, out_dtype=torch.float32)
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Returns logits [R, vocab_size] float32. They are not part of `forward`, so that logits of many rows need not
+        exist at once."""
+        return linear(hidden_states, self.head, out_dtype=torch.float32)
 
     @property
     def head(self) -> Weight:
-        """[vocab_size, hidden_size]: a weight of its own, or the embedding's."""
+        """The head [vocab_size, hidden_size]: a weight of its own, or the embedding."""
         return self.model.embed_tokens.operand if self.lm_head is None else self.lm_head.operand

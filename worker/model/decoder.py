@@ -1,4 +1,4 @@
-"""What decoders have in common, whatever their attention and feed-forward layers are.
+"""The parts that all decoders share, whatever their attention and feed-forward layers are.
 
 Attribute names are those of the checkpoints.
 """
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.config.base import ModelConfig
 from mla_router.worker.model.layers import Embedding, FeedForward, RMSNorm
+from mla_router.worker.model.linear import Linear
 
 
 class Decoder(nn.Module):
@@ -27,20 +28,16 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotations = nn.Buffer(rotations, persistent=False)
 
-    @property
-    def last(self) -> DecoderLayer:
-        last = self.layers[-1]
-        assert isinstance(last, DecoderLayer), f"a layer that is {type(last)}"
-        return last
-
     def forward(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> Tensor:
-        """Final hidden states [T, hidden_size]."""
-        update, stream = self.run_layers(batch, caches)
-        return self.finish(update, stream, locations=batch.out_cache_loc)
+        """Returns final hidden states [T, hidden_size]. `caches` are the KV caches of the layers."""
+        hidden_states, residual = self.run_layers(batch, caches)
+        return self.finish(hidden_states, residual, out_cache_loc=batch.out_cache_loc)
+
+    # ---- The two halves of a step: only rows with an output need the second ----
 
     def run_layers(self, batch: ForwardBatch, caches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Hidden states, not yet added to the residual, and the residual, both [T, hidden_size], behind the attention of
-        the last layer: later tokens need no more of a row than its keys and values there. `finish` has the rest."""
+        """Returns hidden states and residual, [T, hidden_size] each, behind the attention of the last layer: later
+        tokens need nothing of a row but its keys and values there."""
         # The look-up first: what kernels read ahead must be older than the embedding (`kernels/pdl.py`, settled)
         rotations = self.rotations[batch.positions]
         hidden_states: Tensor = self.embed_tokens(batch.tokens)
@@ -52,20 +49,44 @@ class Decoder(nn.Module):
 
     def finish(
         self,
-        update: Tensor,
-        stream: Tensor,
+        hidden_states: Tensor,
+        residual: Tensor,
         output_rows: Tensor | None = None,
         *,
-        locations: Tensor | None = None,
+        out_cache_loc: Tensor | None = None,
     ) -> Tensor:
-        """The rest of the step, as `DecoderLayer.finish`."""
-        return self.last.finish(update, stream, self.norm, output_rows, locations)
+        """Returns final hidden states [R, hidden_size] from the results of `run_layers`: of the rows `output_rows` [R]
+        int64, or of all rows, whose `out_cache_loc` marks idle ones."""
+        return self.last.finish(hidden_states, residual, self.norm, output_rows, out_cache_loc)
+
+    @property
+    def last(self) -> DecoderLayer:
+        last = self.layers[-1]
+        assert isinstance(last, DecoderLayer), f"a layer that is {type(last)}"
+        return last
+
+
+class AttentionLayer(nn.Module):
+    """Base of attention layers.
+
+    `qkv_proj` is applied to normalized rows. `forward(qkv, rotations, batch, cache)` takes the result [T, outputs],
+    writes the rows of the new tokens to `cache`, attends, and returns [T, hidden_size].
+    """
+
+    qkv_proj: Linear
 
 
 class DecoderLayer(nn.Module):
-    """Attention and a feed-forward layer, each on the normalized stream and added to it."""
+    """A transformer layer with norms in front of its two halves:
 
-    def __init__(self, config: ModelConfig, self_attn: nn.Module, mlp: FeedForward) -> None:
+        h = h + self_attn(qkv_proj(input_layernorm(h)))
+        h = h + mlp(post_attention_layernorm(h))
+
+    Each sum is left to the norm behind it, since one kernel does both. So a half takes and returns two tensors
+    [T, hidden_size], whose sum is h: `hidden_states`, and the `residual`, which is None before the first layer.
+    """
+
+    def __init__(self, config: ModelConfig, self_attn: AttentionLayer, mlp: FeedForward) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = self_attn
@@ -74,53 +95,49 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        update: Tensor,
-        stream: Tensor | None,
+        hidden_states: Tensor,
+        residual: Tensor | None,
         rotations: Tensor,
         batch: ForwardBatch,
         cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """What the layer before adds to the residual stream [T, hidden_size], and the stream without
-        it (None before the first layer); returns the same for the layer after. Addition and norm are
-        one step: nothing else reads the stream in between."""
-        update, stream = self.attend(update, stream, rotations, batch, cache)
-        return self.feed_forward(update, stream, batch.out_cache_loc)
+        hidden_states, residual = self.attend(hidden_states, residual, rotations, batch, cache)
+        return self.feed_forward(hidden_states, residual, batch.out_cache_loc)
 
     def attend(
         self,
-        update: Tensor,
-        stream: Tensor | None,
+        hidden_states: Tensor,
+        residual: Tensor | None,
         rotations: Tensor,
         batch: ForwardBatch,
         cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The first half. Attention gets the norm as well, since for one row its first product does all three
-        (`RMSNorm.add_then`)."""
-        attended: tuple[Tensor, Tensor] = self.self_attn(
-            self.input_layernorm, update, stream, rotations, batch, cache
+        qkv, residual = self.input_layernorm.add_and_project(
+            self.self_attn.qkv_proj, hidden_states, residual
         )
-        return attended
+        return self.self_attn(qkv, rotations, batch, cache), residual
 
     def feed_forward(
-        self, update: Tensor, stream: Tensor, locations: Tensor | None = None
+        self, hidden_states: Tensor, residual: Tensor, out_cache_loc: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The second half, of any rows: none of them reads another. `locations`: as of `FeedForward.after`."""
-        return self.mlp.after(self.post_attention_layernorm, update, stream, locations)
+        """The rows may be some of a step's: no row reads another one here."""
+        return self.mlp.after_norm(
+            self.post_attention_layernorm, hidden_states, residual, out_cache_loc
+        )
 
     def finish(
         self,
-        update: Tensor,
-        stream: Tensor,
+        hidden_states: Tensor,
+        residual: Tensor,
         norm: RMSNorm,
         output_rows: Tensor | None = None,
-        locations: Tensor | None = None,
+        out_cache_loc: Tensor | None = None,
     ) -> Tensor:
-        """The second half of a last layer, and the `norm` before the head: [R, hidden_size] of the rows whose
-        output is wanted, `output_rows` [R] int64, or of all, whose `locations` tell idle rows."""
+        """Computes the second half of a last layer, and the `norm` before the head (`Decoder.finish`)."""
         if output_rows is not None:
-            assert locations is None, "rows whose output is wanted are not idle"
-            update = update.index_select(0, output_rows)
-            stream = stream.index_select(0, output_rows)
-        if not len(update):
-            return update
-        return norm.add(*self.feed_forward(update, stream, locations))[0]
+            assert out_cache_loc is None, "rows with an output are not idle"
+            hidden_states = hidden_states.index_select(0, output_rows)
+            residual = residual.index_select(0, output_rows)
+        if not len(hidden_states):
+            return hidden_states
+        return norm.add(*self.feed_forward(hidden_states, residual, out_cache_loc))[0]

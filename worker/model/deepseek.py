@@ -26,7 +26,7 @@ from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.deepseek import DeepseekConfig
-from mla_router.worker.model.decoder import Decoder, DecoderLayer
+from mla_router.worker.model.decoder import AttentionLayer, Decoder, DecoderLayer
 from mla_router.worker.model.experts import Experts
 from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
 from mla_router.worker.model.linear import Linear, empty_parameter
@@ -51,7 +51,7 @@ def deepseek_layer(config: DeepseekConfig, index: int) -> DecoderLayer:
 
 
 def latent_attention(config: DeepseekConfig, index: int) -> LatentAttention:
-    kind = ExpandedAttention if config.expanded_cache else LatentAttention
+    kind = NonAbsorbedAttention if config.disable_mla else LatentAttention
     return kind(config, index)
 
 
@@ -62,7 +62,7 @@ def feed_forward(config: DeepseekConfig, index: int) -> FeedForward:
     return MixtureOfExperts(config)
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(AttentionLayer):
     """MLA: the cache keeps one latent per token, from which keys and values of all heads follow."""
 
     def __init__(self, config: DeepseekConfig, index: int) -> None:
@@ -77,17 +77,17 @@ class LatentAttention(nn.Module):
         self.interleaved = config.rope.interleaved
         queries, hidden = config.num_heads * config.qk_head_dim, config.hidden_size
 
-        # What projects the same input is one matrix.
+        # Queries (or their latent) and the latent of keys and values: one matrix
         bias = config.attention_bias
         latent = config.kv_lora_rank + config.qk_rope_head_dim
         if config.q_lora_rank is None:
-            self.q_kv_proj = Linear(
+            self.qkv_proj = Linear(
                 hidden,
                 {"q_proj": queries, KV_A: latent},
                 bias=(KV_A,) if bias else False,
             )
         else:
-            self.q_kv_proj = Linear(
+            self.qkv_proj = Linear(
                 hidden, {"q_a_proj": config.q_lora_rank, KV_A: latent}, bias=bias
             )
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, LATENT_NORM_EPS)
@@ -98,45 +98,29 @@ class LatentAttention(nn.Module):
         )
         self.o_proj = Linear(config.num_heads * config.v_head_dim, hidden, bias=bias)
 
-    def forward(
-        self,
-        norm: RMSNorm,
-        update: Tensor,
-        stream: Tensor | None,
-        rotations: Tensor,
-        batch: ForwardBatch,
-        cache: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Of the normalized sum of `update` and `stream`, which are `DecoderLayer`'s; and the sum."""
-        joined, stream = norm.add_then(self.q_kv_proj, update, stream)
-        q, kv = self.queries_and_latents(joined)
+    def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
+        q, kv = self.queries_and_latents(qkv)
         out = q.new_empty(len(q), self.num_heads, self.v_head_dim)
         if batch.is_decode:
             self.write_and_decode(q, kv, rotations, batch, cache, out)
         else:
-            self.rotate_and_write(q, kv, rotations, batch, cache)
+            self.write(q, kv, rotations, batch, cache)
             batch.attend(self.attend, (q, kv), cache, out)
-        return self.o_proj(out.flatten(1)), stream
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
 
-    def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
-        q, kv = rows
-        decodes = batch.num_decodes
-        if decodes:
-            self.decode(batch, q[:decodes], cache, out[:decodes])
-        if decodes < len(q):
-            self.prefill(batch, q[decodes:], kv[decodes:], cache, out[decodes:])
-
-    def queries_and_latents(self, joined: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, H, nope + rope], and [T, kv_lora_rank + rope] that all heads share."""
-        q, kv = torch.split(joined, list(self.q_kv_proj.shape.parts), dim=-1)
+    def queries_and_latents(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns q [T, H, nope + rope], and kv [T, kv_lora_rank + rope], which all heads share."""
+        q, kv = torch.split(qkv, list(self.qkv_proj.shape.parts), dim=-1)
         if self.q_lora_rank is not None:
-            q, _ = self.q_a_layernorm.add_then(self.q_b_proj, q, None)
-        return q.view(len(joined), self.num_heads, -1), kv
+            q, _ = self.q_a_layernorm.add_and_project(self.q_b_proj, q, None)
+        return q.view(len(qkv), self.num_heads, -1), kv
 
-    def rotate_and_write(
+    def write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> None:
-        """One row per token is all that later tokens will need; `kv` becomes these rows."""
+        """Rotates `q` and `kv`, normalizes the latents, both in place, and writes `kv` to the cache: all of a token
+        that later tokens need."""
         rope_kv_write(
             q,
             kv,
@@ -149,6 +133,54 @@ class LatentAttention(nn.Module):
             in_place=True,
         )
 
+    def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
+        q, kv = rows
+        decodes = batch.num_decodes
+        if decodes:
+            self.decode(batch, q[:decodes], cache, out[:decodes])
+        if decodes < len(q):
+            self.prefill(batch, q[decodes:], kv[decodes:], cache, out[decodes:])
+
+    def prefill(
+        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
+    ) -> None:
+        """Multi-head attention over keys and values of all heads, which are computed from the latents."""
+        batch.attention[self.attention_index].mla_prefill(
+            q, kv, cache, self.keys_and_values, out, kv_lora_rank=self.kv_lora_rank
+        )
+
+    def keys_and_values(self, latent: Tensor) -> Tensor:
+        """Returns keys and values [S, H, nope + v] of latents [S, kv_lora_rank]."""
+        expanded: Tensor = self.kv_b_proj(latent)
+        return expanded.view(len(latent), self.num_heads, -1)
+
+    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        """Absorbed multi-query attention over the latents as they are."""
+        w_uk, w_uv = self.up_projections(q.dtype)
+        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
+        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
+
+    def decode_latents(
+        self,
+        batch: ForwardBatch,
+        q_latent: Tensor,
+        q: Tensor,
+        cache: Tensor,
+        w_uv: Weight,
+        out: Tensor,
+    ) -> None:
+        q_pe = q[..., self.qk_nope_head_dim :]
+        latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
+        expand_values(latent, w_uv, out)
+
+    def up_projections(self, dtype: torch.dtype) -> tuple[Weight, Weight]:
+        """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
+        rows = self.qk_nope_head_dim, self.v_head_dim
+        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows, dtype)
+        return w_uk, w_uv
+
+    # ---- Fast path ----
+
     def write_and_decode(
         self,
         q: Tensor,
@@ -158,7 +190,7 @@ class LatentAttention(nn.Module):
         cache: Tensor,
         out: Tensor,
     ) -> None:
-        """`rotate_and_write` and `decode` of the same rows."""
+        """`write` and `decode` of the same rows: one kernel writes and absorbs the queries."""
         w_uk, w_uv = self.up_projections(q.dtype)
         q_latent = rope_absorb(
             q,
@@ -174,55 +206,16 @@ class LatentAttention(nn.Module):
         )
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
-    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        """Absorbed: attends over the cached rows as they are."""
-        w_uk, w_uv = self.up_projections(q.dtype)
-        q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
-        self.decode_latents(batch, q_latent, q, cache, w_uv, out)
 
-    def decode_latents(
-        self,
-        batch: ForwardBatch,
-        q_latent: Tensor,
-        q: Tensor,
-        cache: Tensor,
-        w_uv: Weight,
-        out: Tensor,
-    ) -> None:
-        """The rest of `decode`, once the queries are absorbed."""
-        q_pe = q[..., self.qk_nope_head_dim :]
-        latent = batch.attention[self.attention_index].mla_decode(q_latent, q_pe, cache)
-        expand_values(latent, w_uv, out)
+class NonAbsorbedAttention(LatentAttention):
+    """The same attention without MLA's economy (--disable-mla), for comparison: the cache keeps the keys and values
+    of all heads."""
 
-    def prefill(
-        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
-    ) -> None:
-        """Multi-head: expands prefixes and chunks."""
-        batch.attention[self.attention_index].mla_prefill(
-            q, kv, cache, self.expand, out, kv_lora_rank=self.kv_lora_rank
-        )
-
-    def expand(self, latent: Tensor) -> Tensor:
-        """From [S, kv_lora_rank] the keys and values [S, H, nope + v] of all heads."""
-        expanded: Tensor = self.kv_b_proj(latent)
-        return expanded.view(len(latent), self.num_heads, -1)
-
-    def up_projections(self, dtype: torch.dtype) -> tuple[Weight, Weight]:
-        """Returns w_uk [H, nope, kv_lora_rank] and w_uv [H, v, kv_lora_rank], halves of kv_b_proj."""
-        rows = self.qk_nope_head_dim, self.v_head_dim
-        w_uk, w_uv = self.kv_b_proj.operand.split_heads(self.num_heads, rows, dtype)
-        return w_uk, w_uv
-
-
-class ExpandedAttention(LatentAttention):
-    """The same attention as it is without MLA's economy: the cache keeps the keys and values of all heads,
-    many times the numbers of a latent. For comparison (--disable-mla)."""
-
-    def rotate_and_write(
+    def write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> None:
         latent, k_pe = kv.tensor_split([self.kv_lora_rank], dim=-1)
-        expanded = self.expand(self.kv_a_layernorm(latent))
+        expanded = self.keys_and_values(self.kv_a_layernorm(latent))
         k, v = expanded.tensor_split([self.qk_nope_head_dim], dim=-1)
         rope_gqa_write(
             q,
@@ -235,6 +228,15 @@ class ExpandedAttention(LatentAttention):
             interleaved=self.interleaved,
         )
 
+    def prefill(
+        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
+    ) -> None:
+        del kv
+        batch.attention[self.attention_index].gqa_prefill(q, cache, out)
+
+    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
+        batch.attention[self.attention_index].gqa_decode(q, cache, out)
+
     def write_and_decode(
         self,
         q: Tensor,
@@ -244,17 +246,8 @@ class ExpandedAttention(LatentAttention):
         cache: Tensor,
         out: Tensor,
     ) -> None:
-        self.rotate_and_write(q, kv, rotations, batch, cache)
+        self.write(q, kv, rotations, batch, cache)
         self.decode(batch, q, cache, out)
-
-    def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        batch.attention[self.attention_index].gqa_decode(q, cache, out)
-
-    def prefill(
-        self, batch: ForwardBatch, q: Tensor, kv: Tensor, cache: Tensor, out: Tensor
-    ) -> None:
-        del kv
-        batch.attention[self.attention_index].gqa_prefill(q, cache, out)
 
 
 class MixtureOfExperts(FeedForward):
@@ -270,29 +263,40 @@ class MixtureOfExperts(FeedForward):
             else None
         )
 
-    def forward(self, hidden: Tensor, locations: Tensor | None = None) -> Tensor:
-        shared = self.shared(hidden)
-        out: Tensor = self.experts(hidden, *self.gate(hidden, locations), shared)
+    def forward(self, hidden_states: Tensor, out_cache_loc: Tensor | None = None) -> Tensor:
+        shared = self.shared(hidden_states)
+        weights, ids = self.gate(hidden_states, out_cache_loc)
+        out: Tensor = self.experts(hidden_states, weights, ids, shared)
         return out
 
-    def after(
-        self, norm: RMSNorm, update: Tensor, stream: Tensor, locations: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if not self.gate.follows(update):
-            hidden, stream = norm.add(update, stream)
-            return self(hidden, locations), stream
-        hidden, stream, logits = self.gate.after(norm, update, stream)
-        # Before the choice, which leaves a GPU to what is begun beside it
-        shared = self.shared(hidden)
-        return self.experts(hidden, *self.gate.choose(logits, locations), shared), stream
-
-    def shared(self, hidden: Tensor) -> Plus:
-        """The shared experts' part: begun beside the others', or left to them."""
+    def shared(self, hidden_states: Tensor) -> Plus:
+        """Begins the shared experts beside the routed ones, or leaves them to the routed experts' kernels."""
         layer = self.shared_experts
         if layer is None:
             return None
         weights = SharedWeights(layer.gate_up_proj.operand, layer.down_proj.operand)
-        return weights if self.experts.takes(weights, hidden) else beside(hidden, layer)
+        if self.experts.takes(weights, hidden_states):
+            return weights
+        return beside(hidden_states, layer)
+
+    # ---- Fast path ----
+
+    def after_norm(
+        self,
+        norm: RMSNorm,
+        hidden_states: Tensor,
+        residual: Tensor,
+        out_cache_loc: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The norm and the gate's product are one kernel for few rows."""
+        if not self.gate.joins_norm(hidden_states):
+            hidden_states, residual = norm.add(hidden_states, residual)
+            return self(hidden_states, out_cache_loc), residual
+        hidden_states, residual, logits = self.gate.after_norm(norm, hidden_states, residual)
+        # Before the choice, which leaves a GPU to what is begun beside it
+        shared = self.shared(hidden_states)
+        weights, ids = self.gate.choose(logits, out_cache_loc)
+        return self.experts(hidden_states, weights, ids, shared), residual
 
 
 class Gate(nn.Module):
@@ -315,33 +319,40 @@ class Gate(nn.Module):
             else None
         )
 
-    def forward(self, hidden: Tensor, locations: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those with location 0."""
-        logits = linear(hidden, self.operand, out_dtype=torch.float32)
-        return self.choose(logits, locations)
+    def forward(
+        self, hidden_states: Tensor, out_cache_loc: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns weights [T, K] float32 and expert ids [T, K] int32; -1 for idle rows, those whose `out_cache_loc`
+        is 0."""
+        logits = linear(hidden_states, self.operand, out_dtype=torch.float32)
+        return self.choose(logits, out_cache_loc)
+
+    def choose(self, logits: Tensor, out_cache_loc: Tensor | None) -> tuple[Tensor, Tensor]:
+        return moe_routing(logits, self.rule, self.e_score_correction_bias, out_cache_loc)
 
     @property
     def operand(self) -> Weight:
         """The weight as products take it. Checkpoints do not quantize it."""
         return Weight(self.weight, constant=True)
 
-    def follows(self, update: Tensor) -> bool:
-        """Whether `after` has a kernel. If not, the norm and `forward` are several, but fast ones."""
-        return has_kernel(update, len(self.weight))
+    # ---- Fast path ----
 
-    def after(self, norm: RMSNorm, update: Tensor, stream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`norm` of update + stream, that sum, and what to `choose` by for the normalized rows."""
-        logits, total, hidden = norm_linear(
-            update,
-            stream,
+    def joins_norm(self, hidden_states: Tensor) -> bool:
+        """Whether `after_norm` is one kernel. If not, the norm and `forward` have fast kernels of their own."""
+        return has_kernel(hidden_states, len(self.weight))
+
+    def after_norm(
+        self, norm: RMSNorm, hidden_states: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the normalized sum of `hidden_states` and `residual`, the sum, and the logits to `choose` by."""
+        logits, total, normed = norm_linear(
+            hidden_states,
+            residual,
             norm.weight,
             norm.eps,
             self.operand,
             out_dtype=torch.float32,
             keep_normed=True,
         )
-        assert hidden is not None
-        return hidden, total, logits
-
-    def choose(self, logits: Tensor, locations: Tensor | None) -> tuple[Tensor, Tensor]:
-        return moe_routing(logits, self.rule, self.e_score_correction_bias, locations)
+        assert normed is not None
+        return normed, total, logits

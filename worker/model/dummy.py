@@ -1,7 +1,7 @@
-"""Random weights in the shapes of a real model, for trying and timing it without its files.
+"""Random weights (--load-format dummy), for timing a model without its files.
 
-Values keep the activations near 1 everywhere: logits are finite, and tokens spread over the experts. A
-model whose head is its embedding mostly repeats its last token.
+The values keep activations near 1: logits are finite, and tokens spread over the experts. A
+model with tied embeddings mostly repeats its last token.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SEED = 0
 
 
 def fill_dummy(model: nn.Module) -> None:
-    """Fill every parameter of `model`, the same ones each time on the same kind of device: norms with 1,
-    biases with 0, embeddings from N(0, 1) and weights from N(0, 1 / inputs)."""
+    """Fills every parameter of `model`: norms with 1, biases with 0, embeddings from N(0, 1) and weights from
+    N(0, 1 / inputs). The values are the same each time on the same kind of device."""
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(SEED)
     for module in model.modules():

@@ -13,65 +13,78 @@ from mla_router.worker.model.linear import Linear, empty_parameter
 
 
 class Embedding(nn.Module):
-    """Rows of weight [vocabulary, width] by token id."""
+    """Rows of weight [vocab_size, hidden_size] by token id."""
 
-    def __init__(self, vocabulary: int, width: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = empty_parameter(vocabulary, width)
+        self.weight = empty_parameter(vocab_size, hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.weight)
 
     @property
     def operand(self) -> Weight:
-        """The weight as products take it, where it is the head as well."""
+        """The weight as products take it, for a head that is tied to the embedding."""
         return Weight(self.weight, constant=True)
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
+    """Root mean square norm of rows [T, size]."""
+
+    def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = empty_parameter(width)
+        self.weight = empty_parameter(size)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, self.weight, self.eps)
 
-    def add(self, x: Tensor, stream: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x added to the residual `stream`, normalized, and the stream itself."""
-        if stream is None:
-            return rms_norm(x, self.weight, self.eps), x
-        return add_rms_norm(x, stream, self.weight, self.eps)
+    def add(self, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the normalized sum of `hidden_states` and `residual`, and the sum. Without a residual the sum is
+        `hidden_states`."""
+        if residual is None:
+            return rms_norm(hidden_states, self.weight, self.eps), hidden_states
+        return add_rms_norm(hidden_states, residual, self.weight, self.eps)
 
-    def add_then(
-        self, projection: Linear, x: Tensor, stream: Tensor | None
+    # ---- Fast path ----
+
+    def add_and_project(
+        self, projection: Linear, hidden_states: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then the projection of what is normalized instead of that; for one row as one kernel."""
-        if projection.bias is None and has_kernel(x, projection.shape.outputs):
-            product, total, _ = norm_linear(x, stream, self.weight, self.eps, projection.operand)
-            return product, total
-        normed, stream = self.add(x, stream)
-        return projection(normed), stream
+        """Returns `projection` of the normalized sum, and the sum: `add`, then `projection`. One row has one kernel
+        for both."""
+        if projection.bias is None and has_kernel(hidden_states, projection.shape.outputs):
+            projected, total, _ = norm_linear(
+                hidden_states, residual, self.weight, self.eps, projection.operand
+            )
+            return projected, total
+        normed, total = self.add(hidden_states, residual)
+        return projection(normed), total
 
 
 class FeedForward(nn.Module):
-    """What follows the attention in a decoder layer: maps normalized rows [T, hidden_size] to what is
-    added to the residual stream."""
+    """Base of feed-forward layers. `forward` maps normalized rows [T, hidden_size] to rows of the same shape, which
+    are to be added to the residual."""
 
-    def after(
-        self, norm: RMSNorm, update: Tensor, stream: Tensor, locations: Tensor | None = None
+    def after_norm(
+        self,
+        norm: RMSNorm,
+        hidden_states: Tensor,
+        residual: Tensor,
+        out_cache_loc: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Its result for `norm` of update + stream, and that sum, the stream it is to be added to. Some
-        kinds have kernels that begin with the norm. `locations` [T] are `ForwardBatch.out_cache_loc`: rows at
-        0 are idle, and a mixture of experts does not route them."""
-        del locations
-        normed, stream = norm.add(update, stream)
+        """Returns `forward` of the normalized sum of `hidden_states` and `residual`, and the sum.
+
+        `out_cache_loc` [T] is that of the batch: rows at 0 are idle, and a mixture of experts does not route them.
+        """
+        del out_cache_loc
+        normed, residual = norm.add(hidden_states, residual)
         out: Tensor = self(normed)
-        return out, stream
+        return out, residual
 
 
 class MLP(FeedForward):
-    """SwiGLU feed-forward layer, gate and up projection in one."""
+    """SwiGLU feed-forward layer. Gate and up projection are one matrix."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -82,6 +95,6 @@ class MLP(FeedForward):
         )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden_states)))
         return out

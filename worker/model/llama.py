@@ -10,14 +10,14 @@ Attribute names are those of the checkpoints, so that `weights.py` needs few rul
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mla_router.worker.kernels.kv_cache.rope_gqa_write import rope_gqa_write
 from mla_router.worker.model.batch import ForwardBatch, Rows
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.config.llama import LlamaConfig
-from mla_router.worker.model.decoder import Decoder, DecoderLayer
-from mla_router.worker.model.layers import MLP, RMSNorm
+from mla_router.worker.model.decoder import AttentionLayer, Decoder, DecoderLayer
+from mla_router.worker.model.layers import MLP
 from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.rope import rotation_table
 
@@ -35,8 +35,8 @@ def llama_layer(config: LlamaConfig, index: int) -> DecoderLayer:
     return DecoderLayer(config, attention, mlp)
 
 
-class GroupedQueryAttention(nn.Module):
-    """The cache keeps a key and a value per token for each of a few heads, which query heads share."""
+class GroupedQueryAttention(AttentionLayer):
+    """The cache keeps a key and a value per token for each of a few KV heads, which query heads share."""
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
@@ -53,24 +53,14 @@ class GroupedQueryAttention(nn.Module):
         )
         self.o_proj = Linear(queries, config.hidden_size, bias=config.attention_bias)
 
-    def forward(
-        self,
-        norm: RMSNorm,
-        update: Tensor,
-        stream: Tensor | None,
-        rotations: Tensor,
-        batch: ForwardBatch,
-        cache: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Of the normalized sum of `update` and `stream`, which are `DecoderLayer`'s; and the sum."""
-        joined, stream = norm.add_then(self.qkv_proj, update, stream)
+    def forward(self, qkv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor) -> Tensor:
         # Queries [T, H, head_dim], keys and values [T, G, head_dim]
         q, k, v = torch.split(
-            joined.view(len(joined), -1, self.head_dim),
+            qkv.view(len(qkv), -1, self.head_dim),
             [self.num_heads, self.num_kv_heads, self.num_kv_heads],
             dim=1,
         )
-        # All of a key is rotated
+        # All of a key is rotated: no part of it is left as it is
         rope_gqa_write(
             q,
             k[..., :0],
@@ -83,7 +73,8 @@ class GroupedQueryAttention(nn.Module):
         )
         out = q.new_empty(q.shape)
         batch.attend(self.attend, (q,), cache, out)
-        return self.o_proj(out.flatten(1)), stream
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
 
     def attend(self, batch: ForwardBatch, rows: Rows, cache: Tensor, out: Tensor) -> None:
         (q,) = rows

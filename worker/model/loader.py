@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a model that is ready to run."""
+"""Builds a model from a Hugging Face folder and loads its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mla_router.worker.model.linear import Linear
 from mla_router.worker.model.mtp import MultiTokenPrediction
 from mla_router.worker.model.quantization.apply import quantize
 from mla_router.worker.model.registry import build_model
-from mla_router.worker.model.weights import is_unused, is_unused_by_prediction, load_weights
+from mla_router.worker.model.weights import is_unused, is_unused_by_mtp, load_weights
 
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -34,12 +34,12 @@ def load_model(
     dummy: bool = False,
     config: ModelConfig | None = None,
 ) -> CausalLM:
-    """The model in `folder` on `device`, built by `config`, or else by what the folder says. Raises
+    """Returns the model in `folder` on `device`, built by `config` or else by the folder's config.json. Raises
     ModelError.
 
-    Weights that the checkpoint quantizes stay as they are, all others are converted to `dtype`. They
-    never change again and take no part in autograd. With `dummy` no file but config.json is read, and
-    they are random.
+    Quantized weights keep the format of the checkpoint, all others are converted to `dtype`. Weights
+    never change again and take no part in autograd. With `dummy` they are random, and no file but config.json is
+    read.
     """
     built_by = config or read_config(folder)
     return _load(
@@ -53,9 +53,9 @@ def load_model(
     )
 
 
-def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
-    """The layers for multi-token prediction in `folder`, from which `model` was loaded: on its device,
-    in its dtype, and with its table of rotations. Raises ModelError, also if there are none."""
+def load_mtp(model: CausalLM, folder: Path, *, dummy: bool = False) -> MultiTokenPrediction:
+    """Returns the layers for multi-token prediction in `folder`, from which `model` was loaded: on its device, in its
+    dtype, and with its table of rotations. Raises ModelError, also if the checkpoint has no such layers."""
     config = model.config
     if not isinstance(config, DeepseekConfig) or not config.num_mtp_layers:
         raise ModelError(f"{folder}: no layers for multi-token prediction in this checkpoint")
@@ -64,7 +64,7 @@ def load_prediction(model: CausalLM, folder: Path, *, dummy: bool = False) -> Mu
         lambda: MultiTokenPrediction(config, model.model.rotations),
         config,
         folder,
-        partial(is_unused_by_prediction, config=config),
+        partial(is_unused_by_mtp, config=config),
         device=head.device,
         dtype=head.dtype,
         dummy=dummy,
@@ -81,8 +81,8 @@ def _load(
     dtype: torch.dtype,
     dummy: bool,
 ) -> Built:
-    """What `build` declares, with its weights. `unused` are tensors of the checkpoint that it rightly
-    leaves out."""
+    """Returns the result of `build` with its weights. `unused` names tensors of the checkpoint that it does not
+    need."""
     with torch.device(device), default_dtype(dtype):
         built = build()
         if config.quantization is not None:
@@ -99,8 +99,8 @@ def _load(
 
 
 def allocate(model: nn.Module) -> None:
-    """Give the parameters of `model` memory on torch's current default device, uninitialised but for
-    biases, which a checkpoint may have for a part of a layer only."""
+    """Gives the parameters of `model` memory on torch's current default device. Biases are zero, since a checkpoint
+    may have them for some parts of a layer only; the rest is uninitialised."""
     for module in model.modules():
         for name, declared in list(module.named_parameters(recurse=False)):
             new = torch.zeros if name == "bias" else torch.empty
@@ -110,7 +110,7 @@ def allocate(model: nn.Module) -> None:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside are of `dtype`, unless they ask for another."""
+    """Sets the dtype of parameters that are created inside without one."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

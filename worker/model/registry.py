@@ -1,4 +1,4 @@
-"""The models that can be built, by the architecture that `config/read.py` finds in a folder."""
+"""The supported models, by the architecture that `config/read.py` finds in a folder."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ MODELS: dict[str, Callable[[Any], CausalLM]] = {
 
 
 def build_model(config: ModelConfig) -> CausalLM:
-    """The model, its weights not filled yet."""
+    """Returns the model with parameters that have no memory yet (`loader.py`)."""
     return MODELS[config.architecture](config)

@@ -1,8 +1,8 @@
-"""Angles of the rotary position embedding, stretched to longer contexts as YaRN or Llama 3.1 do.
+"""Angles of the rotary position embedding, with the context extensions of YaRN and Llama 3.1.
 
-YaRN's formulas are those of its paper (Peng et al., 2023, arXiv:2309.00071, section 3) with
-DeepSeek's two mscales. Angles are computed in float32 as everywhere else: at position 100,000 a
-float64 angle would differ from the one that the checkpoint was trained with.
+YaRN's formulas are from its paper (Peng et al., 2023, arXiv:2309.00071, section 3), with
+DeepSeek's two mscales. Angles are computed in float32, as in training: at position 100,000 a
+float64 angle would differ.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mla_router.worker.model.config.rope import Llama3Config, RopeConfig, YarnCo
 
 
 def rotation_table(rope: RopeConfig, max_position: int) -> Tensor:
-    """[max_position, rope.width / 2] complex64: m * e^(i * angle) for each position and pair, where
-    m is YaRN's attention factor (1 without YaRN)."""
+    """Returns m * e^(i * angle) for each position and pair, [max_position, rope.rotary_dim / 2] complex64. m is
+    YaRN's attention factor (1 without YaRN)."""
     frequencies = inverse_frequencies(rope)
     positions = torch.arange(max_position, dtype=torch.float32)
     angles = torch.outer(positions, frequencies.to(positions.device))
@@ -25,8 +25,8 @@ def rotation_table(rope: RopeConfig, max_position: int) -> Tensor:
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
-    """Radians per token of each pair, [rope.width / 2] float32."""
-    exponents = torch.arange(0, rope.width, 2, dtype=torch.float32) / rope.width
+    """Returns radians per token of each pair, [rope.rotary_dim / 2] float32."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     wavelengths = rope.theta**exponents
     match rope.scaling:
         case None:
@@ -38,8 +38,8 @@ def inverse_frequencies(rope: RopeConfig) -> Tensor:
 
 
 def _yarn(yarn: YarnConfig, wavelengths: Tensor, theta: float) -> Tensor:
-    """Leaves fast pairs alone (they turn often enough within the original context), slows slow ones
-    down by `factor`, and blends between `beta_fast` and `beta_slow` turns, by the pair's index."""
+    """Keeps fast pairs, which turn often within the original context, and slows slow pairs down by `factor`. Pairs
+    between `beta_fast` and `beta_slow` turns are interpolated by their index."""
     low, high = _blend_range(yarn, 2 * len(wavelengths), theta)
     pairs = torch.arange(len(wavelengths), dtype=torch.float32)
     kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
@@ -47,7 +47,8 @@ def _yarn(yarn: YarnConfig, wavelengths: Tensor, theta: float) -> Tensor:
 
 
 def _llama3(llama3: Llama3Config, frequencies: Tensor) -> Tensor:
-    """The same idea, blended by how often a pair turns within the original context."""
+    """Keeps fast pairs and slows slow pairs down, as YaRN does. Pairs between are interpolated by their turns within
+    the original context."""
     low, high = llama3.low_freq_factor, llama3.high_freq_factor
     turns = llama3.original_max_position / (2 * math.pi / frequencies)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -55,7 +56,7 @@ def _llama3(llama3: Llama3Config, frequencies: Tensor) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What YaRN multiplies rotated queries and keys by; 1 without it."""
+    """Returns YaRN's factor on rotated queries and keys; 1 without YaRN."""
     yarn = rope.scaling
     if not isinstance(yarn, YarnConfig):
         return 1.0
@@ -66,15 +67,15 @@ def attention_factor(rope: RopeConfig) -> float:
     return yarn_mscale(yarn, 1.0)
 
 
-def _blend_range(yarn: YarnConfig, width: int, theta: float) -> tuple[float, float]:
-    """The pairs that make `beta_fast` and `beta_slow` turns within the original context."""
+def _blend_range(yarn: YarnConfig, rotary_dim: int, theta: float) -> tuple[float, float]:
+    """Returns the indices of the pairs that make `beta_fast` and `beta_slow` turns within the original context."""
 
     def pair_with(turns: float) -> float:
         wavelength = yarn.original_max_position / (turns * 2 * math.pi)
-        return width * math.log(wavelength) / (2 * math.log(theta))
+        return rotary_dim * math.log(wavelength) / (2 * math.log(theta))
 
     low, high = pair_with(yarn.beta_fast), pair_with(yarn.beta_slow)
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     return low, high + 0.001 if low == high else high

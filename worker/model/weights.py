@@ -1,9 +1,8 @@
-"""Fill a model from the safetensors files of a Hugging Face folder.
+"""Loads weights from the safetensors files of a Hugging Face folder.
 
-Files are mapped into memory, a few at a time, and copied tensor by tensor straight to where they
-belong on the device (`weight_mapping.py`), so that the host never holds more than the files being read,
-and those only as pages that the kernel can take back. Anything missing, unknown, or of the wrong shape
-or type is collected and refused together, before a request could see it.
+A few files at a time are mapped into memory and copied tensor by tensor to the device (`weight_mapping.py`). The
+host never holds more than these files, as pages that the operating system can drop. One error lists all tensors that
+are missing, unknown, or of a wrong shape or type, before the server is ready.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 MAX_LISTED = 20  # names shown of each kind of mistake
-PARALLEL_FILES = 4  # a thread waits for the disk at every page: several keep it busy
+PARALLEL_FILES = 4  # threads: each waits for the disk at every page, several keep it busy
 
 
 @dataclass(frozen=True, slots=True)
 class FileCopy:
-    """What became of one file's tensors."""
+    """The result of reading one file."""
 
     names: set[str]
-    mistakes: list[tuple[str, str]]  # kind of mistake, and the tensor with what it is and should be
-    num_bytes: int  # of those that were copied
+    mistakes: list[tuple[str, str]]  # kind of mistake, and a description of the tensor
+    num_bytes: int  # copied
 
 
 def load_weights(model: nn.Module, folder: Path, is_unused: Callable[[str], bool]) -> None:
-    """Copy every weight of the checkpoint in `folder` into `model`, but for those that rightly have no
-    place in it. Raises ModelError."""
+    """Copies every weight of the checkpoint in `folder` to `model`. Tensors whose name `is_unused` are skipped.
+    Raises ModelError."""
     files = weight_files(folder)
     wanted = dict(weight_mapping(model))
     total = sum(file.stat().st_size for file in files)
@@ -82,22 +81,22 @@ def copy_file(
     *,
     progress: Callable[[int], None],
 ) -> FileCopy:
-    """Copy the tensors of `file` to where they are `wanted`, and tell `progress` of every one's bytes.
-    Raises ModelError if the file cannot be read."""
+    """Copies the tensors of `file` to the memory that `wanted` has under their names, and reports the bytes of each
+    tensor to `progress`. Raises ModelError if the file cannot be read."""
     names, mistakes, num_bytes = set[str](), list[tuple[str, str]](), 0
     for name, tensor in read_tensors(file):
         target = wanted.get(name)
-        # One scale of a whole tensor has no axis in some checkpoints, one in others.
+        # The scale of a whole tensor has no axis in some checkpoints, and one axis in others.
         scalar = target is not None and target.numel() == tensor.numel() == 1
         where = f"{name} {list(tensor.shape)} in {file.name}"
         if target is None:
-            # transformers writes shared experts without any width where there are none
+            # transformers writes empty shared experts for a model without shared experts
             if tensor.numel() and not is_unused(name):
                 mistakes.append(("unknown", where))
         elif target.shape != tensor.shape and not scalar:
             mistakes.append(("misshaped", f"{where}, not {list(target.shape)}"))
         elif target.dtype != tensor.dtype and 1 in (target.itemsize, tensor.itemsize):
-            # Between wider types we convert; FP8 without the scales that belong to it is nonsense.
+            # Wider types are converted. FP8 values mean nothing without their scales.
             mistakes.append(("mistyped", f"{where}: {_dtype(tensor)}, not {_dtype(target)}"))
         else:
             target.copy_(tensor.view(target.shape))
@@ -108,35 +107,34 @@ def copy_file(
 
 
 def is_unused(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint rightly holds a tensor that a model without prediction layers does not
-    load."""
+    """Whether the tensor `name` of a checkpoint is no weight of the model without MTP layers."""
     if name == "lm_head.weight":
         return config.tie_word_embeddings
-    if name.endswith(".input_scale"):  # of activations, which are not quantized
+    if name.endswith(".input_scale"):  # scales of activations, which are not quantized
         return config.quantization is not None
     layer = LAYER.match(name)
     if layer is None:
         return False
-    return _is_prediction(layer, config) or layer[2] == "self_attn.rotary_emb.inv_freq"
+    return _is_mtp(layer, config) or layer[2] == "self_attn.rotary_emb.inv_freq"
 
 
-def is_unused_by_prediction(name: str, config: ModelConfig) -> bool:
-    """The same of prediction layers alone: what is the model's, and their copies of embedding and
-    head, which they share with it."""
+def is_unused_by_mtp(name: str, config: ModelConfig) -> bool:
+    """Whether the tensor `name` of a checkpoint is no weight of the MTP layers: it is the model's, or their copy of the
+    model's embedding or head."""
     layer = LAYER.match(name)
-    if layer is None or not _is_prediction(layer, config):
+    if layer is None or not _is_mtp(layer, config):
         return True
     if layer[2].endswith(".input_scale"):
         return config.quantization is not None
     return layer[2] in ("embed_tokens.weight", "shared_head.head.weight")
 
 
-def _is_prediction(layer: re.Match[str], config: ModelConfig) -> bool:
+def _is_mtp(layer: re.Match[str], config: ModelConfig) -> bool:
     return 0 <= int(layer[1]) - config.num_layers < config.num_mtp_layers
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of `folder`: those of the index if there is one. Raises ModelError."""
+    """Returns the safetensors files of `folder`, by its index if there is one. Raises ModelError."""
     index = folder / INDEX_FILE
     if not index.is_file():
         if not (folder / SINGLE_FILE).is_file():
@@ -154,7 +152,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and memory-mapped tensors of one safetensors file. Raises ModelError."""
+    """Yields names and memory-mapped tensors of one safetensors file. Raises ModelError."""
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
@@ -168,7 +166,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _listed(mistakes: list[tuple[str, str]]) -> str:
-    """One line for each kind: how many, and the first of them."""
+    """Returns one line for each kind of mistake: the number, and the first tensors."""
     kinds: dict[str, list[str]] = {}
     for kind, tensor in mistakes:
         kinds.setdefault(kind, []).append(tensor)

@@ -61,7 +61,7 @@ def parse(raw: dict[str, Any]) -> LlamaConfig:
 def test_llama_3_8b() -> None:
     config = parse(LLAMA_3_8B)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (32, 8, 128)
-    assert (config.rope.theta, config.rope.width, config.rope.scaling) == (500000.0, 128, None)
+    assert (config.rope.theta, config.rope.rotary_dim, config.rope.scaling) == (500000.0, 128, None)
     assert not config.rope.interleaved
     assert (config.rms_norm_eps, config.tie_word_embeddings) == (1e-5, False)
     specs = config.kv_cache_specs(torch.bfloat16)

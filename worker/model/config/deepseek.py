@@ -37,7 +37,7 @@ class DeepseekConfig(ModelConfig):
     normalize_expert_weights: bool
     routed_scaling_factor: float
     # No setting of a checkpoint: the KV cache keeps the keys and values that latents expand to
-    expanded_cache: bool = False
+    disable_mla: bool = False
 
     @property
     def qk_head_dim(self) -> int:
@@ -46,7 +46,7 @@ class DeepseekConfig(ModelConfig):
     def attention_spec(self, layer: int) -> AttentionSpec:
         del layer
         scale = softmax_scale(self.qk_head_dim, self.rope)
-        if self.expanded_cache:
+        if self.disable_mla:
             return GroupedQueryAttentionSpec(
                 num_heads=self.num_heads,
                 scale=scale,
@@ -106,7 +106,7 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
     common = common_fields(raw)
     rope = read_rope(
         raw,
-        width=size(raw, "qk_rope_head_dim"),
+        rotary_dim=size(raw, "qk_rope_head_dim"),
         interleaved=interleaved,
         types=("default", "yarn"),
     )
@@ -124,7 +124,7 @@ def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> Deepse
         q_lora_rank=optional_size(raw, "q_lora_rank"),
         kv_lora_rank=size(raw, "kv_lora_rank"),
         qk_nope_head_dim=size(raw, "qk_nope_head_dim"),
-        qk_rope_head_dim=rope.width,
+        qk_rope_head_dim=rope.rotary_dim,
         v_head_dim=size(raw, "v_head_dim"),
         num_dense_layers=optional_size(raw, "first_k_dense_replace") or 0,
         num_experts=experts,

@@ -44,7 +44,7 @@ def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
     return LlamaConfig(
         **common,
         architecture="LlamaForCausalLM",
-        rope=read_rope(raw, width=head_dim, interleaved=False, types=("default", "llama3")),
+        rope=read_rope(raw, rotary_dim=head_dim, interleaved=False, types=("default", "llama3")),
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_bias=bool(raw.get("mlp_bias", False)),

@@ -1,4 +1,4 @@
-"""How a config.json describes the rotary position embedding."""
+"""The rotary position embedding of a config.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mla_router.worker.model.config.fields import ModelError, size
 
 @dataclass(frozen=True, slots=True)
 class YarnConfig:
-    """Stretching to longer contexts (Peng et al., 2023, arXiv:2309.00071)."""
+    """YaRN's context extension (Peng et al., 2023, arXiv:2309.00071)."""
 
     factor: float
     original_max_position: int
@@ -26,29 +26,33 @@ class YarnConfig:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Config:
-    """Llama 3.1's stretching to longer contexts (`apply_scaling` in models/llama3/model.py of
+    """Llama 3.1's context extension (`apply_scaling` in models/llama3/model.py of
     https://github.com/meta-llama/llama-models)."""
 
     factor: float
     original_max_position: int
-    low_freq_factor: float  # turns within the original context up to which a pair is slowed down
-    high_freq_factor: float  # and from which it is left alone
+    low_freq_factor: (
+        float  # a pair with at most so many turns within the original context is slowed down
+    )
+    high_freq_factor: float  # a pair with at least so many turns stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     theta: float
-    width: int  # of the part of a head that is rotated
-    interleaved: bool  # whether pairs are neighbours
+    rotary_dim: int  # values of a head that are rotated
+    interleaved: bool  # a pair is two neighbours; otherwise i and i + rotary_dim / 2
     scaling: YarnConfig | Llama3Config | None
 
 
 def read_rope(
-    raw: Mapping[str, Any], *, width: int, interleaved: bool, types: tuple[str, ...]
+    raw: Mapping[str, Any], *, rotary_dim: int, interleaved: bool, types: tuple[str, ...]
 ) -> RopeConfig:
-    """The rotary embedding of `raw`, scaled in one of the ways in `types`. Raises ModelError."""
-    if width % 2:
-        raise ModelError(f"an odd number of values of a head, {width}, cannot be rotated in pairs")
+    """Returns the rotary embedding of `raw`, whose type must be one of `types`. Raises ModelError."""
+    if rotary_dim % 2:
+        raise ModelError(
+            f"an odd number of values of a head, {rotary_dim}, cannot be rotated in pairs"
+        )
     rope = _parameters(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in types:
@@ -61,11 +65,11 @@ def read_rope(
     elif kind == "llama3":
         scaling = _llama3(rope)
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    return RopeConfig(theta, width, interleaved, scaling)
+    return RopeConfig(theta, rotary_dim, interleaved, scaling)
 
 
 def _parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, checkpoints on the hub have `rope_scaling`."""
+    """Returns the parameters: transformers 5 writes `rope_parameters`, checkpoints on the hub have `rope_scaling`."""
     return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
 
 
@@ -99,8 +103,8 @@ def _llama3(rope: Mapping[str, Any]) -> Llama3Config:
 
 
 def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
-    """The factor of DeepSeek's attention scores: 1 / sqrt(head_dim), and with its mscale_all_dim the square
-    of that one's factor on top, for queries and keys both."""
+    """Returns the factor of DeepSeek's attention scores: 1 / sqrt(head_dim), times the square of the factor of
+    mscale_all_dim if it is set, once for queries and once for keys."""
     scale = float(head_dim**-0.5)
     if isinstance(rope.scaling, YarnConfig) and rope.scaling.mscale_all_dim:
         scale *= yarn_mscale(rope.scaling, rope.scaling.mscale_all_dim) ** 2
@@ -108,5 +112,5 @@ def softmax_scale(head_dim: int, rope: RopeConfig) -> float:
 
 
 def yarn_mscale(yarn: YarnConfig, weight: float) -> float:
-    """YaRN's factor 0.1 * weight * ln(stretch) + 1; 1 without a stretch."""
+    """Returns YaRN's 0.1 * weight * ln(factor) + 1; 1 if the factor is at most 1."""
     return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0
