@@ -37,6 +37,15 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "score_tokens": (),
     "score_start": (),
     "score_hidden": (),
+    # models: Weight and WeightFormat, weight mapping, NextN layers, hidden_states and residual
+    "Fp8Linear": (),
+    "Fp8Experts": (),
+    "dense_weight": (),
+    "destinations": (),
+    "load_prediction": (),
+    "PredictionLayer": (),
+    "ExpandedAttention": (),
+    "expanded_cache": (),
     # the scheduler's heartbeat
     "Pulse": ("router/",),
     "PulseWatch": (),
