@@ -31,6 +31,15 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "check_recorded": (),
     "replace_recording": (),
     "Unrecorded": (),
+    # the scheduler: prefill budget, measured step time, preemption, shared-prefix batching
+    "Division": ("tests/router/",),
+    "Allowance": ("worker/grammar/",),
+    "Pace": ("router/",),
+    "made_way": (),
+    "make_way": (),
+    "place_in_tree": (),
+    "settled_length": (),
+    "held_tokens": (),
     # logprobs
     "RowScores": (),
     "prompt_scores": (),

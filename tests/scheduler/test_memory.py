@@ -91,7 +91,7 @@ class MemoryMachine(RuleBasedStateMachine):
         for at, token in enumerate(tokens, start):
             page, place = divmod(at, self.memory.page_size)
             self.written[request.pages[page], place] = token
-        request.settled_length = end
+        request.computed_length = end
 
     def read(self, request: Request, at: int) -> int:
         page, place = divmod(at, self.memory.page_size)
@@ -101,7 +101,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def pages_hold_what_their_owners_wrote(self) -> None:
         for request in getattr(self, "live", ()):
             known = request.prompt + request.output
-            for at in range(request.settled_length):
+            for at in range(request.computed_length):
                 assert self.read(request, at) == known[at], (request, at)
 
     @invariant()

@@ -113,7 +113,7 @@ def running(arrival: int, priority: int, computed: int, launched: int = 1) -> Re
     request = Request(f"r{arrival}", [1, 2], sampling, arrival=arrival, priority=priority)
     request.move_to(State.PREFILL)
     request.move_to(State.DECODE)
-    request.settled_length, request.launched_outputs = computed, launched
+    request.computed_length, request.launched_outputs = computed, launched
     return request
 
 

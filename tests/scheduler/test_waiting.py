@@ -53,7 +53,7 @@ def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
     assert order(queue) == [8, 3, 5, 7, 1]
 
 
-def test_what_another_worker_has_begun_goes_before_what_nobody_has() -> None:
+def test_streams_of_another_worker_go_before_new_requests() -> None:
     """A stream that broke elsewhere: its reader waits in the middle of a sentence."""
     for least_work_first in (True, False):
         queue = WaitingQueue(least_work_first=least_work_first)

@@ -121,7 +121,7 @@ def run(
         grammars=grammars,
     )
     if measured is not None:
-        scheduler.planner.pace.calibrate(measured)
+        scheduler.planner.step_time.calibrate(measured)
     channel.is_idle = lambda: not scheduler.requests
     postprocess = scheduler.postprocess
 

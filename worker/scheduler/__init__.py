@@ -1,1 +1,1 @@
-"""Which request computes what in which step, and where its KV cache lies."""
+"""Plans the steps of the device: which requests compute which tokens, in which pages of the KV cache."""

@@ -1,8 +1,8 @@
-"""The scheduler process: owns the device, hears only its server processes.
+"""The scheduler process: owns the device, and receives messages from its server processes only.
 
     python -m mla_router.worker.scheduler --ipc-dir DIR --parent-pid PID [flags of a worker]
 
-Started by `python -m mla_router.worker`; dies with it.
+`python -m mla_router.worker` starts it, and it ends with that process.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    # They may reach all processes, as a Ctrl-C does, and systemd's SIGTERM: the server decides when this one
-    # ends. The processes of grammars inherit it.
+    # Ctrl-C and systemd's SIGTERM reach all processes, but the server decides when the scheduler ends. The grammar
+    # workers inherit these settings.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.scheduler")
     parser.add_argument("--ipc-dir", type=Path, required=True)
-    parser.add_argument("--parent-pid", type=int, help="the process with which this one ends")
+    parser.add_argument("--parent-pid", type=int, help="end with this process")
     parser.add_argument("--heartbeat-fd", type=int, help="shared memory of the heartbeat")
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
-    # torch takes seconds to import: not before the flags are known to be good.
+    # The import of torch takes seconds: only after the flags are validated.
     from mla_router.worker.engine.loader import load_engine
     from mla_router.worker.model.config.fields import ModelError
 
@@ -80,7 +80,7 @@ def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
         engine, channel, config, vocab_size=vocab_size, grammars=grammars, heartbeat=heartbeat
     )
     engine.report_progress_within_steps(scheduler.report_progress)
-    scheduler.planner.pace.calibrate(measured)
+    scheduler.planner.step_time.calibrate(measured)
     channel.send(
         Ready(
             max_total_num_tokens=engine.capacity.max_total_tokens,
@@ -93,11 +93,11 @@ def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
             attention_backend=engine.attention.name,
         )
     )
-    # What was made until now stays: a collection in the middle of a step need not look at it again.
+    # All objects so far are permanent: later garbage collections in the middle of a step skip them.
     gc.collect()
     gc.freeze()
     if grammars is not None:
-        grammars.warm_up()  # only now: it would slow the loading of the weights
+        grammars.warm_up()  # after the weights, whose loading it would slow down
     heartbeat.start()
     try:
         (scheduler.normal_loop if config.disable_overlap_schedule else scheduler.overlap_loop)()
@@ -108,7 +108,8 @@ def run(config: WorkerConfig, ipc_dir: Path, heartbeat: Heartbeat) -> None:
 
 
 def _first_steps(engine: Engine, config: WorkerConfig) -> StepSeconds:
-    """Raises ConfigError if a step fails, which will again, and EngineFailed if the device has been lost."""
+    """Runs the first steps and returns their times. Raises ConfigError if a step fails, because it would fail again,
+    and EngineFailed if the device is lost."""
     from mla_router.worker.engine.first_steps import first_steps
 
     try:
@@ -118,7 +119,7 @@ def _first_steps(engine: Engine, config: WorkerConfig) -> StepSeconds:
             largest=min(config.chunk_size, config.max_prefill_tokens),
         )
     except Exception as error:
-        logging.getLogger(__name__).error("the first step has failed", exc_info=error)
+        logging.getLogger(__name__).error("the first step failed", exc_info=error)
         if not engine.is_usable_after(error):
             raise EngineFailed("the device is lost") from error
         raise ConfigError(
@@ -127,8 +128,8 @@ def _first_steps(engine: Engine, config: WorkerConfig) -> StepSeconds:
 
 
 def _start_grammars(config: WorkerConfig) -> Grammars | None:
-    """After torch was imported, which the grammars' processes share then, and before it is used: it
-    starts threads."""
+    """Starts the grammar pool, or returns None with --grammar-backend none. Must run after the import of torch, whose
+    memory the grammar workers share, and before its first use, which starts threads."""
     from mla_router.worker.grammar import pool
     from mla_router.worker.model.config.fields import ModelError
     from mla_router.worker.model.config.read import read_config

@@ -1,4 +1,4 @@
-"""The scheduler's end of the wire to its server processes: msgpack over ipc sockets."""
+"""The scheduler's sockets to its server processes: msgpack over ZMQ ipc sockets."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ logger = logging.getLogger(__name__)
 
 
 class Channel(Protocol):
-    """What the scheduler says and hears; tests script one without sockets."""
+    """Receives and sends the scheduler's messages. Tests use one without sockets."""
 
     num_servers: int
 
     def receive(self, timeout_s: float) -> list[ToScheduler]: ...
 
     def send(self, message: ToServer, server: int | None = None) -> None:
-        """To one server, or to all."""
+        """Sends to one server, or to all of them by default."""
 
 
 class ZmqChannel:
-    """PULL what the servers send, PUSH what they wait for. `folder` must be private to the user."""
+    """Receives by a PULL socket, and sends by a PUSH socket to each server."""
 
     def __init__(self, folder: Path, num_servers: int = 1) -> None:
+        """`folder` holds the sockets and must be private to the user."""
         self.num_servers = num_servers
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PULL)
         self._outboxes = [self._context.socket(zmq.PUSH) for _ in range(num_servers)]
         for socket in (self._inbox, *self._outboxes):
-            socket.setsockopt(zmq.LINGER, 100)  # ms; nobody waits for more once we leave
-            socket.setsockopt(zmq.SNDHWM, 0)  # never block or drop: servers bound what they ask
+            socket.setsockopt(
+                zmq.LINGER, 100
+            )  # ms; the servers do not wait longer for a scheduler that exits
+            socket.setsockopt(
+                zmq.SNDHWM, 0
+            )  # never block or drop: the servers limit their requests
             socket.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(f"ipc://{folder}/to_scheduler")
         for server, outbox in enumerate(self._outboxes):
@@ -44,7 +49,7 @@ class ZmqChannel:
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:
-        """Everything that has arrived; waits up to `timeout_s` for the first message."""
+        """Returns all messages that have arrived. Waits up to `timeout_s` seconds for the first."""
         messages: list[ToScheduler] = []
         if timeout_s > 0 and not self._inbox.poll(int(timeout_s * 1000)):
             return messages
@@ -56,7 +61,7 @@ class ZmqChannel:
             try:
                 messages.append(self._decoder.decode(frame))
             except msgspec.DecodeError as error:
-                logger.error("dropped a message that is none of ours: %s", error)
+                logger.error("dropped a message that cannot be decoded: %s", error)
 
     def send(self, message: ToServer, server: int | None = None) -> None:
         frame = self._encoder.encode(message)

@@ -1,9 +1,9 @@
-"""How long answers will become: what admission keeps free for the requests that run.
+"""The expected length of answers, for which admission reserves memory.
 
-Few answers use all of their max_tokens. Keeping room for all of it would leave most of the memory
-empty, keeping none would run out of it all the time. As in SGLang (its new_token_ratio), a share of
-what each request may still generate is kept; the share falls while things go well and rises to what
-was seen when they do not.
+Few answers use all of their max_tokens. A reservation for all of them would leave most of the memory empty; no
+reservation would exhaust it all the time. As with SGLang's new_token_ratio, a fraction of the tokens that each request
+may still generate is reserved. The fraction falls with every step, and rises to the observed fraction when memory runs
+out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mla_router.worker.scheduler.request import Request, State
 _START = 0.7
 _LEAST = 0.14  # of the start
 _STEPS_TO_LEAST = 600
-# Beyond so many tokens to come, a request is as likely to end as to go on.
+# More remaining tokens than these are not counted: a request is then as likely to end as to go on.
 _HORIZON = 4096
-# After a retraction those that go on can run for so many steps, if none of them ends.
+# Steps for which the other requests can run after a retraction, if none of them ends.
 _HEADROOM = 20
 
 
 class OutputEstimate:
-    """`ratio` of the tokens that running requests may still generate is expected to come."""
+    """Expects that running requests generate the fraction `ratio` of their remaining max_tokens."""
 
     def __init__(self, conservativeness: float) -> None:
         self._start = min(1.0, _START * conservativeness)
@@ -31,7 +31,7 @@ class OutputEstimate:
         self.ratio = self._start
 
     def length(self, request: Request) -> int:
-        """Tokens that the request's KV cache will hold at its end, probably."""
+        """Returns the expected number of tokens in the request's KV cache at its end."""
         if request.state is State.DECODE:
             generated = request.launched_outputs
             known = len(request.prompt) + generated - 1
@@ -42,15 +42,15 @@ class OutputEstimate:
         return min(known + math.ceil(left * self.ratio), request.max_length)
 
     def step(self) -> None:
-        """A step went well."""
+        """Lowers the ratio after a step without a retraction."""
         self.ratio = max(self._least, self.ratio - (self._start - self._least) / _STEPS_TO_LEAST)
 
     def idle(self) -> None:
-        """What comes next may be of another kind."""
+        """Resets the ratio: the next requests may be of another kind."""
         self.ratio = self._start
 
     def learn(self, running: Collection[Request]) -> None:
-        """It was too low. Without another retraction `running` can go on for some steps."""
+        """Raises the ratio after a retraction, so that the requests `running` can go on for some steps."""
         generated = sum(len(request.output) + _HEADROOM for request in running)
         allowed = sum(request.sampling.max_tokens for request in running)
         self.ratio = min(1.0, max(self.ratio, generated / max(1, allowed)))

@@ -1,4 +1,4 @@
-"""Requests whose output must be a sentence of a grammar: until that is compiled, and in each step."""
+"""Requests with a grammar: the compilation of the grammar, and the token bitmasks of each step."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ from mla_router.worker.scheduler.step import Step
 @dataclass(slots=True)
 class _Entry:
     request: Request
-    key: int  # what the pool knows it by
-    heard: int  # leading tokens of its output that its grammar has been told
+    key: int  # of the grammar in the pool
+    num_accepted: int  # leading output tokens that the grammar has accepted
     min_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
-    """What grammars say of a step."""
+class StepMasks:
+    """The token bitmasks of a step, and further results of its grammars."""
 
     masks: TokenMasks | None = None
-    stuck: list[tuple[Request, Problem]] = field(default_factory=list)  # they cannot go on
-    runs: list[tuple[Request, list[int]]] = field(default_factory=list)  # this, and nothing else
+    stuck: list[tuple[Request, Problem]] = field(
+        default_factory=list
+    )  # requests that cannot continue
+    forced: list[tuple[Request, list[int]]] = field(
+        default_factory=list
+    )  # tokens without an alternative
 
 
 class GrammarRequests:
-    """What the scheduler asks of the pool. What it returns with a problem is to be ended."""
+    """The scheduler's requests with a grammar. The scheduler ends each request that is returned with a problem."""
 
     def __init__(self, pool: Grammars | None) -> None:
         self._pool = pool
         self._entries: dict[str, _Entry] = {}  # by rid
-        self._by_key: dict[int, _Entry] = {}  # the same
+        self._by_key: dict[int, _Entry] = {}  # the same entries
         self._compiling: set[int] = set()  # keys
 
     @property
@@ -50,34 +54,34 @@ class GrammarRequests:
         return self._pool is not None
 
     def add(self, request: Request) -> None:
-        """Begin with a request that has a grammar; `news` tells when it can be admitted."""
-        assert self._pool is not None, "refused on arrival"
+        """Starts the compilation of the request's grammar. `poll` returns the request when it can be admitted."""
+        assert self._pool is not None, "requests with a grammar are refused on arrival"
         assert request.grammar is not None
         key = self._pool.open(request.grammar, request.output)
-        # Masks keep to it: the engine would ban the end where the grammar allows nothing else.
+        # The bitmasks apply min_tokens: the engine would mask the stop tokens even where no other token is allowed.
         min_tokens = request.sampling.min_tokens
         request.sampling = msgspec.structs.replace(request.sampling, min_tokens=0)
         entry = _Entry(request, key, len(request.output), min_tokens)
         self._entries[request.rid] = self._by_key[key] = entry
         self._compiling.add(key)
 
-    def news(self) -> list[tuple[Request, Problem | None]]:
-        """Requests whose wait is over since the last call, now waiting for admission; and those, in whatever
-        state, that cannot go on, with the reason. To be asked between any two calls of `masks`."""
+    def poll(self) -> list[tuple[Request, Problem | None]]:
+        """Returns requests whose grammar was compiled since the last call, now WAITING; and, with the problem, requests
+        in any state whose grammar failed. Must be called between any two calls of `masks`."""
         if self._pool is None or not (self._compiling or self._pool.has_failures):
             return []
-        news = []
+        polled = []
         for key, problem in self._pool.poll():
             request = self._by_key[key].request
             if problem is None:
                 self._compiling.remove(key)
                 request.move_to(State.WAITING)
-            news.append((request, problem))
-        return news
+            polled.append((request, problem))
+        return polled
 
-    def masks(self, step: Step) -> Masked:
-        """What the rows of a step may draw, after all that they have drawn. Waits for the grammars'
-        processes, while the device computes."""
+    def masks(self, step: Step) -> StepMasks:
+        """Returns the token bitmasks of a step, after all tokens so far. Waits for the grammar workers while the device
+        computes."""
         assert self._pool is not None
         rows, entries = [], []
         for row, request in enumerate(step.sampled):
@@ -85,30 +89,30 @@ class GrammarRequests:
                 rows.append(row)
                 entries.append(self._entries[request.rid])
         if not rows:
-            return Masked()
-        answers = self._pool.fill([(e.key, e.request.output[e.heard :]) for e in entries])
+            return StepMasks()
+        answers = self._pool.fill([(e.key, e.request.output[e.num_accepted :]) for e in entries])
         for entry in entries:
-            entry.heard = len(entry.request.output)
-        # A copy: the next step's masks may be written before this step has been sampled.
+            entry.num_accepted = len(entry.request.output)
+        # A copy: the next step's bitmasks may be written before this step is sampled.
         bits = self._pool.masks[: len(rows)].copy()
         for entry, mask in zip(entries, bits, strict=True):
             if len(entry.request.output) < entry.min_tokens:
-                _forbid_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
-        return Masked(
+                _mask_end(mask, self._pool.eos_ids | entry.request.sampling.stop_token_ids)
+        return StepMasks(
             TokenMasks(tuple(rows), bits),
             [(e.request, answers.failed[e.key]) for e in entries if e.key in answers.failed],
             [(e.request, answers.runs[e.key]) for e in entries if e.key in answers.runs],
         )
 
     def ends(self, request: Request, token: int) -> bool:
-        """Whether this token ends the sentence. It ends the answer then, whatever the request says
-        of stop tokens, because nothing can come after it."""
+        """Returns whether `token` ends the grammar's text. It then ends the answer, even if the request ignores stop
+        tokens, because no token can follow."""
         return (
             request.grammar is not None and self._pool is not None and token in self._pool.eos_ids
         )
 
     def remove(self, request: Request) -> None:
-        """Forget a request that has ended."""
+        """Removes a request that has ended."""
         if entry := self._entries.pop(request.rid, None):
             assert self._pool is not None
             del self._by_key[entry.key]
@@ -116,8 +120,8 @@ class GrammarRequests:
             self._pool.close(entry.key)
 
 
-def _forbid_end(mask: np.ndarray, end_ids: Iterable[int]) -> None:
-    """Take `end_ids` out of `mask` [ceil(vocab / 32)] int32, unless it allows nothing else."""
+def _mask_end(mask: np.ndarray, end_ids: Iterable[int]) -> None:
+    """Clears the bits of `end_ids` in `mask` [ceil(vocab / 32)] int32, unless it allows no other token."""
     longer = mask.copy()
     octets = longer.view(np.uint8)
     for token in end_ids:

@@ -1,7 +1,6 @@
-"""Who holds which page and slot: requests, the prefix cache, or nobody.
+"""The owners of pages and request slots: running requests, the prefix cache, or the free lists.
 
-Pages are taken when a step needs them. Whether there are enough is decided before: by admission for
-those that come, by the planner for those that run.
+A request takes pages when a step needs them. Admission and the planner check beforehand that there are enough.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from mla_router.worker.scheduler.request import Request, State
 
 
 class Memory:
-    """Pages and slots of one worker. Everything adds up at any time: see `check`."""
+    """Pages and slots of one worker. Each has exactly one owner at any time (`check`)."""
 
     def __init__(self, capacity: Capacity, *, use_prefix_cache: bool) -> None:
         self.capacity = capacity
@@ -36,14 +35,14 @@ class Memory:
         )
 
     def find_prefix(self, request: Request) -> tuple[Node, list[int]]:
-        """The longest cached prefix of the prompt: where it ends in the tree, and its pages."""
+        """Returns the longest cached prefix of the request's context: its last node in the tree, and its pages."""
         if not self.use_prefix_cache:
             return self.cache.root(request.cache_salt), []
         return self.cache.match(request.cache_salt, request.context[: request.max_cached])
 
     def cached_tokens(self, request: Request) -> int:
-        """How much of a waiting request's context is cached; found again only when the cache has
-        changed."""
+        """Returns the cached tokens of a waiting request's context. Looks them up again only after a change of the
+        cache."""
         if request.cached_at != self.cache.version:
             _, pages = self.find_prefix(request)
             request.cached_at = self.cache.version
@@ -52,35 +51,35 @@ class Memory:
 
     @property
     def room(self) -> int:
-        """Pages that can be had: free ones, and cached ones that nobody reads."""
+        """Available pages: free ones, and cached ones that no request reads."""
         return self.allocator.num_free + self.cache.num_evictable
 
     def room_without(self, requests: Collection[Request]) -> int:
-        """`room`, if these running requests let go of theirs."""
-        holding = [request.node for request in requests if request.node is not None]
-        for node in holding:
+        """Returns `room` after the retraction of these running requests."""
+        nodes = [request.node for request in requests if request.node is not None]
+        for node in nodes:
             self.cache.unlock(node)
         room = self.room + sum(len(r.pages) - r.tree_pages for r in requests)
-        for node in holding:
+        for node in nodes:
             self.cache.lock(node)
         return room
 
     def admit(self, request: Request, node: Node, pages: list[int]) -> None:
-        """Give the request a slot and its cached prefix; the caller has locked `node` for it."""
+        """Gives the request a slot and its cached prefix. The caller has locked `node` for it."""
         request.node, request.pages, request.tree_pages = node, pages, len(pages)
-        request.held_tokens = len(pages) * self.page_size
-        request.launched_prompt = request.settled_length = request.held_tokens
+        request.allocated_tokens = len(pages) * self.page_size
+        request.launched_prompt = request.computed_length = request.allocated_tokens
         if not request.was_retracted:
-            request.num_cached = request.settled_length
+            request.num_cached = request.computed_length
         request.slot = self.free_slots.pop()
         request.move_to(State.PREFILL)
 
     def lacking(self, request: Request, length: int) -> int:
-        """Pages that the request needs beyond its own to hold `length` tokens."""
+        """Returns the number of pages that the request lacks for `length` tokens."""
         return max(0, self.pages_for(length) - len(request.pages))
 
     def grow(self, request: Request, length: int) -> list[tuple[int, int, int]]:
-        """Give the request pages for `length` tokens; returns the page table writes."""
+        """Gives the request pages for `length` tokens. Returns the page table writes (slot, index, page)."""
         count = self.lacking(request, length)
         if count == 0:
             return []
@@ -88,17 +87,17 @@ class Memory:
             self.allocator.free(self.cache.evict(count - self.allocator.num_free))
         first = len(request.pages)
         request.pages += self.allocator.allocate(count)
-        request.held_tokens = len(request.pages) * self.page_size
+        request.allocated_tokens = len(request.pages) * self.page_size
         return [(request.slot, i, request.pages[i]) for i in range(first, first + count)]
 
     def share(self, request: Request) -> None:
-        """Put the request's full pages into the prefix cache while it runs, so that others with
-        the same prefix need not wait for its end.
+        """Inserts the full pages of a running request into the prefix cache, so that requests with the same prefix need
+        not wait for its end.
 
-        If somebody else has put the same tokens there first, the request keeps its own copies:
-        exchanging pages under a launched step is not worth the few that it would save.
+        If the cache has the same tokens from another request, the request keeps its own copies: an exchange of pages
+        under a launched step is not worth the few pages saved.
         """
-        known = min(request.settled_length, len(request.context)) // self.page_size
+        known = min(request.computed_length, len(request.context)) // self.page_size
         if not self.use_prefix_cache or known <= request.tree_pages:
             return
         assert request.node is not None
@@ -112,18 +111,18 @@ class Memory:
         request.node, request.tree_pages = node, known
 
     def release(self, request: Request) -> None:
-        """Take back slot and pages. What was computed stays in the prefix cache, unless the request
-        went wrong: what it computed, or had found there, may be the reason.
+        """Frees the slot and the pages of a request. Its full pages stay in the prefix cache, unless the request failed:
+        their values, or those of its cached prefix, may be the cause.
 
-        A launched step may still name the request, and write: not into pages that the cache keeps,
-        which are full of settled tokens, and into the others before their next owner's step.
+        A launched step may still write to pages of the request. It does not write to those in the cache, which are full
+        of computed tokens. It writes to the others before the step of their next owner.
         """
-        assert request.node is not None, f"{request!r} holds nothing"
+        assert request.node is not None, f"{request!r} has no slot"
         kept = request.tree_pages
-        went_wrong = request.finish_reason is FinishReason.ERROR
-        if self.use_prefix_cache and not went_wrong:
+        failed = request.finish_reason is FinishReason.ERROR
+        if self.use_prefix_cache and not failed:
             tokens = request.prompt + request.output[:-1]
-            known = min(request.settled_length, len(tokens)) // self.page_size
+            known = min(request.computed_length, len(tokens)) // self.page_size
             first = request.tree_pages
             new_pages = request.pages[first:known]
             _, existing = self.cache.insert(
@@ -133,21 +132,21 @@ class Memory:
             kept = max(first, known)
         self.allocator.free(request.pages[kept:])
         self.cache.unlock(request.node)
-        if went_wrong:
+        if failed:
             self.allocator.free(self.cache.cut(request.node))
         self.free_slots.append(request.slot)
-        request.pages, request.held_tokens, request.node, request.slot = [], 0, None, -1
-        request.branch = None
+        request.pages, request.allocated_tokens, request.node, request.slot = [], 0, None, -1
+        request.prefix_pages = None
 
     def flush_cache(self) -> None:
-        """Drop every cached prefix that no request holds."""
+        """Evicts every cached prefix that no request uses."""
         self.allocator.free(self.cache.evict(self.cache.num_evictable))
 
     def check(self, live: list[Request]) -> None:
-        """Assert that every page and slot has exactly one owner."""
+        """Asserts that every page and slot has exactly one owner. `live`: all requests that have not ended."""
         owned = [page for request in live for page in request.pages[request.tree_pages :]]
         cached = [page for node in self.cache for page in node.pages]
-        assert all(len(r.pages) * self.page_size == r.held_tokens for r in live)
+        assert all(len(r.pages) * self.page_size == r.allocated_tokens for r in live)
         pages = sorted([*self.allocator.free_pages, *owned, *cached])
         assert pages == list(range(1, self.capacity.num_pages + 1)), "a page is lost or shared"
         assert len(cached) == self.cache.num_pages

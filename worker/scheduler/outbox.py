@@ -1,4 +1,4 @@
-"""What the servers are told: one message a step each, with everything that it produced for them."""
+"""The outgoing messages of the scheduler: one a step to each server, with all new output for it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from mla_router.worker.scheduler.request import Request
 
 
 class Outbox:
-    """Deltas on their way to the servers. `flush` sends those since the last one, in order."""
+    """Collects deltas for each server. `flush` sends them in order."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._deltas: list[list[Delta]] = [[] for _ in range(channel.num_servers)]
 
-    def tell(
+    def add(
         self, request: Request, tokens: list[int], logprobs: Logprobs | None = None, error: str = ""
     ) -> None:
-        """New output of a request, and its end if it has come."""
+        """Adds new output of a request, and its finish reason if it has ended."""
         reason = request.finish_reason.value if request.finish_reason else ""
         deltas = self._deltas[request.server]
-        if request.is_known:
+        if request.first_delta_sent:
             deltas.append(Delta(request.rid, tokens, logprobs, 0, reason, error))
             return
-        request.is_known = True
+        request.first_delta_sent = True
         deltas.append(
             Delta(
                 request.rid,
@@ -40,7 +40,7 @@ class Outbox:
         request.prompt_logprobs = None
 
     def reject(self, message: Generate, problem: str) -> None:
-        """Say that a request was not accepted."""
+        """Adds the error of a request that was not accepted."""
         delta = Delta(message.rid, [], finish_reason="error", error=problem)
         self._deltas[message.server].append(delta)
 

@@ -1,8 +1,7 @@
-"""Pages of the KV cache, as plain integers on the host.
+"""Allocates pages of the KV cache, as integers on the host.
 
-A free list in device memory would need a kernel launch for every allocation and a fence for every
-release; integers need neither. Page 0 is never handed out: rows that must write somewhere and are
-read by nobody write there.
+A free list in device memory would need a kernel launch for every allocation and a fence for every release. Page 0 is
+never allocated: padding rows, which no request reads, are written there.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable
 
 
 class PageAllocator:
-    """Hands out pages 1 .. num_pages, most recently freed first (it may still be in a cache)."""
+    """Allocates pages 1 .. num_pages, the most recently freed first (it may still be in the device's cache)."""
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > 0, f"{num_pages=}"

@@ -1,4 +1,4 @@
-"""Plans the next step from integers that the host has: no result of a launched step is needed."""
+"""Plans the next step from host integers: no result of a launched step is needed."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import time
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.core import Admitted, StepPlan
 from mla_router.worker.scheduler.admission import Admission
-from mla_router.worker.scheduler.division import Share
 from mla_router.worker.scheduler.estimate import OutputEstimate
 from mla_router.worker.scheduler.memory import Memory
-from mla_router.worker.scheduler.neighbours import neighbours
-from mla_router.worker.scheduler.pace import Pace
+from mla_router.worker.scheduler.prefill_budget import ChunkBudget
+from mla_router.worker.scheduler.prefix_order import order_by_prefix
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from mla_router.worker.scheduler.step import Step
+from mla_router.worker.scheduler.step_time import StepTimeModel
 from mla_router.worker.scheduler.waiting import WaitingQueue
 
 
 class Planner:
-    """The requests that wait and those that run, and what the next step does for them."""
+    """Keeps the waiting and the running requests, and plans their steps."""
 
     def __init__(self, memory: Memory, config: WorkerConfig) -> None:
         self.memory = memory
         by_size = config.schedule_policy == "lpm"
-        self.pace = Pace()
+        self.step_time = StepTimeModel()
         self.waiting = WaitingQueue(least_work_first=by_size)
         self.estimate = OutputEstimate(config.schedule_conservativeness)
         self.admission = Admission(
             memory,
             self.waiting,
             self.estimate,
-            self.pace,
+            self.step_time,
             step_tokens=config.max_prefill_tokens,
             chunk_size=config.chunk_size,
             by_size=by_size,
         )
         self.mix = not config.disable_mixed_chunk
-        self.preempt = config.enable_priority_scheduling
-        self.running: dict[str, Request] = {}  # by rid: those with a slot, in order of admission
+        self.by_priority = config.enable_priority_scheduling
+        self.running: dict[str, Request] = {}  # by rid: requests with a slot, in order of admission
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -46,33 +46,36 @@ class Planner:
         self._last_was_prefill = False
 
     def next_step(self) -> Step | None:
-        """A row for every running request that wants a token, and prompt tokens beside them; None if
-        there is nothing to compute."""
-        made_way = self.preempt and self._make_way()
+        """Returns a step with a decode row for each decoding request and with prompt tokens; None if there is nothing
+        to compute."""
+        preempted = self.by_priority and self._preempt()
         decodes = [request for request in self.running.values() if request.wants_decode]
         decodes_first = not self.mix and self._last_was_prefill and bool(decodes)
         beside_decodes = self.mix and bool(decodes)
-        shares: list[Share] = []
+        budgets: list[ChunkBudget] = []
         if not decodes_first:
-            shares = self.admission.continued(beside_decodes=beside_decodes)
+            budgets = self.admission.continued(beside_decodes=beside_decodes)
         admitted: list[Request] = []
-        if self._make_room(decodes, shares):
+        if self._retract_for_memory(decodes, budgets):
             decodes = [request for request in decodes if request.slot >= 0]
-            shares = [share for share in shares if share.request.slot >= 0]
-        elif not decodes_first and not made_way:
-            admitted, shares = self._admit(beside_decodes) or ([], shares)
-        if shares and not self.mix:
+            budgets = [budget for budget in budgets if budget.request.slot >= 0]
+        elif not decodes_first and not preempted:
+            admitted, budgets = self._admit(beside_decodes) or ([], budgets)
+        if budgets and not self.mix:
             decodes = []
-        self._last_was_prefill = bool(shares)
-        if not decodes and not shares:
+        self._last_was_prefill = bool(budgets)
+        if not decodes and not budgets:
             return None
         self.num_steps += 1
-        return self._build(decodes, shares, admitted)
+        return self._build(decodes, budgets, admitted)
 
     def jump(self, request: Request, run: list[int]) -> list[int]:
-        """The next step of `request` computes all of `run`, of which the step that has just been
-        sampled gives the first token. Returns the others; none if it takes them one by one."""
-        if not self.mix or not request.may_jump:  # unmixed, all others would wait for it
+        """Jump-forward: the next step of `request` computes all of `run`, the tokens that its grammar forces. The step
+        that has just been sampled gives the first of them. Returns the other tokens; none if the request takes them
+        one by one."""
+        if (
+            not self.mix or not request.may_jump
+        ):  # without mixed steps all other requests would wait for it
             return []
         following = request.jump(run)
         if request.state is State.PREFILL:
@@ -80,46 +83,47 @@ class Planner:
         return following
 
     def remove(self, request: Request) -> None:
-        """Let go of a request that has ended, wherever it is."""
+        """Removes a waiting or running request that has ended."""
         if self.running.pop(request.rid, None) is None:
             self.waiting.remove(request)
         else:
-            self._let_go(request)
+            self._release(request)
 
-    def _admit(self, beside_decodes: bool) -> tuple[list[Request], list[Share]] | None:
-        coming = self.admission.admit(self.running.values(), beside_decodes=beside_decodes)
-        for request in coming[0] if coming else ():
+    def _admit(self, beside_decodes: bool) -> tuple[list[Request], list[ChunkBudget]] | None:
+        admitted = self.admission.admit(self.running.values(), beside_decodes=beside_decodes)
+        for request in admitted[0] if admitted else ():
             self.running[request.rid] = request
             if not request.was_retracted:
                 request.queue_seconds = time.monotonic() - request.arrived_at
                 self.num_prompt_tokens += len(request.context)
                 self.num_cached_tokens += request.num_cached
-        return coming
+        return admitted
 
-    def _make_way(self) -> bool:
-        """Retract requests of lower priority until the next one fits, if it can be made to; returns whether
-        any had to go. It comes in the next step: whoever is retracted must not come back in the same."""
+    def _preempt(self) -> bool:
+        """Retracts requests of lower priority until the next candidate fits, if it then can fit. Returns whether any
+        was retracted. The candidate is admitted in the next step: a request must not be retracted and admitted in one
+        step."""
         highest = next((request.priority for request in self.waiting), None)
         if highest is None or all(r.priority >= highest for r in self.running.values()):
             return False
-        following = self.admission.next_candidate()
-        if following is None or self.admission.fits(following, self.running.values()):
+        candidate = self.admission.next_candidate()
+        if candidate is None or self.admission.fits(candidate, self.running.values()):
             return False
         running = self.running.values()
-        lower = {r for r in running if r.priority < following.request.priority}
-        if not lower or not self.admission.fits(following, running, without=lower):
+        lower = {r for r in running if r.priority < candidate.request.priority}
+        if not lower or not self.admission.fits(candidate, running, without=lower):
             return False
-        while not self.admission.fits(following, running):
+        while not self.admission.fits(candidate, running):
             victim = cheapest(lower)
             lower.remove(victim)
             self._retract(victim)
         return True
 
-    def _make_room(self, decodes: list[Request], shares: list[Share]) -> bool:
-        """Retract requests until the pages suffice for the rows of the others; returns whether any
-        had to go. Then nobody is admitted: it would be as if they had gone for it."""
-        needs = {r: int(r.next_decode_length > r.held_tokens) for r in decodes}
-        needs |= {share.request: self._lacking(share) for share in shares}
+    def _retract_for_memory(self, decodes: list[Request], budgets: list[ChunkBudget]) -> bool:
+        """Retracts requests until the pages suffice for the rows of the others. Returns whether any was retracted: then
+        the step admits no request, which would take the freed pages."""
+        needs = {r: int(r.next_decode_length > r.allocated_tokens) for r in decodes}
+        needs |= {budget.request: self._lacking(budget) for budget in budgets}
         needed = sum(needs.values())
         if needed <= self.memory.room:
             self.estimate.step()
@@ -131,34 +135,36 @@ class Planner:
         self.estimate.learn(self.running.values())
         return True
 
-    def _lacking(self, share: Share) -> int:
-        return self.memory.lacking(share.request, share.request.launched_prompt + share.tokens)
+    def _lacking(self, budget: ChunkBudget) -> int:
+        return self.memory.lacking(budget.request, budget.request.launched_prompt + budget.tokens)
 
     def _retract(self, request: Request) -> None:
         del self.running[request.rid]
         request.retract()
-        self._let_go(request)
+        self._release(request)
         self.waiting.add(request)
         self.num_retracted += 1
 
-    def _let_go(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         self.memory.release(request)
-        self.admission.settle()
+        self.admission.remove_computed()
 
-    def _build(self, decodes: list[Request], shares: list[Share], admitted: list[Request]) -> Step:
+    def _build(
+        self, decodes: list[Request], budgets: list[ChunkBudget], admitted: list[Request]
+    ) -> Step:
         writes = [(r.slot, i, page) for r in admitted for i, page in enumerate(r.pages)]
-        decodes = neighbours(decodes)
+        decodes = order_by_prefix(decodes)
         lengths = []
         for request in decodes:
             length = request.take_decode()
             lengths.append(length)
-            if length > request.held_tokens:
+            if length > request.allocated_tokens:
                 writes += self.memory.grow(request, length)
         chunks = []
-        for share in shares:
-            chunks.append(share.request.take_chunk(share.tokens))
-            writes += self.memory.grow(share.request, share.request.launched_prompt)
-        prefills = [share.request for share in shares]
+        for budget in budgets:
+            chunks.append(budget.request.take_chunk(budget.tokens))
+            writes += self.memory.grow(budget.request, budget.request.launched_prompt)
+        prefills = [budget.request for budget in budgets]
         plan = StepPlan(
             decode_slots=tuple([request.slot for request in decodes]),
             decode_lengths=tuple(lengths),

@@ -1,7 +1,7 @@
-"""Traces of the step loop, as torch's profiler sees it: files that chrome://tracing and Perfetto read.
+"""Traces of the step loop by torch's profiler, in files for chrome://tracing and Perfetto.
 
-Bounded in steps and in time: what is recorded stays in memory until it is written. Writing holds up
-the loop, for seconds if the trace is long.
+A trace is limited in steps and in time, because it stays in memory until it is written. The loop waits while a trace is
+written, for seconds if the trace is long.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_SECONDS = 60.0
 
 
 class ProfilerError(Exception):
-    """The profiler cannot do this now; the message says why."""
+    """The profiler cannot start or stop now. The message gives the reason."""
 
 
 class Profiler:
     def __init__(self, folder: Path | None, name: str) -> None:
-        """Traces go to files in `folder`, whose names begin with `name`; None: there are none."""
+        """Writes traces to `folder`, in files whose names begin with `name`. With None, profiles are refused."""
         self._folder = folder
         self._name = name
         self._profile: Any = None  # torch's, while it runs
@@ -33,7 +33,7 @@ class Profiler:
         self._ends_at = 0.0
 
     @classmethod
-    def of(cls, config: WorkerConfig) -> Profiler:
+    def from_config(cls, config: WorkerConfig) -> Profiler:
         folder = Path(config.profile_dir) if config.profile_dir else None
         return cls(folder, f"worker-{config.port}")
 
@@ -42,7 +42,7 @@ class Profiler:
         return self._profile is not None
 
     def answer(self, message: StartProfile | StopProfile, now_at: int) -> Profiled:
-        """Do what the server asks for; `now_at` is how many steps there have been."""
+        """Starts or stops a profile. `now_at`: number of steps so far."""
         try:
             if isinstance(message, StopProfile):
                 return Profiled(message.query, file=str(self.stop()))
@@ -52,7 +52,7 @@ class Profiler:
             return Profiled(message.query, problem=str(error))
 
     def start(self, num_steps: int, now_at: int) -> None:
-        """Record the next `num_steps` steps. Raises ProfilerError."""
+        """Starts to record the next `num_steps` steps. Raises ProfilerError."""
         if self._folder is None:
             raise ProfilerError("no folder for traces: start the worker with --profile-dir")
         if self._profile is not None:
@@ -69,7 +69,7 @@ class Profiler:
         self._ends_at = time.monotonic() + MAX_SECONDS
 
     def tick(self, now_at: int) -> None:
-        """To be called now and then: stops by itself when it has recorded enough."""
+        """Writes the trace if the profile has reached its last step or its time limit. Call it before each step."""
         if self._profile is None:
             return
         if now_at >= self._last_step or time.monotonic() >= self._ends_at:
@@ -79,7 +79,7 @@ class Profiler:
                 logger.error("the profile is lost: %s", error)
 
     def stop(self) -> Path:
-        """Write what was recorded; returns the file. Raises ProfilerError, OSError."""
+        """Stops the profile, writes the trace and returns its file. Raises ProfilerError, OSError."""
         if self._profile is None or self._folder is None:
             raise ProfilerError("no profile is being recorded")
         profile, self._profile = self._profile, None

@@ -1,8 +1,8 @@
 """The prefix cache: a radix tree over pages of tokens (RadixAttention, SGLang, arXiv 2312.07104).
 
-An edge holds whole pages, so a prefix is shared in steps of `page_size` tokens. A node that a
-request reads is locked, and with it every node above; what is not locked can be evicted, least
-recently used leaf first. Trees of different cache salts never meet.
+An edge holds whole pages, so prefixes are shared in steps of `page_size` tokens. A request locks the last node of its
+prefix and all nodes above it. Unlocked nodes can be evicted, the least recently used leaf first. Each cache salt has a
+separate tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An edge of the tree and what hangs below it. `tokens` are those of `pages`, in order."""
+    """An edge of the tree and its subtree. `tokens` are the tokens in `pages`, in order."""
 
     parent: Node | None
     tokens: list[int] = field(default_factory=list)
@@ -26,29 +26,31 @@ class Node:
 
 
 class RadixCache:
-    """Owns the pages it was given by `insert` until `evict` hands them back."""
+    """Owns pages from `insert` until `evict` or `cut` returns them."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = 0
         self.num_evictable = 0  # pages in nodes without a lock
-        self.version = 0  # changes with what is cached
+        self.version = 0  # changes with the content of the cache
         self._roots: dict[str, Node] = {}
         self._roots_limit = 16
         self._clock = 0
-        self._order = 0  # tells apart queue entries of one clock tick
+        self._order = 0  # orders queue entries of one clock tick
         self._queue: list[tuple[int, int, Node]] = []
 
     def root(self, salt: str) -> Node:
         if salt not in self._roots:
-            if len(self._roots) >= self._roots_limit:  # salts come from clients: keep them bounded
+            if (
+                len(self._roots) >= self._roots_limit
+            ):  # clients choose salts, so their number is limited
                 self._roots = {k: v for k, v in self._roots.items() if v.children or v.locks}
                 self._roots_limit = 2 * len(self._roots) + 16
             self._roots[salt] = Node(parent=None)
         return self._roots[salt]
 
     def match(self, salt: str, tokens: list[int]) -> tuple[Node, list[int]]:
-        """Find the longest cached prefix of `tokens`: the node where it ends, and its pages."""
+        """Returns the longest cached prefix of `tokens`: its last node and its pages."""
         self._clock += 1
         node, pages, done = self.root(salt), list[int](), 0
         while child := node.children.get(tuple(tokens[done : done + self.page_size])):
@@ -62,10 +64,10 @@ class RadixCache:
         return node, pages
 
     def insert(self, start: Node, tokens: list[int], pages: list[int]) -> tuple[Node, int]:
-        """Add what follows `start`: `tokens`, whole pages of them, whose KV cache is in `pages`.
+        """Inserts `tokens` after the node `start`: whole pages, whose KV cache is in `pages`.
 
-        Returns the node where `tokens` end and how many leading pages were cached before. The
-        cache takes the other pages; those that it had already stay the caller's.
+        Returns the last node of `tokens` and the number of leading pages that were cached before. The cache takes
+        ownership of the other pages; those that were cached before stay with the caller.
         """
         assert len(tokens) == len(pages) * self.page_size, f"{len(tokens)=} {len(pages)=}"
         self._clock += 1
@@ -89,7 +91,7 @@ class RadixCache:
         return node, existing
 
     def lock(self, node: Node) -> None:
-        """Keep the path to `node` from being evicted; each lock wants one `unlock`."""
+        """Protects the path to `node` from eviction, until one `unlock` for each `lock`."""
         at: Node | None = node
         while at is not None:
             if at.locks == 0:
@@ -108,14 +110,14 @@ class RadixCache:
         self._enqueue(node)
 
     def evict(self, count: int) -> list[int]:
-        """Give back up to `count` pages, from the tails of the leaves unused for longest."""
+        """Evicts up to `count` pages from the ends of the least recently used leaves, and returns them."""
         freed: list[int] = []
         self.version += 1
         while len(freed) < count and self._queue:
             used, _, node = heapq.heappop(self._queue)
             node.queued = False
             if not self._is_evictable_leaf(node):
-                continue  # locked or grown since; queued again when it becomes a free leaf
+                continue  # locked or extended since then; queued again when it becomes an unlocked leaf
             if node.last_used != used:
                 self._enqueue(node)
                 continue
@@ -131,7 +133,8 @@ class RadixCache:
         return freed
 
     def cut(self, node: Node) -> list[int]:
-        """Give back the path to `node` from its end, as far as nobody reads it and nothing else follows it."""
+        """Removes `node` and the nodes above it, up to the first that is locked or has another child. Returns their
+        pages."""
         freed: list[int] = []
         self.version += 1
         while self._is_evictable_leaf(node):
@@ -152,9 +155,9 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def _common_pages(self, node: Node, tokens: list[int], at: int) -> int:
-        """Leading pages of `node` that `tokens[at:]` has too; the first is known to match."""
+        """Returns how many leading pages of `node` match `tokens[at:]`. The first page is known to match."""
         edge, size = node.tokens, self.page_size
-        if edge == tokens[at : at + len(edge)]:  # one comparison in C covers the usual case
+        if edge == tokens[at : at + len(edge)]:  # fast path: one comparison in C
             return len(node.pages)
         pages = 1
         while (
@@ -165,8 +168,8 @@ class RadixCache:
         return pages
 
     def _split(self, node: Node, pages: int) -> Node:
-        """Put a new node above `node` that takes its first pages; requests that hold `node` hold
-        the same prefix as before."""
+        """Splits `node` after its first `pages` pages. Returns the new upper node. Requests that lock `node` keep the
+        same prefix."""
         cut = pages * self.page_size
         assert node.parent is not None
         upper = Node(

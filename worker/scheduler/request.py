@@ -1,4 +1,4 @@
-"""One request inside the scheduler: its state, its tokens and what it holds.
+"""A request inside the scheduler: its state, its tokens, its slot and its pages.
 
     COMPILING --grammar--> WAITING --admit--> PREFILL --last chunk launched--> DECODE
         |                   | ^                  | ^                            |
@@ -6,13 +6,13 @@
         |                   | `------------------+---------- retract -----------|
         `-------------------`--------------------+---------- finish ------------+--> FINISHED
 
-A request without a grammar begins as WAITING. One is retracted when others need its memory: it
-waits again, and later computes what is no longer in the prefix cache, its own output included. One
-jumps when its grammar forces several tokens: they are computed as those of a prompt are. A finish
-(EOS, length, abort, error) is legal in every live state, and takes effect at once: the overlap loop
-has launched up to two steps that still name the request, and their tokens for it are dropped.
-Either way its slot and pages are free at once, because the device does one thing after the other:
-whoever gets them next is launched later (`worker/engine/slots.py`).
+A request without a grammar starts as WAITING. A request is retracted when others need its memory: it waits again, and
+later computes again the tokens that are no longer in the prefix cache, its output included. A request jumps when its
+grammar forces several tokens: they are computed like tokens of a prompt. A finish (EOS, length, abort, error) is legal
+in every live state and takes effect at once: the tokens of up to two launched steps for the request are dropped.
+
+A retraction or a finish frees slot and pages at once, because the device runs all work in order: the step of the next
+owner is launched later (`worker/engine/slots.py`).
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _NEXT = {
 
 
 class Request:
-    """Counters come in pairs: what has been launched, and what is known to have happened."""
+    """Counts tokens twice: those in launched steps, and those whose results are known."""
 
     __slots__ = (
+        "allocated_tokens",
         "arrival",
         "arrived_at",
-        "branch",
         "cache_salt",
         "cached_at",
         "cached_tokens",
+        "computed_length",
         "context",
         "finish_reason",
+        "first_delta_sent",
         "grammar",
         "has_passed",
-        "held_tokens",
         "is_jumping",
-        "is_known",
         "launched_outputs",
         "launched_prompt",
         "logprobs_until",
@@ -69,6 +69,7 @@ class Request:
         "output",
         "overtaken",
         "pages",
+        "prefix_pages",
         "priority",
         "prompt",
         "prompt_logprobs",
@@ -76,7 +77,6 @@ class Request:
         "rid",
         "sampling",
         "server",
-        "settled_length",
         "slot",
         "state",
         "tree_pages",
@@ -102,47 +102,47 @@ class Request:
         self.max_tokens = sampling.max_tokens
         self.cache_salt = cache_salt
         self.priority = priority
-        self.arrival = arrival  # its number, by which requests are told apart in age
+        self.arrival = arrival  # sequence number: smaller is older
         self.grammar = grammar
-        self.server = server  # the server process that wants to know of it
+        self.server = server  # number of the server process that sent it
         self.state = State.WAITING if grammar is None else State.COMPILING
         self.finish_reason: FinishReason | None = None
         self.output = list(output)
-        self.context = prompt + self.output  # what is known before it runs
+        self.context = prompt + self.output  # all tokens that are known before it runs
 
-        self.launched_prompt = 0  # context tokens whose KV is cached or being computed
+        self.launched_prompt = 0  # context tokens that are cached or in launched steps
         self.launched_outputs = 0  # output tokens that launched steps sample
-        self.settled_length = 0  # tokens whose KV is known to be in the pages
+        self.computed_length = 0  # tokens whose KV cache is computed
 
         wanted = sampling.prompt_logprobs_from
         self.prompt_logprobs = None if wanted is None else Logprobs()  # of prompt[wanted:], so far
-        # Prompt tokens up to here have their logprob or need none. The first never has one.
+        # Prompt tokens before this index have their logprob or need none. The first token never has one.
         self.logprobs_until = len(prompt) if wanted is None else min(max(1, wanted), len(prompt))
 
         self.slot = -1
         self.pages: list[int] = []
-        self.held_tokens = 0  # for which there is room in its pages
+        self.allocated_tokens = 0  # capacity of its pages
         self.tree_pages = 0  # leading pages that belong to the prefix cache
-        self.node: Node | None = None  # locked by this request: where its tree pages end
-        self.branch: tuple[int, ...] | None = None  # `place_in_tree`, once its prompt has its pages
-        self.num_cached = 0  # context tokens that needed no computation when it first ran
+        self.node: Node | None = None  # the last node of its tree pages, locked by this request
+        self.prefix_pages: tuple[int, ...] | None = None  # cached `prefix_key`
+        self.num_cached = 0  # context tokens found in the prefix cache at its first admission
         self.was_retracted = False
-        self.is_jumping = False  # it was decoding, and more than one token of it is known
-        self.is_known = False  # to the server: its first delta is out
+        self.is_jumping = False  # in prefill after a jump: its grammar has forced several tokens
+        self.first_delta_sent = False
 
         self.arrived_at = time.monotonic()
-        self.queue_seconds = 0.0  # it waited until it was first admitted
-        self.has_passed = False  # it was admitted while another one waited for memory
-        self.overtaken = 0  # by requests that came later and were admitted before it
-        self.cached_at = -1  # version of the prefix cache in which `cached_tokens` was looked up
+        self.queue_seconds = 0.0  # from its arrival to its first admission
+        self.has_passed = False  # it was admitted while an older request waited for memory
+        self.overtaken = 0  # number of later requests that were admitted before it
+        self.cached_at = -1  # version of the prefix cache at the last look-up of `cached_tokens`
         self.cached_tokens = 0
 
     def __repr__(self) -> str:
         return f"Request({self.rid}, {self.state.name}, {len(self.prompt)}+{len(self.output)})"
 
     @property
-    def has_begun(self) -> bool:
-        """Its client may have tokens of it: it ran and was retracted, or comes from a worker that broke."""
+    def has_started_answer(self) -> bool:
+        """Whether its client may have tokens: the request was retracted, or another worker began its answer."""
         return self.was_retracted or len(self.context) > len(self.prompt)
 
     def move_to(self, state: State) -> None:
@@ -154,7 +154,7 @@ class Request:
         self.finish_reason = reason
 
     def retract(self) -> None:
-        """Forget what was launched; a token that is still under way comes by `add_token`."""
+        """Returns to WAITING. The token of a step in flight still arrives by `add_token`."""
         self.move_to(State.WAITING)
         self.context = self.prompt + self.output
         self.was_retracted = True
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Sorts requests by their claim to memory, strongest first."""
+        """Sort key of the claim to memory, strongest first."""
         return -self.priority, self.arrival
 
     @property
@@ -175,19 +175,19 @@ class Request:
         return self.finish_reason is None
 
     @property
-    def is_prompt_settled(self) -> bool:
-        """Nothing more will come of its context: all is computed, or it does not run any more."""
-        return self.slot < 0 or self.settled_length >= len(self.context)
+    def is_prompt_computed(self) -> bool:
+        """Whether its whole context is computed, or it does not run any more."""
+        return self.slot < 0 or self.computed_length >= len(self.context)
 
     @property
     def max_length(self) -> int:
-        """Tokens that can ever be in its KV cache: the last sampled one never gets there."""
+        """Most tokens in its KV cache: the last sampled token is never written."""
         return len(self.prompt) + self.max_tokens - 1
 
     @property
     def max_cached(self) -> int:
-        """Leading context tokens that may come from the prefix cache. The others are computed for
-        what they predict: the first output token, and prompt tokens whose logprob is wanted."""
+        """Most leading context tokens that may come from the prefix cache. The others must be computed: they predict
+        the first output token and the prompt tokens with logprobs."""
         first_row = (
             self.logprobs_until - 1
             if self.logprobs_until < len(self.prompt)
@@ -197,16 +197,17 @@ class Request:
 
     @property
     def wants_decode(self) -> bool:
-        """A finish by length is known before its token is: no step is launched past it."""
+        """Whether the next step has a decode row for it. A finish by length is known before its token, so no step is
+        launched past it."""
         return self.state is State.DECODE and self.launched_outputs < self.max_tokens
 
     @property
     def next_decode_length(self) -> int:
-        """Tokens in the cache once the next decode step has added its own."""
+        """Tokens in the KV cache after its next decode step."""
         return len(self.prompt) + self.launched_outputs
 
     def take_chunk(self, budget: int) -> PrefillChunk:
-        """The next run of the context, at most `budget` tokens; counts it as launched."""
+        """Returns the next chunk of the context, at most `budget` tokens, and counts it as launched."""
         start = self.launched_prompt
         end = min(len(self.context), start + budget)
         assert start < end, f"{self!r} has nothing to prefill with {budget=}"
@@ -229,13 +230,13 @@ class Request:
 
     @property
     def may_jump(self) -> bool:
-        """Nothing is wanted of its tokens that only a step each brings: logprobs, counts of them."""
+        """Whether it may jump. Logprobs and penalties need a step for each token."""
         return not self.sampling.logprobs and not self.sampling.penalized
 
     def jump(self, run: list[int]) -> list[int]:
-        """The step that has just been sampled gives run[0], and the others follow it: what is known
-        goes on to their end, unless the answer ends there. Returns them."""
-        assert self.launched_outputs == len(self.output) + 1, f"{self!r} has tokens under way"
+        """Appends the forced tokens `run` to the context, and returns all but the first, which the step that has just
+        been sampled gives. At most max_tokens are taken."""
+        assert self.launched_outputs == len(self.output) + 1, f"{self!r} has tokens in flight"
         run = run[: self.max_tokens - len(self.output)]
         if len(self.output) + len(run) == self.max_tokens:
             self.launched_outputs = self.max_tokens
@@ -246,22 +247,22 @@ class Request:
             self.is_jumping = True
         return run[1:]
 
-    def place_in_tree(self) -> tuple[int, ...]:
-        """Sorts decoding requests by their first pages: some of its pages, twice as far from each other every time."""
-        if self.branch is None:
-            self.branch = tuple(
+    def prefix_key(self) -> tuple[int, ...]:
+        """Returns a sort key by which requests with common first pages are adjacent: its pages 0, 1, 3, 7 and so on."""
+        if self.prefix_pages is None:
+            self.prefix_pages = tuple(
                 [self.pages[(1 << k) - 1] for k in range(len(self.pages).bit_length())]
             )
-        return self.branch
+        return self.prefix_pages
 
     def take_decode(self) -> int:
-        """Count one decode step as launched; returns the cache length it brings."""
+        """Counts one decode step as launched. Returns the length of the KV cache after it."""
         length = self.next_decode_length
         self.launched_outputs += 1
         return length
 
     def add_prompt_logprobs(self, chunk: PrefillChunk, logprobs: Logprobs | None) -> None:
-        """Take in what a settled chunk says about the prompt."""
+        """Adds the logprobs of prompt tokens from a computed chunk."""
         if not chunk.logprob_tokens:
             return
         assert logprobs is not None and self.prompt_logprobs is not None, f"{self!r} {chunk!r}"

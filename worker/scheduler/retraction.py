@@ -1,8 +1,8 @@
-"""Who has to go when memory runs out, or when a higher priority wants it.
+"""Selects the request to retract when memory runs out, or to preempt for a higher priority.
 
-When it runs out, the request with the strongest claim (highest priority, then longest here) stays. As no request
-is accepted that the whole memory could not hold, that one is in every step in which its turn comes,
-and ends after finitely many; then another one is the strongest. So everybody's turn comes.
+When memory runs out, the request with the strongest claim (highest priority, then oldest) stays. It fits into memory
+alone, because a larger request is refused on arrival. So it advances in every step and ends after finitely many steps.
+Then another request has the strongest claim. So every request ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def all_but_strongest(running: Collection[Request]) -> list[Request]:
 
 
 def cheapest(candidates: Collection[Request]) -> Request:
-    """The one whose going costs least: of the lowest priority, and with the fewest tokens to compute
-    again, the youngest. One that only waits for its last token has none."""
+    """Returns the request of the lowest priority, then with the fewest tokens to compute again, then the youngest. A
+    request that only waits for its last token has no tokens to compute again."""
 
     def cost(request: Request) -> tuple[int, int, int]:
         wants_more = request.state is State.PREFILL or request.wants_decode
-        return request.priority, request.settled_length if wants_more else 0, -request.arrival
+        return request.priority, request.computed_length if wants_more else 0, -request.arrival
 
     return min(candidates, key=cost)

@@ -1,16 +1,16 @@
 """The step loop: one thread that keeps the device busy.
 
-A step has four phases on the host, and the overlap loop lays them so that all of its own work
-happens while the device computes (the order is DeepInfer's):
+A step has four phases on the host. The overlap loop orders them so that the host works while the device computes (the
+order is DeepInfer's):
 
-    forward(N)          launch; input tokens of running requests are already on the device
-    postprocess(N-1)    under forward(N): wait for the tokens of the step before, tell the server
-    sample(N)           launch; by now everything up to step N-1 is known
-    schedule(N+1)       plain integers
+    forward(N)          launch; the input tokens of running requests are already on the device
+    postprocess(N-1)    during forward(N): wait for the tokens of the previous step, send them to the server
+    sample(N)           launch; all results up to step N-1 are known now
+    schedule(N+1)       host integers only
 
-A step whose rows may draw any token does not need to know step N-1, and is sampled as soon as it is
-launched. `normal_loop` is the same four phases without overlap, and gives the same tokens. The price
-of overlap is that a request that ends by a stop token is in one more step, whose token is dropped.
+A step without token bitmasks does not depend on step N-1: its sampling is launched right after its forward pass.
+`normal_loop` has the same four phases without overlap, and gives the same tokens. With overlap, a request that ends by a
+stop token is in one more step, whose token is dropped.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 COMPILE_POLL_S = 0.002
-# So many steps that fail one after the other are no accident of one batch.
+# After so many failed steps in a row the fault is not in one batch.
 MAX_FAILURES = 3
 
 
 class EngineFailed(Exception):
-    """The device cannot be used any more by this process; another one may be able to."""
+    """This process cannot use the device any more. A new process may be able to."""
 
 
 class Scheduler:
-    """All requests of one worker, from `Generate` to the last `Delta`."""
+    """Runs all requests of one worker, from `Generate` to the last `Delta`."""
 
     def __init__(
         self,
@@ -81,23 +81,23 @@ class Scheduler:
         self.channel = channel
         self.outbox = Outbox(channel)
         self.vocab_size = vocab_size
-        self.profiler = Profiler.of(config)
+        self.profiler = Profiler.from_config(config)
         self.memory = Memory(engine.capacity, use_prefix_cache=not config.disable_radix_cache)
         self.planner = Planner(self.memory, config)
         self.grammars = GrammarRequests(grammars)
-        self.requests: dict[str, Request] = {}  # those that have not ended
+        self.requests: dict[str, Request] = {}  # by rid: all requests that have not ended
         self.heartbeat = heartbeat or Heartbeat.create()
         self.stopping = False
         self.num_generated_tokens = 0
         self._arrivals = itertools.count()
-        self._failures = 0  # steps, since the last that worked
+        self._failures = 0  # failed steps since the last successful one
         self._next_heartbeat = 0.0
-        self._step_s = 0.0  # what the last step should take
+        self._step_s = 0.0  # predicted seconds of the last step
 
     # -- the two loops --------------------------------------------------------------------------
 
     def overlap_loop(self) -> None:
-        """Returns when told to stop. Raises EngineFailed."""
+        """Runs until `Shutdown`. Raises EngineFailed."""
         last: Step | None = None
         while not self.stopping:
             self.receive(in_flight=last is not None)
@@ -107,17 +107,17 @@ class Scheduler:
             last = self.sample(step)
 
     def normal_loop(self) -> None:
-        """Returns when told to stop. Raises EngineFailed."""
+        """Runs until `Shutdown`. Raises EngineFailed."""
         while not self.stopping:
             self.receive(in_flight=False)
             step = self.sample(self.forward(self.planner.next_step()))
             if step is not None:
                 self.postprocess(step)
 
-    # -- what comes in --------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------
 
     def receive(self, *, in_flight: bool) -> None:
-        """Take in what has arrived. With nothing to do, sleep until something does."""
+        """Handles all messages that have arrived. An idle scheduler sleeps until a message arrives."""
         self.outbox.flush()
         if self.profiler.is_recording:
             with self.heartbeat.paused():
@@ -126,12 +126,12 @@ class Scheduler:
         idle = not in_flight and not self.requests
         if idle:
             self.planner.estimate.idle()
-        # Nothing tells when a grammar is compiled: look again soon, if that is all that is going on.
+        # No message announces a compiled grammar: poll soon if the scheduler waits for grammars only.
         only_compiling = not in_flight and len(self.requests) == self.grammars.num_compiling
         timeout = HEARTBEAT_S if idle else COMPILE_POLL_S if only_compiling else 0.0
         for message in self.channel.receive(timeout):
             self._handle(message)
-        for request, problem in self.grammars.news():
+        for request, problem in self.grammars.poll():
             if problem is None:
                 self.planner.waiting.add(request)
             else:
@@ -164,8 +164,8 @@ class Scheduler:
                 self.stopping = True
 
     def _add(self, message: Generate) -> None:
-        """Accept a request. The server has checked it; what would break a step is checked again,
-        because a step is shared by everybody."""
+        """Accepts or rejects a request. The server has validated it, but fields that could break a step are checked
+        again: a failed step ends all of its requests."""
         sampling, tokens = message.sampling, message.prompt + message.output
         problem = ""
         if message.rid in self.requests:
@@ -189,7 +189,7 @@ class Scheduler:
             sampling,
             output=message.output,
             cache_salt=message.cache_salt,
-            priority=message.priority if self.planner.preempt else 0,
+            priority=message.priority if self.planner.by_priority else 0,
             arrival=next(self._arrivals),
             grammar=message.grammar,
             server=message.server,
@@ -203,24 +203,25 @@ class Scheduler:
     # -- forward(N), sample(N) ------------------------------------------------------------------
 
     def forward(self, step: Step | None) -> Step | None:
-        """Launch the forward pass; returns the step if it is under way now."""
-        # With overlap, the step before is still under way.
+        """Launches the forward pass, and the sampling if it needs no token bitmasks. Returns the step, or None if there
+        is none or its launch failed."""
+        # With overlap, the previous step is still in flight.
         before, self._step_s = self._step_s, 0.0
         if step is None:
             return None
-        self._step_s = self.planner.pace.step_s(step.plan)
+        self._step_s = self.planner.step_time.step_s(step.plan)
         self.heartbeat.expect(before + self._step_s)
         try:
             step.forward_output = self.engine.forward(step.plan)
             if not step.needs_masks:
                 self._sample(step, None)
-        except Exception as error:  # noqa: BLE001 (whatever it is, other steps may not have it)
+        except Exception as error:  # noqa: BLE001 (other steps may not have the same error)
             self._fail(step, error)
             return None
         return step
 
     def sample(self, step: Step | None) -> Step | None:
-        """Launch the sampling, unless `forward` could do it; returns the step if it is under way."""
+        """Launches the sampling if `forward` has not. Returns the step, or None as `forward`."""
         if step is None or step.pending is not None:
             return step
         try:
@@ -232,8 +233,8 @@ class Scheduler:
             return None
         for request, problem in masked.stuck:
             self._end_without_masks(request, problem)
-        for request, run in masked.runs:
-            step.following[request] = self.planner.jump(request, run)
+        for request, run in masked.forced:
+            step.forced_tokens[request] = self.planner.jump(request, run)
         return step
 
     def _sample(self, step: Step, masks: TokenMasks | None) -> None:
@@ -245,7 +246,7 @@ class Scheduler:
     # -- postprocess(N-1) -----------------------------------------------------------------------
 
     def postprocess(self, step: Step) -> None:
-        """Settle a launched step: append its tokens, find who ended, give back what is unused."""
+        """Waits for the results of a step, appends its tokens, ends finished requests and frees their memory."""
         assert step.pending is not None
         try:
             result = step.pending.wait()
@@ -254,24 +255,24 @@ class Scheduler:
             return
         self._failures = 0
         if result.seconds is not None:
-            self.planner.pace.learn(step.plan, result.seconds)
-        self._settle(step, result)
+            self.planner.step_time.learn(step.plan, result.seconds)
+        self._count_computed(step, result)
         for i, request in enumerate(step.sampled):
             if request.finish_reason is not None:
-                continue  # it ended while this step was under way
+                continue  # it ended while this step was in flight
             token = result.tokens[i]
             if token == NO_TOKEN:
                 self._end(request, FinishReason.ERROR, "no token could be drawn for this request")
                 continue
             logprobs = result.logprobs[i] if result.logprobs and request.sampling.logprobs else None
-            self._take(request, [token, *step.following.get(request, ())], logprobs)
+            self._append(request, [token, *step.forced_tokens.get(request, ())], logprobs)
         for request in step.prefills:
             if request.slot >= 0:
                 self.memory.share(request)
-        self.planner.admission.settle()
+        self.planner.admission.remove_computed()
 
-    def _take(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
-        """Append what has come, up to the token that ends the answer, and tell the server."""
+    def _append(self, request: Request, tokens: list[int], logprobs: Logprobs | None) -> None:
+        """Appends `tokens`, up to the token that ends the answer, and sends them to the server."""
         for count, token in enumerate(tokens, 1):
             request.add_token(token)
             self.num_generated_tokens += 1
@@ -281,19 +282,19 @@ class Scheduler:
         if len(request.output) == request.max_tokens:
             self._end(request, FinishReason.LENGTH, tokens=tokens, logprobs=logprobs)
         else:
-            self.outbox.tell(request, tokens, logprobs)
+            self.outbox.add(request, tokens, logprobs)
 
-    def _settle(self, step: Step, result: StepResult) -> None:
-        """Count what the step has computed, for those that have not ended meanwhile."""
+    def _count_computed(self, step: Step, result: StepResult) -> None:
+        """Counts the computed tokens of the requests in `step`, and keeps the logprobs of their prompt tokens."""
         logprobs = result.prompt_logprobs or [None] * len(step.prefills)
         for request, chunk, some in zip(step.prefills, step.plan.chunks, logprobs, strict=True):
             if request.is_live:
-                request.settled_length = chunk.start + len(chunk.tokens)
+                request.computed_length = chunk.start + len(chunk.tokens)
                 request.add_prompt_logprobs(chunk, some)
         for request, length in zip(step.decodes, step.plan.decode_lengths, strict=True):
-            request.settled_length = length
+            request.computed_length = length
 
-    # -- how requests end -----------------------------------------------------------------------
+    # -- ends of requests -----------------------------------------------------------------------
 
     def _end(
         self,
@@ -304,10 +305,10 @@ class Scheduler:
         tokens: list[int] | None = None,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """Tell the server, and give back what the request holds."""
+        """Ends a request: sends its last tokens to the server, and frees its slot and pages."""
         was_compiling = request.state is State.COMPILING
         request.finish(reason)
-        self.outbox.tell(request, tokens or [], logprobs, error)
+        self.outbox.add(request, tokens or [], logprobs, error)
         self.grammars.remove(request)
         if not was_compiling:
             self.planner.remove(request)
@@ -318,13 +319,13 @@ class Scheduler:
         self._end(request, reason, problem.reason)
 
     def _fail(self, step: Step, error: Exception) -> None:
-        """End the requests of a step that failed, and only those: a waiting one may fare better.
+        """Ends the requests of a failed step, and no others.
 
-        With a 500, of which the router counts only a few before it gives up. A 503 it would take to
-        every worker, and one of these requests may be what the step failed of.
+        They get a 500, which the router retries a few times only. A 503 would go to every worker, and one of these
+        requests may have caused the failure.
 
-        Raises EngineFailed if there is no hope for the steps to come. What is open then ends with
-        this process, so that the router can take it to another worker.
+        Raises EngineFailed if later steps would fail as well. All open requests then end with this process, and the
+        router can send them to another worker.
         """
         self._failures += 1
         logger.error("step %d failed", self.planner.num_steps, exc_info=error)
@@ -336,7 +337,7 @@ class Scheduler:
             if request.is_live:
                 self._end(request, FinishReason.ERROR, "the step that computed this request failed")
 
-    # -- what it says of itself -----------------------------------------------------------------
+    # -- statistics -----------------------------------------------------------------------------
 
     def stats(self, query: int = 0) -> Stats:
         return Stats(
@@ -354,6 +355,6 @@ class Scheduler:
             cached_tokens=self.planner.num_cached_tokens,
             generated_tokens=self.num_generated_tokens,
             retracted=self.planner.num_retracted,
-            token_s=self.planner.pace.token_s,
-            context_s=self.planner.pace.context_s,
+            token_s=self.planner.step_time.token_s,
+            context_s=self.planner.step_time.context_s,
         )

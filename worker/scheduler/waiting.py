@@ -1,17 +1,18 @@
-"""The requests that wait for a place, and which of them is next.
+"""The waiting queue: requests that wait for admission, and their order.
 
-Order: higher priority first; within one, those whose answers have begun: retracted ones, and streams of
-workers that broke, whose readers wait in the middle of a sentence; then either arrival (fcfs), or the least work left (lpm): classes of size, and within one the longest cached prefix,
-since what is cached now may be evicted later.
+Higher priorities come first. Within a priority, requests with a started answer come first: retracted requests, and
+streams that another worker began, because their clients wait in the middle of an answer. The others follow by arrival
+(fcfs), or by the least remaining work (lpm): by size class, then by the longest cached prefix, which may be evicted
+later.
 
-Only some requests are looked at in one step, the window: of each class of size the oldest. So a short request
-is seen behind any number of long ones.
+One step looks at a window of requests only: the oldest of each size class. So it finds a short request behind any number
+of long ones.
 
-Nobody starves under lpm. A request in the window that has been overtaken `PATIENCE` times goes before all that
-have not, and in one step it can be overtaken by the rest of the window at most. So fewer than
-PATIENCE + WINDOW are admitted before it that came later and have its priority, unless it waits for memory:
-those that pass it then have memory that it does not count on (`admission.py`). And as every class has its
-places in the window, the oldest of each class are always in it: the turn of those behind them comes.
+No request starves under lpm. A request in the window that was overtaken `PATIENCE` times goes before all others that
+were not, and in one step at most the rest of the window overtakes it. So fewer than PATIENCE + WINDOW later requests of
+its priority are admitted before it, unless it waits for memory: requests that pass it then use memory on which it does
+not count (`admission.py`). Every size class has places in the window, so the oldest requests of each class are always in
+it, and those behind them move up.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mla_router.worker.scheduler.division import size_class
+from mla_router.worker.scheduler.prefill_budget import size_class
 from mla_router.worker.scheduler.request import Request
 
-# Requests that are looked at in one step; those behind them keep their places.
+# Requests that one step looks at.
 WINDOW = 64
 PATIENCE = 64
 
 
 @dataclass(slots=True)
 class Level:
-    """The requests of one priority, each deque in order of arrival."""
+    """The requests of one priority. Each deque is in order of arrival."""
 
-    begun: deque[Request] = field(default_factory=deque)
+    started: deque[Request] = field(default_factory=deque)
     by_class: dict[int, deque[Request]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self.begun
+        yield from self.started
         for requests in self.by_class.values():
             yield from requests
 
     def window(self, most: int) -> list[Request]:
-        """Those that have begun, then the first of each class in turn."""
-        window = list(islice(self.begun, most))
+        """Returns up to `most` requests: those with a started answer, then the oldest of each size class in turn."""
+        window = list(islice(self.started, most))
         lines = [iter(requests) for requests in self.by_class.values()]
         while lines and len(window) < most:
             longer = []
@@ -54,14 +55,14 @@ class Level:
                     longer.append(line)
             lines = longer
         del window[most:]
-        window[len(self.begun) :] = sorted(
-            window[len(self.begun) :], key=lambda request: request.arrival
+        window[len(self.started) :] = sorted(
+            window[len(self.started) :], key=lambda request: request.arrival
         )
         return window
 
 
 class WaitingQueue:
-    """A level for each priority."""
+    """The waiting requests of all priorities."""
 
     def __init__(self, *, least_work_first: bool) -> None:
         self._least_work_first = least_work_first
@@ -78,8 +79,8 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         level = self._levels.setdefault(request.priority, Level())
-        if request.has_begun:
-            bisect.insort(level.begun, request, key=lambda other: other.arrival)
+        if request.has_started_answer:
+            bisect.insort(level.started, request, key=lambda other: other.arrival)
         else:
             level.by_class.setdefault(self._class(request), deque()).append(request)
         self._length += 1
@@ -87,25 +88,26 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         level = self._levels[request.priority]
-        if request.has_begun:
-            level.begun.remove(request)
+        if request.has_started_answer:
+            level.started.remove(request)
         else:
             line = level.by_class[self._class(request)]
             line.remove(request)
             if not line:
                 del level.by_class[self._class(request)]
         self._length -= 1
-        if not level.begun and not level.by_class:
+        if not level.started and not level.by_class:
             del self._levels[request.priority]
 
     def candidates(self, cached_tokens: Callable[[Request], int]) -> list[Request]:
-        """The requests of the window, best first."""
+        """Returns the requests of the window, best first. `cached_tokens` returns the length of a request's cached
+        prefix."""
         window = self._window()
         if not self._least_work_first or len(window) == 1:
             return window
 
         def rank(request: Request) -> tuple[int, int, int, int]:
-            if request.has_begun:
+            if request.has_started_answer:
                 return -request.priority, 0, 0, 0
             if request.overtaken >= PATIENCE:
                 return -request.priority, 1, 0, 0
@@ -116,7 +118,7 @@ class WaitingQueue:
         return sorted(window, key=rank)  # stable: otherwise in order of arrival
 
     def take(self, admitted: Collection[Request]) -> None:
-        """Remove those that were admitted in one step, and count which ones they have overtaken."""
+        """Removes the requests admitted in one step, and counts for the others in the window how many overtook them."""
         if not admitted:
             return
         behind: Counter[int] = Counter()  # by priority
@@ -132,7 +134,7 @@ class WaitingQueue:
         return size_class(len(request.context)) if self._least_work_first else 0
 
     def _window(self) -> list[Request]:
-        """Highest priority first, then in order of arrival, but for those that have begun."""
+        """Returns the window: by priority, then requests with a started answer, then in order of arrival."""
         window: list[Request] = []
         for priority in sorted(self._levels, reverse=True):
             if len(window) == WINDOW:

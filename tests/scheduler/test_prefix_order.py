@@ -1,4 +1,4 @@
-"""Requests that begin alike are neighbours in a decode step."""
+"""Requests with a common prefix are adjacent in a decode step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mla_router.worker.core import SamplingParams
-from mla_router.worker.scheduler.neighbours import neighbours
+from mla_router.worker.scheduler.prefix_order import order_by_prefix
 from mla_router.worker.scheduler.request import Request
 
 
@@ -18,20 +18,20 @@ def holding(*pages: int) -> Request:
     return request
 
 
-def begins(requests: list[Request], pages: int) -> list[tuple[int, ...]]:
-    """The first pages of each run of neighbours that have the same."""
+def runs_of(requests: list[Request], pages: int) -> list[tuple[int, ...]]:
+    """Returns the first pages of each run of adjacent requests with equal ones."""
     return [first for first, _ in groupby(tuple(r.pages[:pages]) for r in requests)]
 
 
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), max_size=40))
 def test_side_by_side(held: list[list[int]]) -> None:
-    """With as many pages as a power of two in common, and other requests in other runs."""
+    """Requests with 1, 2, 4 or 8 common pages are adjacent."""
     requests = [holding(*pages) for pages in held]
-    found = neighbours(requests)
+    found = order_by_prefix(requests)
     assert sorted(map(id, found)) == sorted(map(id, requests))
-    runs = begins(found, 1)
+    runs = runs_of(found, 1)
     assert len(set(runs)) == len(runs)
-    # Some of the pages decide: those that agree in them are side by side
+    # Only some pages count: requests that agree in these are adjacent
     for deciding in ((0, 1), (0, 1, 3), (0, 1, 3, 7)):
         whole = [r for r in found if len(r.pages) > deciding[-1]]
         if len(whole) == len(found):
@@ -39,20 +39,20 @@ def test_side_by_side(held: list[list[int]]) -> None:
             assert len(set(keys)) == len(keys)
 
 
-def test_the_order_of_runs_is_that_of_their_first_requests() -> None:
+def test_runs_are_in_the_order_of_their_first_requests() -> None:
     requests = [holding(7, 1), holding(3, 2), holding(7, 4), holding(5, 3), holding(3, 1)]
-    assert [r.pages[0] for r in neighbours(requests)] == [7, 7, 3, 3, 5]
+    assert [r.pages[0] for r in order_by_prefix(requests)] == [7, 7, 3, 3, 5]
 
 
-def test_who_has_nothing_in_common_stays() -> None:
+def test_requests_without_common_pages_keep_their_order() -> None:
     requests = [holding(7, 1), holding(3, 1), holding(5, 1)]
-    assert neighbours(requests) is requests
-    assert neighbours([]) == []
+    assert order_by_prefix(requests) is requests
+    assert order_by_prefix([]) == []
 
 
-def test_a_retracted_request_has_another_place() -> None:
+def test_a_retracted_request_gets_a_new_key() -> None:
     a, b, c = holding(1, 2), holding(1, 3), holding(1, 2)
-    assert neighbours([a, b, c]) == [a, c, b]
+    assert order_by_prefix([a, b, c]) == [a, c, b]
     a.branch = None  # as by `Memory.release`
     a.pages = [1, 3]
-    assert neighbours([a, b, c]) == [c, a, b]
+    assert order_by_prefix([a, b, c]) == [c, a, b]

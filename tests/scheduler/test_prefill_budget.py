@@ -1,4 +1,4 @@
-"""Long and short prompts beside each other: what each of them waits for."""
+"""The waiting times of long and short prompts side by side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.first_steps import first_steps
 from mla_router.worker.messages import ToScheduler
-from mla_router.worker.scheduler.pace import TARGET_S
+from mla_router.worker.scheduler.step_time import TARGET_S
 from support.fake_engine import VOCAB, continuation
 from support.scripted_scheduler import generate, run
 from support.timed_engine import TimedEngine
@@ -17,7 +17,7 @@ CAPACITY = Capacity(num_pages=4096, page_size=16, num_slots=64, context_length=8
 
 
 class Served:
-    """What became of a script on a timed engine: when each request had its first token."""
+    """Runs a script on a timed engine, and keeps the step of each request's first token."""
 
     def __init__(self, script: dict[int, list[ToScheduler]], **settings: int | str) -> None:
         self.engine = TimedEngine(CAPACITY)
@@ -40,7 +40,7 @@ class Served:
                 assert outcome.channel.tokens(message.rid) == expected  # type: ignore[union-attr]
 
     def waited(self, rid: str) -> float:
-        """Virtual seconds from its arrival to its first token; a step is launched at each receive."""
+        """Returns the virtual seconds from its arrival to its first token. Each receive launches a step."""
         steps = self.engine.steps[self.arrived[rid] : self.first[rid]]
         return sum(seconds for _, seconds in steps)
 
@@ -57,7 +57,7 @@ def alone(length: int) -> float:
 def test_a_short_prompt_beside_a_flood_of_long_ones_waits_in_proportion_to_its_size(
     count: int,
 ) -> None:
-    """40 long ones are more than memory has room for, and all but a few wait before the door."""
+    """40 long prompts do not fit into memory, so most of them wait for admission."""
     script: dict[int, list[ToScheduler]] = {0: flood(count), 5: [generate("a", [3] * SHORT, 4)]}
     script[50] = [generate("b", [4] * SHORT, 4)]
     served = Served(script)
@@ -66,7 +66,7 @@ def test_a_short_prompt_beside_a_flood_of_long_ones_waits_in_proportion_to_its_s
         assert served.waited(rid) < 4 * TARGET_S, f"{rid} waited {served.waited(rid)} s"
 
 
-def test_fcfs_is_what_its_name_says() -> None:
+def test_fcfs_is_in_order_of_arrival() -> None:
     script: dict[int, list[ToScheduler]] = {0: flood(3), 5: [generate("a", [3] * SHORT, 4)]}
     served = Served(script, schedule_policy="fcfs")
     assert served.first["a"] > served.first["long1"]
@@ -77,12 +77,12 @@ def test_a_long_prompt_advances_at_half_speed_beside_a_flood_of_short_ones() -> 
     for turn in range(1, 200):
         script[turn] = [generate(f"{turn}-{i}", [i] * 200, 1) for i in range(3)]
     served = Served(script)
-    # Twice as long, and a little for the rows of those that are in the same steps
+    # Twice as long, and some time for the rows of the other requests
     assert served.waited("long") < 2.5 * alone(LONG)
 
 
 def test_a_long_prompt_that_waits_for_memory_is_passed_but_not_for_ever() -> None:
-    """Short requests keep coming: until one ends that holds most of the memory, and long after it."""
+    """Short requests keep arriving, until the request that owns most of the memory ends, and long after."""
     capacity = Capacity(num_pages=128, page_size=4, num_slots=16, context_length=400)
     script: dict[int, list[ToScheduler]] = {
         0: [generate("holds", [1] * 120, 200)],

@@ -1,14 +1,13 @@
-"""How long prompt tokens take on this device, and so how many of them a step may have.
+"""The measured time of prompt tokens on this device, which limits the prompt tokens of a step.
 
-A step keeps everybody waiting: running streams for their next token, new requests for their turn. So it
-should take no longer than `TARGET_S`, whatever the device is. The time of a chunk of n tokens behind a
-prefix of p is taken to be
+All requests wait for a step: running streams for their next token, new requests for their admission. So a step should
+take at most `TARGET_S` seconds on any device. The model of the time of a chunk of n tokens after a prefix of p tokens is
 
     n * token_s  +  n * (p + n / 2) * context_s  +  p * prefix_s
 
-where the last term is for keys and values, which latents are expanded to once a chunk. The constants are
-measured at start-up (`engine/first_steps.py`). Each step then corrects their scale: other processes may
-take cores away, clocks may change.
+The last term is the expansion of latents to keys and values, once a chunk. The constants are measured at start-up
+(`engine/first_steps.py`). Each step then corrects their scale, because other processes may take cores and clock rates
+may change.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from dataclasses import dataclass
 
 from mla_router.worker.core import StepPlan, StepSeconds
 
-# Below half a second, so that a step that takes somewhat longer than expected is not above it.
+# A step that takes somewhat longer than predicted should still take less than half a second.
 TARGET_S = 0.4
-# One step that takes ten times as long as expected may be an accident: a correction is at most this factor.
+# One very slow step may be an accident, so one correction is at most this factor.
 _LARGEST_CORRECTION = 2.0
 _SMOOTHING = 0.3
 
 
-class Pace:
-    """Predicts the time of prompt tokens. Without a measurement all take none."""
+class StepTimeModel:
+    """Predicts the time of steps. All times are 0 before `calibrate`."""
 
     def __init__(self) -> None:
-        self._single_s = 0.0  # of a step of one token: none is shorter
+        self._single_s = 0.0  # of a step of one token, the shortest step
         self._token_s = 0.0
         self._context_s = 0.0
         self._prefix_s = 0.0
         self._scale = 1.0
-        self._decode_s = 0.0  # of a step of decode rows alone, lately
+        self._decode_s = 0.0  # of a step of decode rows alone, smoothed
 
     def calibrate(self, measured: StepSeconds) -> None:
         tokens, prefix = measured.tokens, max(1, measured.prefix)
@@ -43,14 +42,14 @@ class Pace:
         of_context = measured.chunk_behind_prefix - measured.chunk - behind
         self._context_s = max(0.0, of_context) / (tokens * prefix)
         linear = measured.chunk - self._context_s * tokens * tokens / 2
-        # A step's time without any token is not theirs, unless noise says that all of it is.
+        # Without the fixed time of a step; noise may make the rest too small or negative.
         linear = max(linear - measured.single, linear / 4, 0.0)
         self._token_s = linear / tokens
         self._single_s = self._decode_s = measured.single
 
     @property
     def token_s(self) -> float:
-        """Seconds of a prompt token at the speed of late, beside `context_s` for each token before it."""
+        """Seconds of a prompt token at the current speed, without `context_s` for each token before it."""
         return self._scale * self._token_s
 
     @property
@@ -58,16 +57,16 @@ class Pace:
         return self._scale * self._context_s
 
     def begin_s(self, start: int) -> float:
-        """Seconds of a chunk behind a prefix of `start`, before its first token."""
+        """Returns the fixed seconds of a chunk after a prefix of `start` tokens."""
         return self._scale * start * self._prefix_s
 
     def seconds(self, start: int, tokens: int) -> float:
-        """Seconds of `tokens` behind a prefix of `start`, beside `begin_s`."""
+        """Returns the seconds of `tokens` after a prefix of `start` tokens, without `begin_s`."""
         context = tokens * (start + tokens / 2)
         return tokens * self.token_s + context * self.context_s
 
     def tokens_within(self, seconds: float, start: int) -> float:
-        """The most tokens behind a prefix of `start` that take at most so long, beside `begin_s`."""
+        """Returns the most tokens after a prefix of `start` tokens that take at most `seconds`, without `begin_s`."""
         context_s = self.context_s
         token_s = self.token_s + start * context_s
         if seconds <= 0.0:
@@ -77,17 +76,17 @@ class Pace:
         return seconds / token_s if token_s > 0.0 else math.inf
 
     def allowed(self, *, beside_decodes: bool) -> float:
-        """Seconds that the prompt tokens of the next step may take. Where decode rows, or a single token,
-        take most of the target already, prompts have as long as half of it, or as these."""
+        """Returns the seconds that the prompt tokens of the next step may take: the target without the time of the
+        decode rows, but at least half of the target, and at least the time of a step of one token."""
         rest = self._decode_s if beside_decodes else self._single_s
         return max(TARGET_S - rest, TARGET_S / 2, self._single_s)
 
     def step_s(self, plan: StepPlan) -> float:
-        """Seconds of a step."""
+        """Returns the predicted seconds of a step."""
         return self._rest_s(plan) + self._prompts_s(plan)
 
     def _rest_s(self, plan: StepPlan) -> float:
-        """Seconds of a step without its prompt tokens."""
+        """Returns the predicted seconds of a step without its prompt tokens."""
         return self._decode_s if plan.decode_slots else self._single_s
 
     def _prompts_s(self, plan: StepPlan) -> float:
@@ -97,37 +96,37 @@ class Pace:
         )
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """Corrects the model by the measured `seconds` of a step."""
         if not plan.chunks:
             self._decode_s += _SMOOTHING * (seconds - self._decode_s)
             return
         rest, predicted = self._rest_s(plan), self._prompts_s(plan)
         measured = max(0.0, seconds - rest)
         if predicted == 0.0 or max(predicted, measured) < max(rest, TARGET_S / 8):
-            return  # not measured, or too little to learn from
+            return  # not calibrated, or too short for a correction
         ratio = measured / predicted
         ratio = min(max(ratio, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
         self._scale *= math.pow(ratio, _SMOOTHING if ratio < 1 else 2 * _SMOOTHING)
 
 
 @dataclass(slots=True)
-class Allowance:
-    """Prompt tokens that are still to be given out in a step, and the seconds for them."""
+class TokenBudget:
+    """The prompt tokens and the seconds of a step that no chunk has taken yet."""
 
-    pace: Pace
+    step_time: StepTimeModel
     tokens: int
     seconds: float
 
-    def half(self) -> Allowance:
-        return Allowance(self.pace, -(-self.tokens // 2), self.seconds / 2)
+    def half(self) -> TokenBudget:
+        return TokenBudget(self.step_time, -(-self.tokens // 2), self.seconds / 2)
 
     def take(self, start: int, wanted: int, *, begins: bool, at_least: int = 0) -> int:
-        """Tokens, of the `wanted` ones behind a prefix of `start`, that can be had; they are taken. `begins`: they
-        are the first of a chunk. Where `at_least` some must be had, they are as many as take the same time as
-        what comes before them: one token at a time would cost the most."""
-        begin_s = self.pace.begin_s(start) if begins else 0.0
+        """Takes up to `wanted` tokens after a prefix of `start` tokens, and returns their number. `begins`: they are the
+        first of their chunk. With `at_least`, the chunk may take as much time again as its prefix costs, even if that
+        is over the budget: with one token a step the prefix would cost most."""
+        begin_s = self.step_time.begin_s(start) if begins else 0.0
         seconds = max(self.seconds - begin_s, begin_s if at_least else 0.0)
-        fitting = self.pace.tokens_within(seconds, start)
+        fitting = self.step_time.tokens_within(seconds, start)
         if fitting < wanted:
             wanted = max(at_least, int(fitting))
         tokens = min(wanted, self.tokens)
@@ -137,6 +136,6 @@ class Allowance:
 
     def charge(self, start: int, tokens: int, *, begins: bool) -> None:
         self.tokens -= tokens
-        self.seconds -= self.pace.seconds(start, tokens)
+        self.seconds -= self.step_time.seconds(start, tokens)
         if begins:
-            self.seconds -= self.pace.begin_s(start)
+            self.seconds -= self.step_time.begin_s(start)
