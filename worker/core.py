@@ -1,8 +1,7 @@
-"""The nouns that every part of a worker speaks.
+"""Types that all parts of a worker share.
 
-A `StepPlan` is what the scheduler asks of the engine, a `StepResult` what it gets back. Both are
-plain host data and never change once made: in the overlap loop two steps are alive at a time, and
-what one of them reads must not be altered by planning the next.
+The scheduler gives the engine a `StepPlan` and gets a `StepResult`. Both are host data and immutable: the overlap loop
+has two steps in flight, and planning the next step must not change the data of the previous one.
 """
 
 from __future__ import annotations
@@ -20,39 +19,41 @@ ForwardOutput = TypeVar("ForwardOutput")
 
 
 class FinishReason(str, Enum):
-    """Why a request ended, in OpenAI's words where it has one."""
+    """Reasons why a request ended, with OpenAI's names where it has one."""
 
     STOP = "stop"  # an EOS or stop token, or a stop string
     LENGTH = "length"  # max_tokens reached
-    ABORT = "abort"  # the client left or asked for it
-    ERROR = "error"  # it could not be computed
-    LOST = "lost"  # something that it needs has gone here; elsewhere it can be computed
-    REFUSED = "refused"  # the request itself is at fault
+    ABORT = "abort"  # the client disconnected or aborted it
+    ERROR = "error"  # its computation failed
+    LOST = "lost"  # this worker lost state of the request; another worker can compute it
+    REFUSED = "refused"  # the request is invalid
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How the tokens of one request are drawn. Checked at the HTTP border, trusted here.
+    """Sampling parameters of one request. The HTTP server validates them.
 
-    What is drawn is a function of these and of the request's own tokens: it does not depend on what
-    else is in the batch. The defaults are off.
+    The sampled tokens depend on these parameters and on the request's own tokens, not on the batch. By default every
+    feature is off.
     """
 
     max_tokens: int
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
     top_p: float = 1.0
-    min_p: float = 0.0  # least probability, as a share of the most likely token's
+    min_p: float = 0.0  # least probability, relative to that of the most likely token
     seed: int = 0
-    repetition_penalty: float = 1.0  # of tokens in prompt or output (CTRL, arXiv:1909.05858)
-    frequency_penalty: float = 0.0  # times the occurrences in the output
-    presence_penalty: float = 0.0  # of tokens that occur in the output
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
-    min_tokens: int = 0  # until then, no token of `stop_token_ids` can be drawn
+    repetition_penalty: float = 1.0  # for tokens in prompt or output (CTRL, arXiv:1909.05858)
+    frequency_penalty: float = 0.0  # for each occurrence in the output
+    presence_penalty: float = 0.0  # for tokens that occur in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit)
+    min_tokens: int = 0  # output tokens before any of `stop_token_ids` may be sampled
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False  # of the sampled tokens
     top_logprobs: int = 0  # number of most likely tokens beside each token with a logprob
-    prompt_logprobs_from: int | None = None  # first prompt token whose logprob is wanted
-    # If not empty, the tokens that can be drawn: bit t % 8 of byte t // 8 is token t.
+    prompt_logprobs_from: int | None = (
+        None  # first prompt token with a logprob; None: no prompt logprobs
+    )
+    # Bitmask of the tokens that may be sampled: bit t % 8 of byte t // 8 is token t. Empty: all tokens.
     allowed: bytes = b""
 
     @property
@@ -61,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def penalized(self) -> bool:
-        """Logits depend on the tokens so far, all of them."""
+        """Whether the logits depend on all tokens so far."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -73,8 +74,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Admitted:
     """A request that takes a slot: its first chunk is in this step.
 
-    `output` is empty unless the request had begun before: it was retracted, or its stream broke on
-    another worker. Both sequences stay as they are until the step is settled.
+    `output` is not empty if the request was retracted, or if another worker began its answer. Neither sequence changes
+    before the results of the step are known.
     """
 
     slot: int
@@ -85,30 +86,29 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """A run of known tokens of one request: positions start .. start + len(tokens) - 1.
+    """Known tokens of one request at the positions start .. start + len(tokens) - 1.
 
-    If logprobs of prompt tokens are wanted, the row `logprob_start + i` of this chunk predicts
-    `logprob_tokens[i]`.
+    Row `logprob_start + i` of this chunk gives the logprob of `logprob_tokens[i]`.
     """
 
     slot: int
-    start: int  # tokens of the request that the KV cache holds before this step
+    start: int  # tokens of the request in the KV cache before this step
     tokens: tuple[int, ...]
-    is_last: bool  # all that is known ends here, so this step samples the next token
+    is_last: bool  # the request's known tokens end here, so this step samples the next token
     logprob_start: int = 0
     logprob_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward step. Its rows are the decode rows first, then the chunks, in this order.
+    """One forward step. Its rows are the decode rows, then the rows of the chunks.
 
-    A decode row's input token is not here: it is the one that the previous step sampled, and it
-    never leaves the device (`engine/slots.py`).
+    The input token of a decode row is not here: it is the last sampled token of its slot, and stays on the device
+    (`engine/slots.py`).
     """
 
     decode_slots: tuple[int, ...]
-    decode_lengths: tuple[int, ...]  # tokens in the cache including the one this step adds
+    decode_lengths: tuple[int, ...]  # tokens in the KV cache, including the one of this step
     chunks: tuple[PrefillChunk, ...]
     page_writes: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
     admitted: tuple[Admitted, ...]
@@ -119,61 +119,62 @@ class StepPlan:
 
     @property
     def sampled_slots(self) -> tuple[int, ...]:
-        """Slots that get a token from this step, in the order of `StepResult.tokens`."""
+        """Slots for which this step samples a token, in the order of `StepResult.tokens`."""
         return self.decode_slots + tuple(chunk.slot for chunk in self.chunks if chunk.is_last)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Which tokens some of a step's sampled rows may draw; the other rows may draw any."""
+    """Token bitmasks for some of a step's sampled rows. The other rows may sample any token."""
 
     rows: tuple[int, ...]  # indices into `StepPlan.sampled_slots`, ascending
     bits: np.ndarray  # [len(rows), ceil(vocab / 32)] int32; bit t % 32 of word t // 32 is token t
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probabilities (natural) of a run of tokens, and of the likeliest in their places."""
+    """Natural log-probabilities of consecutive tokens, and of the most likely tokens at their positions."""
 
     logprobs: list[float] = []
-    top_ids: list[list[int]] = []  # one list a token, most likely first; empty if none are wanted
+    top_ids: list[list[int]] = []  # one list a token, most likely first; empty without top_logprobs
     top_logprobs: list[list[float]] = []
 
 
-# In `StepResult.tokens`: the row had no token to draw, because its logits were not numbers or its
-# mask allowed none.
+# In `StepResult.tokens`: the row has no token, because its logits are NaN or its bitmask allows none.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled, aligned with `StepPlan.sampled_slots`."""
+    """The results of a step, aligned with `StepPlan.sampled_slots`."""
 
     tokens: list[int]
     logprobs: list[Logprobs | None] | None = None  # of each row's token; None if no row has them
     prompt_logprobs: list[Logprobs | None] | None = None  # aligned with `StepPlan.chunks`
-    seconds: float | None = None  # that the device was busy with it; None: not measured
+    seconds: float | None = (
+        None  # time for which the device was busy with the step; None: not measured
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds that steps of an engine took at start-up."""
+    """Seconds of an engine's first steps, measured at start-up."""
 
-    single: float  # of one token
-    tokens: int  # of a chunk
-    chunk: float
-    prefix: int
-    single_behind_prefix: float  # of one token behind `prefix` others
-    chunk_behind_prefix: float
+    single: float  # a step of one token
+    tokens: int  # tokens of the chunk
+    chunk: float  # a step of the chunk
+    prefix: int  # tokens of the prefix
+    single_behind_prefix: float  # a step of one token after the prefix
+    chunk_behind_prefix: float  # a step of the chunk after the prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the engine found room for at start-up."""
+    """Sizes of an engine, fixed at start-up."""
 
-    num_pages: int  # usable pages; page 0 is not among them, it takes writes nobody reads
+    num_pages: int  # usable pages, without page 0, to which padding rows are written
     page_size: int  # tokens a page
-    num_slots: int  # requests that can be in a batch
-    context_length: int  # tokens of one request, prompt and output
+    num_slots: int  # most requests in a batch
+    context_length: int  # most tokens of one request, prompt and output
 
     @property
     def max_total_tokens(self) -> int:
@@ -185,18 +186,18 @@ class Capacity:
 
 
 class PendingStep(Protocol):
-    """A step whose tokens are still being computed or copied to the host."""
+    """A launched step whose results are not on the host yet."""
 
     def wait(self) -> StepResult:
-        """Block until the tokens are on the host."""
+        """Blocks until the results are on the host."""
         ...
 
 
 class StepEngine(Protocol[ForwardOutput]):
-    """What the scheduler needs of the device: launch the two halves of a step.
+    """Launches the two halves of a step on the device.
 
-    Sampling is apart from the forward pass so that everything the host learns from the step before
-    can be settled in between, while the device is busy. Neither call waits for the device.
+    The forward pass and the sampling are separate calls, so that the host can process the results of the previous step
+    in between, while the device is busy. Neither call waits for the device.
     """
 
     @property
@@ -209,5 +210,5 @@ class StepEngine(Protocol[ForwardOutput]):
     ) -> PendingStep: ...
 
     def is_usable_after(self, error: Exception) -> bool:
-        """Whether other steps may work after `error` came out of one."""
+        """Returns whether later steps may succeed after a step raised `error`."""
         ...

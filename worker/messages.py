@@ -1,7 +1,7 @@
-"""What the servers and the scheduler of one worker say to each other.
+"""Messages between the server processes and the scheduler of one worker.
 
-msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds only these types. A
-server process goes by its number; `server` is that of the one which gets the answer.
+They are msgspec structs in msgpack over ZMQ PUSH/PULL on ipc sockets: decoding builds only these types. Server processes
+are numbered; `server` is the number of the process that gets the reply.
 """
 
 from __future__ import annotations
@@ -14,61 +14,58 @@ from mla_router.worker.core import Logprobs, SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Common layout: a tagged array, so that field names cost nothing on the wire."""
+    """A message is a tagged array: field names are not sent."""
 
 
 # -- server to scheduler ------------------------------------------------------------------------
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the output must be a sentence of."""
+    """The grammar that the output must follow."""
 
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
-    source: str  # any JSON is the schema {}
+    source: str  # the JSON schema {} allows any JSON
 
 
 class Generate(Message, frozen=True):
-    """Compute what follows `prompt` and `output`, up to `max_tokens` tokens of output.
+    """Generates tokens after `prompt` and `output`, until there are `max_tokens` tokens of output.
 
-    `output` is empty but for a request that goes on where another worker has stopped: its tokens
-    count as generated, and are not sent again.
+    `output` is not empty if the request continues an answer of another worker: its tokens count as generated and are
+    not sent again.
     """
 
     rid: str
     prompt: list[int]
     sampling: SamplingParams
     output: list[int] = []
-    cache_salt: str = (
-        ""  # `cache_key` of the server: requests share cached prefixes only within one salt
-    )
-    priority: int = 0  # higher comes first, where priorities are enabled
+    cache_salt: str = ""  # requests share cached prefixes only within one salt
+    priority: int = 0  # higher priorities come first, with --enable-priority-scheduling
     grammar: Grammar | None = None
     server: int = 0
 
 
 class Abort(Message, frozen=True):
-    """End a request at once, in whatever state it is. Unknown ids are ignored: it may just have
-    finished."""
+    """Ends a request at once, in any state. An unknown id is ignored: the request may just have finished."""
 
     rid: str
 
 
 class GetStats(Message, frozen=True):
-    """Ask for exact accounting; answered by `Stats` with the same `query`."""
+    """Requests the scheduler's statistics; the reply is `Stats` with the same `query`."""
 
     query: int
     server: int = 0
 
 
 class FlushCache(Message, frozen=True):
-    """Drop every cached prefix that no running request holds; answered by `Stats`."""
+    """Evicts every cached prefix that no running request uses; the reply is `Stats`."""
 
     query: int
     server: int = 0
 
 
 class StartProfile(Message, frozen=True):
-    """Trace the next steps, if the worker has a folder for that; answered by `Profiled`."""
+    """Starts a trace of the next steps; the reply is `Profiled`."""
 
     query: int
     num_steps: int
@@ -76,21 +73,21 @@ class StartProfile(Message, frozen=True):
 
 
 class StopProfile(Message, frozen=True):
-    """Write the trace, if it has not been written by itself; answered by `Profiled`."""
+    """Stops and writes the trace; the reply is `Profiled`."""
 
     query: int
     server: int = 0
 
 
 class Shutdown(Message, frozen=True):
-    """Leave the step loop and exit."""
+    """Ends the step loop and the process."""
 
 
 # -- scheduler to server ------------------------------------------------------------------------
 
 
 class Ready(Message, frozen=True):
-    """Sent once to each server: the weights are loaded and the first request may come."""
+    """Sent once to each server: the model is loaded, and requests may follow."""
 
     max_total_num_tokens: int
     page_size: int
@@ -105,9 +102,8 @@ class Ready(Message, frozen=True):
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request.
 
-    The first delta of a request tells `cached_tokens`, and its `prompt_logprobs` if they were asked
-    for. `finish_reason` is a `FinishReason` value, or empty while more will come. `error` says why
-    it is "error", "lost" or "refused".
+    The first delta of a request has `cached_tokens` and, if requested, `prompt_logprobs`. `finish_reason` is a
+    `FinishReason` value, or empty before the last delta. `error` is the message if it is "error", "lost" or "refused".
     """
 
     rid: str
@@ -117,19 +113,21 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str = ""
     error: str = ""
     prompt_logprobs: Logprobs | None = None
-    queue_seconds: float = 0.0  # with the first: from its arrival until it was first admitted
+    queue_seconds: float = (
+        0.0  # in the first delta: from the request's arrival to its first admission
+    )
 
 
 class Deltas(Message, frozen=True):
-    """Everything that one step produced for one server."""
+    """All new output of one step for one server."""
 
     items: list[Delta]
 
 
 class Stats(Message, frozen=True):
-    """Exact state of the scheduler. Pushed as a heartbeat with query 0 to all, and on request.
+    """The scheduler's statistics: sent to all servers as a heartbeat with query 0, and as a reply.
 
-    Pages and slots always add up: free + cached + in use = total.
+    Pages and slots add up: free + cached + in use = total.
     """
 
     query: int
@@ -137,21 +135,21 @@ class Stats(Message, frozen=True):
     waiting: int
     total_pages: int
     free_pages: int
-    cached_pages: int  # held by the prefix cache and by no request: evictable
+    cached_pages: int  # owned by the prefix cache and not used by a request: evictable
     total_slots: int
     free_slots: int
     steps: int
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    retracted: int  # times that a running request had to wait again for memory
-    compiling: int = 0  # requests that wait for their grammar
-    token_s: float = 0.0  # seconds of a prompt token at the speed of late; 0: not measured
-    context_s: float = 0.0  # and for each token before it
+    retracted: int  # retractions so far
+    compiling: int = 0  # requests whose grammar is being compiled
+    token_s: float = 0.0  # seconds of a prompt token at the current speed; 0: not measured
+    context_s: float = 0.0  # further seconds of a prompt token for each token before it
 
 
 class Profiled(Message, frozen=True):
-    """What has come of a wish about profiles: a trace in `file`, or the reason why not."""
+    """Reply to `StartProfile` and `StopProfile`: the `file` of the trace, if it was stopped, or a `problem`."""
 
     query: int
     file: str = ""
@@ -162,51 +160,51 @@ class Profiled(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Answered at once: the sockets are connected both ways."""
+    """Gets a reply at once, which shows that the sockets are connected both ways."""
 
 
-class Meet(Message, frozen=True):
-    """Asked of the first server; answered when all have come so far."""
+class Barrier(Message, frozen=True):
+    """Sent to the first server process, which replies once it has the barrier of every process."""
 
 
 class HasName(Message, frozen=True):
-    """Whether a request by one of these names is running: 0 or 1."""
+    """Asks whether a request of one of these names is running. The reply is 0 or 1."""
 
     names: list[str]
 
 
 class AbortName(Message, frozen=True):
-    """End the request of this name; answered by how many answers to it were running."""
+    """Ends the request of this name. The reply is the number of its answers that were running."""
 
     name: str
 
 
 class AbortAll(Message, frozen=True):
-    """End every request; answered by how many answers were running."""
+    """Ends every request. The reply is the number of answers that were running."""
 
 
 class Drain(Message, frozen=True):
-    """Begin nothing more; answered when nothing runs."""
+    """Refuses new requests from now on. The reply comes when no request is running."""
 
 
 class Stop(Message, frozen=True):
-    """End what runs, for this reason, and exit."""
+    """Ends all requests with `reason`, and the process."""
 
     reason: str
 
 
-Question = Union[Ping, Meet, HasName, AbortName, AbortAll, Drain, Stop]  # noqa: UP007 (msgspec)
+PeerQuery = Union[Ping, Barrier, HasName, AbortName, AbortAll, Drain, Stop]  # noqa: UP007 (msgspec)
 
 
-class Asked(Message, frozen=True):
-    """A question of server `sender`, which goes by this number there."""
+class PeerRequest(Message, frozen=True):
+    """A query of server process `sender`, which numbers its queries."""
 
     sender: int
     query: int
-    question: Question
+    question: PeerQuery
 
 
-class Answered(Message, frozen=True):
+class PeerReply(Message, frozen=True):
     query: int
     value: int
 
@@ -215,4 +213,4 @@ ToScheduler = Union[  # noqa: UP007 (msgspec)
     Generate, Abort, GetStats, FlushCache, StartProfile, StopProfile, Shutdown
 ]
 ToServer = Union[Ready, Deltas, Stats, Profiled]  # noqa: UP007 (msgspec)
-ToPeer = Union[Asked, Answered]  # noqa: UP007 (msgspec)
+ToPeer = Union[PeerRequest, PeerReply]  # noqa: UP007 (msgspec)

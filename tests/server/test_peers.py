@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.core import SamplingParams
-from mla_router.worker.messages import AbortName, Drain, Generate, HasName, Ping, Question
+from mla_router.worker.messages import AbortName, Drain, Generate, HasName, PeerQuery, Ping
 from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.named_requests import NamedRequests
@@ -39,8 +39,8 @@ def test_questions_find_their_answers(tmp_path: Path) -> None:
     async def scenario(peers: list[Peers]) -> None:
         may_answer = asyncio.Event()
 
-        def answers(own: int) -> Callable[[Question], Awaitable[int]]:
-            async def answer(question: Question) -> int:
+        def answers(own: int) -> Callable[[PeerQuery], Awaitable[int]]:
+            async def answer(question: PeerQuery) -> int:
                 if isinstance(question, Drain):
                     await may_answer.wait()
                 return own * 10 + (
@@ -73,7 +73,7 @@ def test_questions_find_their_answers(tmp_path: Path) -> None:
 
 def test_one_that_is_silent(tmp_path: Path) -> None:
     async def scenario(peers: list[Peers]) -> None:
-        async def answer(_: Question) -> int:
+        async def answer(_: PeerQuery) -> int:
             return 1
 
         peers[0].start(answer)

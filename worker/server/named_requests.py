@@ -5,7 +5,7 @@ Each process knows its own. The others are asked when a client chooses a name, a
 
 from __future__ import annotations
 
-from mla_router.worker.messages import AbortAll, AbortName, HasName, Ping, Question
+from mla_router.worker.messages import AbortAll, AbortName, HasName, PeerQuery, Ping
 from mla_router.worker.server.peers import Peers
 from mla_router.worker.server.request_names import Names, RequestNames, name_is_taken
 from mla_router.worker.server.scheduler_client import SchedulerClient
@@ -41,7 +41,7 @@ class NamedRequests:
         """End every request; returns how many answers were running."""
         return self._scheduler.abort_all() + sum(await self._peers.ask_all(AbortAll()))
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """What other processes ask about requests."""
         match question:
             case HasName(names):

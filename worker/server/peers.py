@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from mla_router.worker.messages import Answered, Asked, Question, ToPeer
+from mla_router.worker.messages import PeerQuery, PeerReply, PeerRequest, ToPeer
 from mla_router.worker.server.errors import Unavailable
 from mla_router.worker.server.inbox import Inbox
 
 ANSWER_S = 10.0
 
-Answer = Callable[[Question], Awaitable[int]]
+Answer = Callable[[PeerQuery], Awaitable[int]]
 
 
 class Peers:
@@ -50,32 +50,32 @@ class Peers:
         for task in self._answering:
             task.cancel()
 
-    async def ask(self, server: int, question: Question, timeout: float | None = ANSWER_S) -> int:
+    async def ask(self, server: int, question: PeerQuery, timeout: float | None = ANSWER_S) -> int:
         """Raises Unavailable after `timeout` seconds; None: however long it takes."""
         query = next(self._numbers)
         answer = self._waiting[query] = asyncio.get_running_loop().create_future()
         try:
-            self._post(server, Asked(self._own, query, question))
+            self._post(server, PeerRequest(self._own, query, question))
             return await asyncio.wait_for(answer, timeout)
         except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
             raise Unavailable("A process of this worker does not answer", retry_after=1) from None
         finally:
             del self._waiting[query]
 
-    async def ask_all(self, question: Question, timeout: float | None = ANSWER_S) -> list[int]:
+    async def ask_all(self, question: PeerQuery, timeout: float | None = ANSWER_S) -> list[int]:
         """The answers of all the others."""
         return await asyncio.gather(*(self.ask(server, question, timeout) for server in self._send))
 
-    def tell_all(self, question: Question) -> None:
+    def tell_all(self, question: PeerQuery) -> None:
         """Without waiting for answers."""
         for server in self._send:
-            self._post(server, Asked(self._own, next(self._numbers), question))
+            self._post(server, PeerRequest(self._own, next(self._numbers), question))
 
     def _post(self, server: int, message: ToPeer) -> None:
         self._send[server].send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def _handle(self, message: ToPeer) -> None:
-        if isinstance(message, Answered):
+        if isinstance(message, PeerReply):
             answer = self._waiting.get(message.query)
             if answer is not None and not answer.done():
                 answer.set_result(message.value)
@@ -84,9 +84,9 @@ class Peers:
             self._answering.add(task)  # the loop itself holds tasks only weakly
             task.add_done_callback(self._answering.discard)
 
-    async def _reply(self, asked: Asked) -> None:
+    async def _reply(self, asked: PeerRequest) -> None:
         assert self._answer is not None
-        self._post(asked.sender, Answered(asked.query, await self._answer(asked.question)))
+        self._post(asked.sender, PeerReply(asked.query, await self._answer(asked.question)))
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.messages import Drain, Meet, Question, Ready, Stop
+from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
 from mla_router.worker.server.board import Board
 from mla_router.worker.server.children import Child, scheduler_process, sibling_processes
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
@@ -81,9 +81,9 @@ class _Worker:
         self._names = NamedRequests(client, peers)
         self._meeting = Meeting(state.config.tokenizer_worker_num)
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """What the other servers ask."""
-        if isinstance(question, Meet):
+        if isinstance(question, Barrier):
             await self._meeting.attend()
             return 0
         return await self._names.answer(question)

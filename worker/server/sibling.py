@@ -12,7 +12,7 @@ import logging
 import socket
 from pathlib import Path
 
-from mla_router.worker.messages import Drain, Meet, Ping, Question, Stop
+from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.named_requests import NamedRequests
 from mla_router.worker.server.peers import Peers, join
@@ -68,13 +68,13 @@ class _Sibling:
         """Returns never. Raises TokenizerError, ApiError."""
         await self._peers.ask_all(Ping(), timeout=None)
         service = await prepare(self._state, self._client, self._names)
-        await self._peers.ask(FIRST, Meet(), timeout=None)  # all can answer
+        await self._peers.ask(FIRST, Barrier(), timeout=None)  # all can answer
         self._state.service = service
         async with serving(self._state, listener):
-            await self._peers.ask(FIRST, Meet(), timeout=None)  # all do
+            await self._peers.ask(FIRST, Barrier(), timeout=None)  # all do
             await asyncio.Event().wait()
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """What the first process says, and what all ask."""
         match question:
             case Drain():
