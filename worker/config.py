@@ -1,12 +1,11 @@
-"""Every setting of a worker, written once. The command line (`flags.py`) and the docs follow from here.
+"""All settings of a worker, written once. The command line (`flags.py`) and the docs are generated from them.
 
-Names are those of SGLang's flags where it has one. This module checks values only. What depends on the
-machine or the model (free memory, longest context) is checked by the part that knows it.
+Names are those of SGLang's flags where it has one. This module checks values only. Limits that depend on the machine or
+the model (free memory, longest context) are checked where they are known.
 
-Metadata of a field: `help`; `group`, the heading of `--help` for this field and those after it; `choices`,
-`low`, `high`, the values that are valid; `also`, further spellings of the flag; `spelled`, further
-spellings of values; `elsewhere`, values of SGLang that change no answer and do not exist here: the default
-stands for them; `variable`, the environment variable of a secret.
+Metadata of a field: `help`; `group`, the heading in `--help` of this field and the fields after it; `choices`, `low` and
+`high`, the valid values; `also`, aliases of the flag; `spelled`, aliases of values; `elsewhere`, SGLang's values that
+change no answer and do not exist here: the default replaces them; `variable`, the environment variable of a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Steps differ in size: what one leaves free on the device has to serve others of another size.
+# Steps differ in size: memory that one step frees must fit tensors of other sizes in the next.
 _TORCH = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 SMALL_MODEL = Path(__file__).resolve().parent / "model" / "small"
@@ -29,13 +28,14 @@ def _flag(default: Any, help: str, **metadata: Any) -> Any:
 
 
 def default_server_processes(device: str, cores: int) -> int:
-    """For a worker that may use so many cores. A GPU makes tokens faster than one process can send."""
+    """Returns the number of server processes for a worker with `cores` cores. One process cannot send tokens as fast as
+    a GPU generates them."""
     on_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
     return max(1, min(4, cores // 4)) if on_gpu else 1
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work; the message names the flag and the mend."""
+    """An invalid setting. The message names the flag and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class WorkerConfig:
         "",
         "folder of the model in Hugging Face's format, or its name on the Hugging Face Hub, such as "
         "deepseek-ai/DeepSeek-V2-Lite; empty: the small model that the package ships",
-        group="model (what is served)",
+        group="model",
         also=("--model",),
     )
     revision: str = _flag(
@@ -57,7 +57,7 @@ class WorkerConfig:
     )
     load_format: str = _flag(
         "auto",
-        "auto: the folder's safetensors; dummy: random values in their shapes, without reading any",
+        "auto: load the folder's safetensors; dummy: random weights, without reading any file",
         choices=("auto", "dummy"),
         spelled={"safetensors": "auto"},
     )
@@ -66,83 +66,82 @@ class WorkerConfig:
     )
     dtype: str = _flag(
         "auto",
-        "type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
+        "dtype of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU",
         choices=("auto", "float32", "bfloat16", "float16"),
         spelled={"half": "float16", "float": "float32"},
     )
     quantization: str = _flag(
         "",
-        "what the checkpoint is quantized by, such as fp8; it is read from config.json, and a value that "
-        "differs is refused",
+        "quantization method of the checkpoint, such as fp8; it is read from config.json, and a different value "
+        "is refused",
     )
     chat_template: str = _flag(
         "",
         "file with the chat template in Jinja; empty: the tokenizer's own",
-        group="answers (how the model's text is read)",
+        group="answers (parsing of the model's text)",
     )
     tool_call_parser: str = _flag(
         "auto",
-        "how the model writes tool calls; auto: as its chat template does",
+        "format of the model's tool calls; auto: from its chat template",
         choices=("auto", "deepseek_v3", "deepseek_v31", "llama3", "none"),
         spelled={"deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31"},
     )
     reasoning_parser: str = _flag(
         "auto",
-        "how the model writes its reasoning; auto: as its chat template does",
+        "format of the model's reasoning; auto: from its chat template",
         choices=("auto", "deepseek_r1", "none"),
         spelled={"deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_r1"},
     )
     grammar_backend: str = _flag(
         "xgrammar",
-        "what makes output follow a JSON schema, regex or EBNF; none: such requests are refused",
+        "library for output by JSON schema, regex or EBNF; none: requests for such output are refused",
         choices=("xgrammar", "none"),
         elsewhere=("outlines", "llguidance"),
     )
     constrained_json_disable_any_whitespace: bool = _flag(
         False,
-        "JSON that follows a schema has one blank behind each comma and colon and no other space "
-        "between its values; more of it is certain then, and jumped over",
+        "write JSON by schema with one space after each comma and colon and no other whitespace between values; "
+        "jump-forward decoding then skips more tokens",
     )
     disable_jump_forward: bool = _flag(
         False,
-        "ask the model also where a grammar allows one text alone; else the tokens of such text are "
+        "sample every token, even where a grammar allows only one text; by default all tokens of such text are "
         "computed in one step",
     )
-    random_seed: int = _flag(0, "seed of requests that bring none; 0: a fresh one each", low=0)
+    random_seed: int = _flag(
+        0, "seed of requests without a seed; 0: a random seed for each request", low=0
+    )
     stream_interval: int = _flag(
         1,
-        "tokens of an answer that are sent together; its first and its last are never held back",
+        "tokens of an answer that are sent together; the first and the last token are sent at once",
         low=1,
     )
-    host: str = _flag(
-        "127.0.0.1", "address to listen on", group="address (how clients reach the worker)"
-    )
+    host: str = _flag("127.0.0.1", "address to listen on", group="address and keys")
     port: int = _flag(31000, "port to listen on", low=0, high=65535)
     worker_id: str = _flag("", "name in logs and in the x-mla-worker header; empty: HOST:PORT")
     api_key: str = _flag(
         "",
-        "key that clients must send as `Authorization: Bearer`; better set MLA_ROUTER_API_KEY in the "
-        "environment, which no other user can read; empty: the variable's, or none",
+        "key that clients must send as `Authorization: Bearer`; prefer the environment variable MLA_ROUTER_API_KEY, "
+        "which no other user can read; empty: the variable's value, or no key",
         variable="MLA_ROUTER_API_KEY",
     )
     admin_api_key: str = _flag(
         "",
-        "key for the paths that change the worker for everybody, such as /flush_cache; better set "
-        "MLA_ROUTER_ADMIN_API_KEY in the environment; empty: the variable's, or --api-key",
+        "key for the paths that affect all clients, such as /flush_cache; prefer the environment variable "
+        "MLA_ROUTER_ADMIN_API_KEY; empty: the variable's value, or --api-key",
         variable="MLA_ROUTER_ADMIN_API_KEY",
     )
     replay_key: str = _flag(
         "",
-        "secret that the router has as well, so that it can have this worker continue another's broken stream; "
-        "better set MLA_ROUTER_REPLAY_KEY in the environment; empty: the variable's, or none, and streams "
-        "are not continued",
+        "secret shared with the router, which signs requests to continue broken streams of other workers; prefer the "
+        "environment variable MLA_ROUTER_REPLAY_KEY; empty: the variable's value, or none: streams are not continued",
         variable="MLA_ROUTER_REPLAY_KEY",
     )
     max_payload_size: int = _flag(64 << 20, "largest request body in bytes", low=1024)
     tokenizer_worker_num: int = _flag(
         0,
-        "processes that answer HTTP, tokenize and detokenize, all on one port; 0: one on a CPU, on a "
-        "GPU one for each 4 cores, at most 4",
+        "server processes (HTTP, tokenizer, detokenizer) on one port; 0: one on a CPU; one for each 4 cores, at most "
+        "4, on a GPU",
         low=0,
         high=64,
     )
@@ -150,132 +149,133 @@ class WorkerConfig:
         "auto",
         "auto: a GPU if there is one",
         choices=("auto", "cpu", "cuda"),
-        group="device (where it runs, and with which kernels)",
+        group="device and kernels",
     )
     base_gpu_id: int = _flag(0, "first GPU of this worker", low=0)
     tp_size: int = _flag(
         1,
-        "GPUs that share one copy of the model; only 1 works yet",
+        "GPUs for one copy of the model (tensor parallelism); only 1 works yet",
         low=1,
         also=("--tensor-parallel-size", "--tp"),
     )
-    cpu_threads: int = _flag(0, "threads of torch on a CPU; 0: torch's own choice", low=0)
+    cpu_threads: int = _flag(0, "torch's threads on a CPU; 0: torch's default", low=0)
     attention_backend: str = _flag(
         "auto",
-        "attention kernels; auto: triton on a GPU in 16 bits, else torch, the reference, and FlashInfer's "
-        "where it is installed and heads are many (64 and more); flashinfer: triton with FlashInfer's "
-        "prefill, for DeepSeek's heads on Hopper GPUs",
+        "attention kernels; auto: triton for 16-bit models on a GPU, with FlashInfer's kernels if it is installed and "
+        "the model has 64 heads or more; torch otherwise; flashinfer: triton with FlashInfer's prefill, for "
+        "DeepSeek's heads on Hopper GPUs; torch: the reference",
         choices=("auto", "triton", "flashinfer", "torch"),
         spelled={"torch_native": "torch"},
         elsewhere=("fa3", "fa4", "flashmla", "cutlass_mla", "trtllm_mla", "flex_attention"),
     )
     enable_flashinfer_mla: bool = _flag(
         False,
-        "decode latent attention by FlashInfer's kernel, for Hopper GPUs; --attention-backend is then "
-        "for prefill",
+        "use FlashInfer's kernel for MLA decode, on Hopper GPUs; --attention-backend then selects the prefill only",
     )
     disable_mla: bool = _flag(
         False,
-        "keep keys and values of all heads in the KV cache instead of latents (to see what latents bring)",
+        "keep keys and values of all heads in the KV cache instead of latents, for comparison with MLA",
     )
-    disable_cuda_graph: bool = _flag(False, "launch decode steps kernel by kernel")
+    disable_cuda_graph: bool = _flag(False, "launch all steps kernel by kernel")
     cuda_graph_max_bs: int = _flag(
-        256, "most rows of decode steps that are recorded as CUDA graphs", low=1, high=4096
+        256, "largest batch size of captured decode graphs", low=1, high=4096
     )
     piecewise_cuda_graph_max_tokens: int = _flag(
         4096,
-        "largest step with prompt tokens that is recorded, in pieces around its attention or, where it is "
-        "one prompt without a cached prefix, whole; 0: none",
+        "most tokens of a step with prompt tokens that runs as captured graphs: piecewise around its attention, or as "
+        "one graph if it is a single prompt without a cached prefix; 0: none",
         low=0,
         high=65536,
     )
     cuda_graph_bs: str = _flag(
         "",
-        "batch sizes to record, such as 1 2 4 8; empty: a choice up to --cuda-graph-max-bs",
+        "batch sizes of the captured decode graphs, such as 1 2 4 8; empty: a selection up to --cuda-graph-max-bs",
         several=True,
     )
     enable_torch_compile: bool = _flag(
         False,
-        "run the projections and feed-forward layers of recorded decode steps through torch.compile; "
-        "makes the start minutes longer",
+        "compile the projections and feed-forward layers of captured decode graphs with torch.compile; the start takes "
+        "minutes longer",
     )
     torch_compile_max_bs: int = _flag(
-        32, "largest batch of decode steps that --enable-torch-compile is for", low=1, high=4096
+        32, "largest batch size for --enable-torch-compile", low=1, high=4096
     )
     mem_fraction_static: float = _flag(
         0.85,
-        "share of GPU memory for weights and KV cache together",
+        "fraction of GPU memory for weights and KV cache together",
         low=0.05,
         high=0.98,
         group="memory (the KV cache)",
     )
     max_total_tokens: int = _flag(
-        0, "KV cache size in tokens; 0: by --mem-fraction-static, or 65536 on a CPU", low=0
+        0, "KV cache size in tokens; 0: from --mem-fraction-static, or 65536 on a CPU", low=0
     )
-    page_size: int = _flag(16, "tokens a page of KV cache", choices=(1, 16, 32, 64))
+    page_size: int = _flag(16, "tokens in a page of the KV cache", choices=(1, 16, 32, 64))
     max_running_requests: int = _flag(
-        1024, "requests in one batch", low=1, high=4096, group="scheduling (who is computed when)"
+        1024, "most requests in one batch", low=1, high=4096, group="scheduling"
     )
     max_queued_requests: int = _flag(
         0,
-        "requests that may wait for a place; more get a 429; 0: as many as --max-running-requests",
+        "most waiting requests; further ones get a 429; 0: as many as --max-running-requests",
         low=0,
     )
     max_queued_seconds: float = _flag(
         0.0,
-        "seconds that the prompts which wait may take on this device, without what is cached of them; a request "
-        "behind more gets a 429; 0: any",
+        "most seconds of prefill work that may wait, without cached tokens; further requests get a 429; 0: no limit",
         low=0.0,
     )
     max_prefill_tokens: int = _flag(
         8192,
-        "most prompt tokens computed in one step, of all requests together; fewer on devices where so many would "
-        "take longer than 0.4 s",
+        "most prompt tokens in one step, of all requests together; fewer if they would take longer than 0.4 s on this "
+        "device",
         low=1,
     )
     chunked_prefill_size: int = _flag(
         8192,
-        "prompt tokens of one request in one step; longer prompts take several; -1: as many as "
-        "--max-prefill-tokens allows",
+        "most prompt tokens of one request in one step; longer prompts take several steps; -1: as many as "
+        "--max-prefill-tokens",
         low=-1,
     )
     disable_mixed_chunk: bool = _flag(
-        False, "compute prompt tokens and decode running requests in steps of their own, in turn"
+        False, "compute prompt tokens and decode rows in separate steps, which alternate"
     )
     schedule_policy: str = _flag(
         "lpm",
-        "which request comes next: lpm, short prompts and long cached prefixes first, and half of each step for the "
-        "oldest, so that long prompts advance as well; fcfs, the oldest",
+        "order of requests: lpm, short prompts and long cached prefixes first, and half of each step for the oldest "
+        "prompts, so that long prompts advance as well; fcfs, by arrival",
         choices=("lpm", "fcfs"),
         elsewhere=("dfs-weight", "lof", "random"),
     )
     schedule_conservativeness: float = _flag(
         1.0,
-        "how long answers are expected to be; higher if requests are often retracted for memory, "
-        "lower if much of it stays empty",
+        "factor of the expected length of answers; raise it if requests are often retracted for memory, lower it if "
+        "much memory stays unused",
         low=0.01,
         high=10.0,
     )
     enable_priority_scheduling: bool = _flag(
-        False, "let requests of higher `priority` go first, and take the place of lower ones"
+        False,
+        "admit requests of higher `priority` first, and preempt running requests of lower priority",
     )
     disable_radix_cache: bool = _flag(False, "never reuse the KV cache of an earlier request")
     disable_overlap_schedule: bool = _flag(
-        False, "finish each step before planning the next (to see what overlap brings)"
+        False, "finish each step before planning the next, for comparison with the overlap schedule"
     )
     watchdog_timeout: float = _flag(
         30.0,
-        "seconds without a scheduler heartbeat, in any server process, until /health says 503; after four times "
-        "as long the worker ends, and launch_server starts it anew",
+        "seconds without a scheduler heartbeat, in any server process, until /health returns 503; after four times as "
+        "long the worker ends, and launch_server restarts it",
         low=1.0,
-        group="operation (logs and limits of time)",
+        group="operation (logs and timeouts)",
     )
-    profile_dir: str = _flag("", "folder for the traces of /start_profile; empty: that is refused")
+    profile_dir: str = _flag(
+        "", "folder for the traces of /start_profile; empty: /start_profile is refused"
+    )
     log_level: str = _flag(
         "info", "least severe log lines to print", choices=("debug", "info", "warning", "error")
     )
     log_requests: bool = _flag(
-        False, "print a line for each request that has ended: its id, path, status and seconds"
+        False, "log a line for each finished request: its id, path, status and seconds"
     )
 
     def __post_init__(self) -> None:
@@ -289,7 +289,9 @@ class WorkerConfig:
             if "high" in meta and value > meta["high"]:
                 raise ConfigError(f"{flag} {value}: at most {meta['high']}")
         if not re.fullmatch(r"(\d{1,4}(,\d{1,4})*)?", self.cuda_graph_bs):
-            raise ConfigError(f"--cuda-graph-bs {self.cuda_graph_bs}: numbers with commas between")
+            raise ConfigError(
+                f"--cuda-graph-bs {self.cuda_graph_bs}: must be numbers separated by commas"
+            )
         if self.tp_size != 1:
             raise ConfigError(f"--tp-size {self.tp_size}: only 1 works yet; use --dp-size instead")
         if self.chunked_prefill_size == 0:
@@ -297,20 +299,20 @@ class WorkerConfig:
 
     @property
     def decode_graph_sizes(self) -> list[int]:
-        """Batch sizes of --cuda-graph-bs; empty: not said."""
+        """Batch sizes of --cuda-graph-bs; empty if the flag is not set."""
         sizes = {int(size) for size in self.cuda_graph_bs.split(",") if size}
         return sorted(size for size in sizes if 0 < size <= self.max_running_requests)
 
     @property
     def chunk_size(self) -> int:
-        """Prompt tokens of one request in one step, at most."""
+        """Most prompt tokens of one request in one step."""
         return (
             self.max_prefill_tokens if self.chunked_prefill_size < 0 else self.chunked_prefill_size
         )
 
     @property
     def folder(self) -> Path:
-        """The model's folder; names on the hub have been resolved (`model_folder.locate`)."""
+        """The model's folder. Names on the hub are already resolved (`model_folder.locate`)."""
         return Path(self.model_path) if self.model_path else SMALL_MODEL
 
     @property
@@ -326,7 +328,7 @@ class WorkerConfig:
         return self.worker_id or f"{self.host}:{self.port}"
 
     def settings(self) -> dict[str, Any]:
-        """What may be shown of it: all but the secrets."""
+        """Returns all settings but the secrets, for display."""
         return {
             spec.name: getattr(self, spec.name)
             for spec in dataclasses.fields(self)
@@ -334,8 +336,8 @@ class WorkerConfig:
         }
 
     def to_argv(self) -> list[str]:
-        """The flags that make this config, so that a child process shows in `ps` what it runs. What
-        nobody should see there goes by `child_environment`."""
+        """Returns the flags of this config for a child process, without the secrets: `ps` shows flags. The secrets go by
+        `child_environment`."""
         argv = []
         for spec in dataclasses.fields(self):
             value, flag = getattr(self, spec.name), "--" + spec.name.replace("_", "-")
@@ -344,7 +346,7 @@ class WorkerConfig:
         return argv
 
     def child_environment(self) -> dict[str, str]:
-        """Our own environment, what torch should know, and the secrets of this config."""
+        """Returns the environment of a child process: this process's, torch's settings, and the secrets."""
         secrets = {
             spec.metadata["variable"]: str(value)
             for spec in dataclasses.fields(self)
@@ -354,7 +356,8 @@ class WorkerConfig:
 
 
 def secrets_of_environment() -> dict[str, str]:
-    """Settings that are better given there than by a flag, which every user of the machine can read."""
+    """Returns the secrets in the environment, by field. Every user of the machine can read flags, but not the
+    environment."""
     return {
         spec.name: os.environ.get(spec.metadata["variable"], "")
         for spec in dataclasses.fields(WorkerConfig)

@@ -110,8 +110,8 @@ def choose_graph_sizes(
     if without is not None:
         if config.enable_torch_compile:
             raise ConfigError(
-                f"--enable-torch-compile: is for decode steps that are recorded as CUDA graphs, and with "
-                f"{without} there are none"
+                f"--enable-torch-compile: needs captured decode graphs, and with {without} there are none; "
+                f"leave --enable-torch-compile out"
             )
         return GraphSizes()
     # Tokens of chunks are rows as well, beside those of a full batch.
