@@ -40,6 +40,10 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "place_in_tree": (),
     "settled_length": (),
     "held_tokens": (),
+    # sampling: params and features by level, token bitmask
+    "SlotWants": (),
+    "SlotSettings": (),
+    "RowSettings": (),
     # logprobs
     "RowScores": (),
     "prompt_scores": (),

@@ -1,1 +1,1 @@
-"""One forward step on the device: buffers, page tables, sampling."""
+"""Runs one forward step on the device: inputs, page tables, CUDA graphs, sampling."""

@@ -1,4 +1,4 @@
-"""How many requests and tokens fit: decided once, after the weights are loaded, and logged."""
+"""Sizes the KV cache and the batch once, after the weights are loaded, and logs the sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 65536
 _GIB = 1 << 30
-# For what libraries ask for on the side, and tensors of many sizes in turn that leave unused memory between them
+# For allocations of libraries, and for memory that is lost between tensors of different sizes
 _SPARE = 3 * _GIB // 4
 
 
@@ -28,9 +28,8 @@ def plan_capacity(
     *,
     working_bytes: int = 0,
 ) -> Capacity:
-    """Size the KV cache and the batch. Of a GPU's memory, what lies there already and the cache may
-    take `mem_fraction_static`, but never what a step needs: `working_bytes`. Raises ConfigError if not
-    even one page fits."""
+    """Sizes the KV cache and the batch. On a GPU, memory in use and the KV cache together take `mem_fraction_static` of
+    the memory, and leave at least `working_bytes` for the steps. Raises ConfigError if not even one page fits."""
     context_length = choose_context_length(config, model)
     token_bytes = bytes_per_token(model.kv_cache_specs(dtype))
     tokens = config.max_total_tokens or _CPU_TOKENS

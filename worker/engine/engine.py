@@ -1,6 +1,6 @@
-"""One step on the device: packed, run, finished, sampled.
+"""The engine: runs one step on the device.
 
-Nothing in `forward` and `sample` waits for the device; `AsyncCopy.wait` is the only place that does.
+`forward` and `sample` do not wait for the device. Only `AsyncCopy.wait` does.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from mla_router.worker.model.decoder import DecoderLayer
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """A launched forward pass; tensors as in `StepLogits`."""
+    """A launched forward pass. The tensors are those of `StepLogits`."""
 
     plan: StepPlan
-    began: float  # when its launch began, by `time.perf_counter`
+    began: float  # time at which its launch began, of `time.perf_counter`
     logits: Tensor
     slots: Tensor
     positions: Tensor
@@ -45,7 +45,7 @@ class ForwardOutput:
 
 
 class Engine:
-    """The model, its KV cache and the state of the request slots of one device. Implements `StepEngine`."""
+    """The model, its KV cache and the state of the request slots on one device. Implements `StepEngine`."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Engine:
 
     @torch.inference_mode()
     def capture_graphs(self, sizes: GraphSizes) -> None:
-        """Capture CUDA graphs of these sizes; those captured before are gone."""
+        """Captures CUDA graphs of these sizes, in place of all earlier graphs."""
         self.runners.capture(GraphSizes())
-        gc.collect()  # memory of earlier graphs is free
+        gc.collect()  # frees the memory of earlier graphs
         gc.disable()  # nothing may be freed on the device during a capture
         try:
             self.runners.capture(sizes)
@@ -101,7 +101,7 @@ class Engine:
         output = runner.run(plan, inputs)
         self.sampler.admit(plan.admitted)
         if isinstance(output, LayerOutput):
-            output = self._head.run(plan, output, self.sampler.wants)
+            output = self._head.run(plan, output, self.sampler.features)
         return ForwardOutput(plan, began, *output)
 
     @torch.inference_mode()
@@ -121,8 +121,8 @@ class Engine:
         )
 
     def is_usable_after(self, error: Exception) -> bool:
-        # A failed kernel leaves the CUDA context unusable, and whoever asks next is told: torch, Triton's launcher or
-        # a library, each by an exception of its own. Memory that ran out does not.
+        # A failed kernel makes the CUDA context unusable, and every later call raises an error. Exhausted memory does
+        # not. The type of `error` cannot tell: torch, Triton and the libraries raise different exceptions.
         del error
         if self.device.type == "cuda":
             try:

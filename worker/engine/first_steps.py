@@ -1,4 +1,4 @@
-"""The first steps of an engine, before it is said to be ready: whether they work, and how long they take."""
+"""Runs the first steps of an engine at start-up, to find failures and to measure the time of steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mla_router.worker.core import (
     StepSeconds,
 )
 
-# A chunk that takes so long says enough about longer ones.
+# The time of a chunk that takes so many seconds predicts the time of longer chunks.
 _LONG_S = 0.05
 _SHORTEST = 16
 _PREFIX = 2048
-# One request that takes the most likely token, and one that draws.
+# Greedy sampling, and random sampling
 _SAMPLING = (SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, temperature=1.0, seed=1))
 
 
 def first_steps(engine: StepEngine[Any], *, vocab_size: int, largest: int) -> StepSeconds:
-    """Run steps of prompts of up to `largest` tokens, and of a decode row. What they write to the cache belongs
-    to nobody. Raises whatever a step raises."""
+    """Runs steps with prompts of up to `largest` tokens, and with a decode row. Returns their times. No request owns the
+    pages that they write. Raises the errors of the steps."""
     steps = _Steps(engine, vocab_size)
     for sampling in _SAMPLING:
         steps.chunk(0, 1, sampling)
@@ -48,7 +48,7 @@ def first_steps(engine: StepEngine[Any], *, vocab_size: int, largest: int) -> St
 
 
 class _Steps:
-    """Steps of one request in the first slot."""
+    """Runs steps of one request in the first slot."""
 
     def __init__(self, engine: StepEngine[Any], vocab_size: int) -> None:
         self._engine = engine
@@ -59,8 +59,8 @@ class _Steps:
         self._page_writes = tuple((0, index, 1 + index) for index in range(pages))
 
     def chunk(self, start: int, length: int, sampling: SamplingParams = _SAMPLING[0]) -> float:
-        """Seconds of a step with this chunk."""
-        # Different tokens, so that experts are as many as in a real prompt
+        """Runs a step with a chunk of `length` tokens after a prefix of `start` tokens. Returns its seconds."""
+        # Different tokens use as many experts as a real prompt
         tokens = tuple(7919 * i % self._vocab_size for i in range(start, start + length))
         result = self._run(
             StepPlan(
@@ -74,7 +74,7 @@ class _Steps:
         return result.seconds or 0.0
 
     def decode(self, before: int) -> None:
-        """A step with a decode row after `before` tokens."""
+        """Runs a step with a decode row after `before` tokens."""
         self._run(StepPlan((0,), (before + 1,), (), (), ()))
 
     def _run(self, plan: StepPlan) -> StepResult:

@@ -1,11 +1,11 @@
-"""The rest of a step behind the attention of the last layer, for the rows whose output is wanted."""
+"""The end of a forward pass, after the attention of the last layer, for the rows whose output is needed."""
 
 from __future__ import annotations
 
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.inputs import InputPacker
 from mla_router.worker.engine.runners.outputs import LayerOutput, StepLogits
-from mla_router.worker.engine.sampling.groups import SlotWants
+from mla_router.worker.engine.sampling.features import SlotFeatures
 from mla_router.worker.engine.sampling.logprobs import Run, prompt_token_logprobs
 from mla_router.worker.model.causal_lm import CausalLM
 
@@ -17,7 +17,7 @@ class Head:
         self._model = model
         self._packer = packer
 
-    def run(self, plan: StepPlan, output: LayerOutput, wants: SlotWants) -> StepLogits:
+    def run(self, plan: StepPlan, output: LayerOutput, features: SlotFeatures) -> StepLogits:
         """Returns the logits of the sampled rows, and the logprobs that `plan` requests of prompt tokens, with as many
         most likely tokens as `wants` says. Packs its inputs while the device computes the layers, which do not need
         them."""
@@ -27,7 +27,7 @@ class Head:
         prompt_logprobs = None
         if len(wanted.logprob_tokens):
             runs = [
-                Run(i, len(chunk.logprob_tokens), wants.num_top(chunk.slot))
+                Run(i, len(chunk.logprob_tokens), features.num_top(chunk.slot))
                 for i, chunk in enumerate(plan.chunks)
                 if chunk.logprob_tokens
             ]

@@ -1,7 +1,6 @@
-"""A step's integers on the device: one copy of what its layers need, one of what is wanted of their rows.
+"""Packs the integers of a step and copies them to the device: one copy for the layers, one for the output rows.
 
-Runners differ in what they need. Each layout is packed by the fewest host operations, since the device waits for
-the first copy of a step.
+Each runner has its own layout, packed with the fewest host operations: the device waits for the first copy of a step.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.runners.decode_rows import DecodeRows
 from mla_router.worker.engine.upload import Upload
 
-PROMPT_HEADER = 2  # integers in front of a prompt's tokens: slot and length
+PROMPT_HEADER = 2  # integers before a prompt's tokens: slot and length
 
 
 @dataclass(frozen=True, slots=True)
 class RowInputs:
-    """Of the eager and the piecewise runner: on the device, all int64 but where noted. T rows with padding, W page
-    table writes."""
+    """Inputs of the eager and the piecewise runner, on the device, int64 if not noted. T rows with padding, W page table
+    writes."""
 
-    rows: Tensor  # [3, T]: tokens, slots and positions; tokens of the D decode rows are on the device, and 0 here
+    rows: Tensor  # [3, T]: tokens, slots and positions; the tokens of the D decode rows are 0 here
     decode_lengths: Tensor  # [D] int32
-    page_entries: Tensor  # [W], entries of the page table, counted through all slots
-    pages: Tensor  # [W] int32, that are written there
+    page_entries: Tensor  # [W], indices into the flattened page table
+    pages: Tensor  # [W] int32, the new values of these entries
 
 
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
-    """Of the prefill graph runner: the same of a step that is one prompt of N tokens."""
+    """Inputs of the prefill graph runner, for a step of one prompt of N tokens, on the device."""
 
-    size: int  # of the graph
+    size: int  # rows of the graph
     prompt: Tensor  # [2 + N]: slot, length, tokens
     page_entries: Tensor  # [W]
     pages: Tensor  # [W] int32
@@ -43,12 +42,12 @@ class PromptInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """Of the decode graph runner: on the device, all int64 but where noted. R sampled rows."""
+    """Inputs of the decode graph runner, on the device, int64 if not noted. R sampled rows."""
 
     on_host: DecodeRows
     rows: Tensor  # [3, size], contiguous: slots, lengths and indices of `on_host`
     input_tokens: Tensor  # [G]
-    sampled: Tensor  # [R], rows
+    sampled: Tensor  # [R], indices of the sampled rows
     sampled_slots: Tensor  # [R]
     sampled_lengths: Tensor  # [R]
     page_entries: Tensor  # [W]
@@ -62,12 +61,12 @@ class OutputRows:
     rows: Tensor  # [R + S], sampled rows, then those with logprobs
     logprob_tokens: Tensor  # [S], the tokens whose logprobs are computed
     slots: Tensor  # [R]
-    lengths: Tensor  # [R], positions of the tokens about to be sampled
+    lengths: Tensor  # [R], positions of the tokens to sample
 
 
 class InputPacker:
-    """Copies plans to `device`. One method that begins a step and, after it, at most `pack_outputs`, since what they
-    return is good until the next step."""
+    """Packs plans for `device`. A step calls one of the first three methods, then at most `pack_outputs`. Their results
+    are valid until the next step."""
 
     def __init__(self, device: torch.device, pages_per_slot: int, idle_slot: int) -> None:
         self._upload, self._upload_outputs = Upload(device), Upload(device)
@@ -75,7 +74,7 @@ class InputPacker:
         self._idle_slot = idle_slot
 
     def pack_rows(self, plan: StepPlan, size: int) -> RowInputs:
-        """Of `size` rows, padding included."""
+        """Packs `plan` as `size` rows, padding included."""
         entries, pages = self._page_writes(plan)
         rows, *others = self._upload(
             [
@@ -88,13 +87,13 @@ class InputPacker:
         return RowInputs(rows[:, :size], *others)
 
     def pack_prompt(self, plan: StepPlan, size: int) -> PromptInputs:
-        """Of a step that is one chunk and begins its request."""
+        """Packs a step that is one chunk without a cached prefix."""
         (chunk,) = plan.chunks
         prompt = [chunk.slot, len(chunk.tokens), *chunk.tokens]
         return PromptInputs(size, *self._upload.integers("qqi", prompt, *self._page_writes(plan)))
 
     def pack_decode_rows(self, plan: StepPlan, rows: DecodeRows) -> DecodeInputs:
-        """`rows` are the plan's."""
+        """Packs a step as decode rows. `rows`: those of `plan`."""
         on_device, *others = self._upload.integers(
             "qqqqqqi",
             [*rows.slots, *rows.lengths, *rows.indices],
@@ -107,6 +106,7 @@ class InputPacker:
         return DecodeInputs(rows, on_device.view(3, len(rows.slots)), *others)
 
     def pack_outputs(self, plan: StepPlan) -> OutputRows:
+        """Packs the rows whose output is needed: sampled rows, and prompt rows with logprobs."""
         at = len(plan.decode_slots)
         rows, lengths = list(range(at)), list(plan.decode_lengths)
         with_logprobs: list[int] = []
@@ -130,8 +130,8 @@ class InputPacker:
 
 
 def _rows(plan: StepPlan, size: int, idle_slot: int) -> NDArray[np.int64]:
-    """Token, slot and position of `size` rows; padding stands at position 0 of the idle slot. One row more if they
-    are odd, so that each of the three begins where kernels can read 16 bytes at once."""
+    """Returns the tokens, slots and positions of `size` rows: [3, size rounded up to even]. Padding rows are at position
+    0 of the idle slot. An even number aligns each of the three to 16 bytes, for vectorized reads."""
     decodes = len(plan.decode_slots)
     rows = np.zeros((3, size + size % 2), dtype=np.int64)
     tokens, slots, positions = rows

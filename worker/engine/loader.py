@@ -1,4 +1,4 @@
-"""From settings to an engine that is ready for its first step."""
+"""Creates an engine from the settings of a worker."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _GIB = 1 << 30
 
 
 def load_engine(config: WorkerConfig) -> Engine:
-    """Choose the device, load the weights, size the KV cache. Raises ConfigError, ModelError."""
+    """Selects the device, loads the weights, sizes the KV cache and captures the graphs. Raises ConfigError,
+    ModelError."""
     device = choose_device(config)
     if device.type == "cpu" and config.cpu_threads:
         torch.set_num_threads(config.cpu_threads)
     if device.type == "cuda":
-        # Triton's and FlashInfer's kernels go to the current device, wherever their tensors are.
+        # Triton and FlashInfer launch on the current device, not on that of the tensors.
         torch.cuda.set_device(device)
         prefer_shared_memory()
     model_config = choose_config(config)
-    # Before the weights: a wrong setting must not cost their loading
+    # Settings are checked before the slow loading of the weights
     context_length = choose_context_length(config, model_config)
     dtype = choose_dtype(config, model_config, device)
     check_device(device, model_config, dtype)
@@ -74,7 +75,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     )
     weights = sum(parameter.nbytes for parameter in model.parameters())
     logger.info(
-        "GPU memory: weights %.2f GiB, tables of slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
+        "GPU memory: weights %.2f GiB, request slots %.2f GiB, largest step %.2f GiB, CUDA graphs %.2f GiB",
         weights / _GIB,
         working.tables / _GIB,
         working.step / _GIB,
@@ -87,19 +88,22 @@ def load_engine(config: WorkerConfig) -> Engine:
 
 
 def choose_config(config: WorkerConfig) -> ModelConfig:
-    """The model's own, as --disable-mla changes it. Raises ConfigError, ModelError."""
+    """Returns the model's config, changed by --disable-mla if it is set. Raises ConfigError, ModelError."""
     model = read_config(config.folder)
     if not config.disable_mla:
         return model
     if not isinstance(model, DeepseekConfig):
-        raise ConfigError(f"--disable-mla: {model.architecture} has none to disable: leave it out")
+        raise ConfigError(
+            f"--disable-mla: {model.architecture} has no MLA: leave --disable-mla out"
+        )
     return replace(model, disable_mla=True)
 
 
 def choose_graph_sizes(
     config: WorkerConfig, device: torch.device, attention: ModelAttention
 ) -> GraphSizes:
-    """Graphs to capture. Raises ConfigError if decode graphs are to be compiled and none can be captured."""
+    """Returns the sizes of the graphs to capture. Raises ConfigError if decode graphs should be compiled but cannot be
+    captured."""
     without = None
     if config.disable_cuda_graph:
         without = "--disable-cuda-graph"
@@ -114,7 +118,7 @@ def choose_graph_sizes(
                 f"leave --enable-torch-compile out"
             )
         return GraphSizes()
-    # Tokens of chunks are rows as well, beside those of a full batch.
+    # A decode graph may have rows of a full batch and of the tokens of chunks.
     largest = min(config.cuda_graph_max_bs, config.max_running_requests + MAX_INPUT_TOKENS)
     prompts = prompt_sizes(min(config.piecewise_cuda_graph_max_tokens, config.max_prefill_tokens))
     return GraphSizes(
@@ -137,7 +141,8 @@ def choose_device(config: WorkerConfig) -> torch.device:
 
 
 def choose_dtype(config: WorkerConfig, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """float32 on a CPU unless asked otherwise: few CPUs are faster in anything shorter."""
+    """Returns the dtype of --dtype. "auto" is the model's dtype on a GPU, and float32 on a CPU, because few CPUs are
+    faster with 16 bits."""
     if config.dtype != "auto":
         name = config.dtype
     else:

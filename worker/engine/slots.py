@@ -1,7 +1,7 @@
-"""What a forward pass remembers of every request between steps, indexed by its slot.
+"""State of the forward pass on the device between steps, indexed by request slot.
 
-The token that a step samples stays here, and the next step reads it from here: this is what lets
-the host launch step N+1 before it knows what step N sampled.
+A step writes its sampled tokens here and the next step reads them, so that the host can launch step N+1 before it knows
+the tokens of step N.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from mla_router.worker.kernels.kv_cache.locations import (
 
 
 class SlotState:
-    """Per-slot device state. Written only by launched work, in stream order.
+    """Last token and page table of each slot. Only launched work writes them, in stream order.
 
-    One slot more than the capacity says: the idle one, whose pages are all page 0.
+    The last slot is the idle slot, beyond those of the capacity. Its pages are all page 0.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         slots, pages = capacity.num_slots + 1, capacity.pages_per_request
         self._page_size = capacity.page_size
         self.idle_slot = capacity.num_slots
-        # The last token of each slot, then tokens that a step of decode rows brings (`runners/decode_rows.py`).
+        # The last token of each slot, then the chunks' tokens of a step of decode rows (`runners/decode_rows.py`)
         self.input_tokens = torch.zeros(slots + MAX_INPUT_TOKENS, dtype=torch.int64, device=device)
         self.last_token = self.input_tokens[:slots]
         self.page_table = torch.zeros(slots, pages, dtype=torch.int32, device=device)
         self._entries = self.page_table.view(-1)
 
     def write_pages(self, entries: Tensor, pages: Tensor) -> None:
-        """Write `pages` [W] int32 to the `entries` [W] int64 of the page table, counted through all slots."""
+        """Writes `pages` [W] int32 to `entries` [W] int64, indices into the flattened page table."""
         if len(pages):
             self._entries.scatter_(0, entries, pages)
 
     def write_input_tokens(self, tokens: Tensor) -> None:
-        """Write `tokens` [G] int64, G at most MAX_INPUT_TOKENS, behind the slots' last tokens."""
+        """Writes `tokens` [G] int64, at most MAX_INPUT_TOKENS, after the last tokens of the slots."""
         if len(tokens):
             self.input_tokens[len(self.last_token) :][: len(tokens)] = tokens
 
     def read_last_tokens(self, rows: Tensor, decodes: int) -> None:
-        """Write the last tokens of the first `decodes` rows into `rows` [3, T] int64: tokens, slots, positions."""
+        """Writes the last tokens of the first `decodes` rows into `rows` [3, T] int64: tokens, slots, positions."""
         if decodes:
             tokens, slots, _ = rows[:, :decodes].unbind()
             torch.index_select(self.last_token, 0, slots, out=tokens)
 
     def idle_rows(self, size: int) -> Tensor:
-        """[3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""
+        """Returns [3, size] int64 for `look_up`: decode rows of the idle slot, of length 1."""
         rows = torch.full(
             (3, size), self.idle_slot, dtype=torch.int64, device=self.page_table.device
         )

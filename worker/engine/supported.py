@@ -1,4 +1,4 @@
-"""Whether a GPU can run the kernels of a model, asked before the weights are loaded."""
+"""Checks that a GPU can run the kernels of a model, before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mla_router.worker.model.config.base import ModelConfig
 
 
 def check_device(device: torch.device, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ConfigError if `device` is a GPU that our kernels are not for, or too small for them. Models of 32 bits
-    do without."""
+    """Raises ConfigError if `device` is a GPU without the architecture or the limits that our kernels need. 32-bit
+    models use torch's operations instead."""
     if device.type != "cuda" or dtype.itemsize != 2:
         return
     try:
@@ -26,8 +26,8 @@ def check_device(device: torch.device, model: ModelConfig, dtype: torch.dtype) -
     except UnsupportedDevice as error:
         name = torch.cuda.get_device_name(device)
         raise ConfigError(
-            f"--dtype {str(dtype).removeprefix('torch.')} on {name}: {error}; --dtype float32 and --device cpu "
-            f"do without these kernels"
+            f"--dtype {str(dtype).removeprefix('torch.')} on {name}: {error}; use --dtype float32 or --device cpu, "
+            f"which do not need these kernels"
         ) from None
 
 

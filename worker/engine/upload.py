@@ -1,8 +1,7 @@
-"""Host numbers to the device, several arrays as one copy.
+"""Copies several host arrays to the device as one transfer.
 
-Two pinned host buffers take turns. Nothing waits for the copy: a step is packed only after the
-tokens of the step two before it were waited for, so the buffer that is written over has certainly
-been read.
+Two pinned host buffers alternate, and the host does not wait for a copy: before it packs a step, it has waited for the
+results of the step two before, whose buffer it overwrites.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Of every array in the buffer, in bytes. Kernels are compiled anew for pointers that are aligned to less.
+# Alignment of each array in the buffer, in bytes. Triton compiles a kernel again for pointers of smaller alignment.
 _ALIGNMENT = 16
 _DTYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.float32): torch.float32,
 }
-_INTEGERS = {"q": torch.int64, "i": torch.int32}  # as `struct` has them
+_INTEGERS = {"q": torch.int64, "i": torch.int32}  # format characters of `struct`
 
 
 class Upload:
-    """One use of it a step. Buffers grow to the largest step seen."""
+    """Copies arrays to `device`, once a step. The buffers grow to the largest step so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = [self._new_host(0), self._new_host(0)]
         self._outgrown: list[Tensor] = []
-        self._hold(0)
+        self._allocate(0)
         self._turn = 0
 
     def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[Tensor]:
-        """`arrays` of int64, int32 or float32 as tensors on the device, of the same shapes. Good
-        until the next call, for work that is launched before it."""
+        """Returns `arrays` of int64, int32 or float32 as tensors on the device. They are valid for work that is launched
+        before the next call."""
         arrays = [np.ascontiguousarray(array) for array in arrays]
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
@@ -57,10 +56,10 @@ class Upload:
         ]
 
     def integers(self, kinds: str, *columns: Sequence[int]) -> list[Tensor]:
-        """The same of integers that are Python's: int64 (q) or int32 (i), as `kinds` has it for each.
+        """Returns columns of Python integers as tensors [len(column)] on the device: int64 for `q` in `kinds`, int32 for
+        `i`.
 
-        For what the device waits for: in front of a step, when other work has emptied the processor's
-        caches, a single call takes half the time of NumPy's many.
+        It is for copies that the device waits for: one call of `struct` takes half the time of several NumPy calls.
         """
         if self._device.type == "cpu":
             return [
@@ -83,7 +82,7 @@ class Upload:
         ]
 
     def _room(self, size: int) -> NDArray[np.uint8]:
-        """The host buffer whose turn it is, of at least `size` bytes."""
+        """Switches to the other host buffer and returns it, with at least `size` bytes."""
         self._turn ^= 1
         if size > len(self._host[self._turn]):
             # The old buffer is kept; all old buffers together are smaller than the new one. During a capture
@@ -92,7 +91,7 @@ class Upload:
             self._outgrown.append(self._host[self._turn])
             self._host[self._turn] = self._new_host(2 * size)
         if size > len(self._on_device):
-            self._hold(2 * size)
+            self._allocate(2 * size)
         room: NDArray[np.uint8] = self._host[self._turn].numpy()
         return room
 
@@ -102,12 +101,12 @@ class Upload:
             self._on_device[:size].copy_(host[:size], non_blocking=True)
 
     def _at(self, start: int, dtype: torch.dtype, numbers: int) -> Tensor:
-        """So many of them, from byte `start` on: few operations, since the device waits for them."""
+        """Returns `numbers` elements of `dtype` from byte `start` on. Has few operations, because the device waits."""
         first = start // dtype.itemsize
         return self._typed[dtype][first : first + numbers]
 
-    def _hold(self, size: int) -> None:
-        """So much on the device, and the same memory as numbers of each kind."""
+    def _allocate(self, size: int) -> None:
+        """Allocates `size` bytes on the device, with a view of each dtype."""
         self._on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._typed = {dtype: self._on_device.view(dtype) for dtype in _DTYPES.values()}
 

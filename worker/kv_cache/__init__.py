@@ -1,1 +1,1 @@
-"""The paged KV cache: the rows that each layer keeps, and their memory."""
+"""The paged KV cache: the specification of each layer's rows, and their memory."""

@@ -1,4 +1,4 @@
-"""The memory of the KV cache."""
+"""The memory of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mla_router.worker.kv_cache.spec import KVCacheSpec
 
 
 class KVCachePool:
-    """A tensor a layer, each of that layer's own rows. Page p of the page table is page p of every layer, so that the
-    page table, the page allocator and the prefix cache know pages alone."""
+    """One tensor for each layer. Page p of the page table is page p of every layer, so the page table, the page allocator
+    and the prefix cache handle pages only."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class KVCachePool:
         page_size: int,
         device: torch.device,
     ) -> None:
-        """`num_pages` usable pages, numbered from 1 on. Page 0 belongs to nobody: unused entries of the page table
-        point to it."""
+        """Allocates `num_pages` usable pages, numbered from 1, and page 0, which no request owns: unused entries of the
+        page table point to it."""
         self.specs = tuple(specs)
         self.num_pages = num_pages
         self.page_size = page_size

@@ -1,6 +1,6 @@
-"""The row that a token keeps in the KV cache of one layer.
+"""Specifications of the KV cache of a layer: the row that it keeps for each token.
 
-Read without torch, since a config declares it before anything is loaded.
+The module does not import torch, because model configs use it before torch is loaded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec(ABC):
+    """The KV cache row of one token in one layer."""
+
     dtype: torch.dtype
-    window: int | None = None  # last tokens that are attended to; None: all
+    window: int | None = None  # number of last tokens that attention reads; None: all
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """Values of a row."""
+        """Elements of a row."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -31,8 +33,8 @@ class KVCacheSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSpec(KVCacheSpec):
-    """Multi-head latent attention: a latent, from which keys and values of all heads follow, and the rotary key
-    that the heads share."""
+    """Multi-head latent attention (MLA): the latent of the keys and values of all heads, and the rotary key that the heads
+    share."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int
@@ -56,5 +58,5 @@ class HeadsSpec(KVCacheSpec):
 
 
 def bytes_per_token(specs: Iterable[KVCacheSpec]) -> int:
-    """Bytes of one token in all layers."""
+    """Returns the bytes of one token in all layers."""
     return sum(spec.bytes_per_token for spec in specs)

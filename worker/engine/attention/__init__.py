@@ -1,1 +1,1 @@
-"""Attention backends: the kernels behind `model/attention.py`, and what they know of a step."""
+"""Attention backends: they plan a step and launch the kernels of `model/attention.py`."""

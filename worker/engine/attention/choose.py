@@ -1,4 +1,4 @@
-"""The backend of each kind of attention that a model has: the first candidate that supports it."""
+"""Selects the backend of each `AttentionSpec` of a model: the first candidate that supports it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from mla_router.worker.model.config.base import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-# Of queries. FlashInfer's decode pads to so many; from there on it takes half of our kernel's time, and
-# what its prefill saves is more than its concatenated keys cost.
+# Query heads from which FlashInfer is preferred. Its decode pads to so many heads and takes half the time of ours with
+# them; its prefill then saves more than the concatenation of its keys costs.
 _FLASHINFER_HEADS = 64
 
 
 class Candidate(NamedTuple):
-    """A backend, or FlashInfer's decode beside its prefill."""
+    """A backend, or its prefill with FlashInfer's decode."""
 
     backend: type[TorchBackend | TritonBackend | FlashInferBackend]
     flashinfer_mla: bool = False
 
     def obstacle(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
-        """A flag, and the reason why it cannot serve; None if both parts can."""
+        """Returns the flag and the reason for which this candidate cannot serve `spec`; None if it can."""
         if self.flashinfer_mla and (reason := FlashInferMlaBackend.supports(spec, device, dtype)):
             return f"{FLASHINFER_MLA}: {reason}"
         if reason := self.backend.supports(spec, device, dtype):
@@ -57,8 +57,8 @@ def choose_attention(
     *,
     flashinfer_mla: bool = False,
 ) -> ModelAttention:
-    """`wanted` is the value of --attention-backend, `flashinfer_mla` that of --enable-flashinfer-mla.
-    Raises ConfigError if they cannot serve."""
+    """Returns the backends of `model`. `wanted`: --attention-backend; `flashinfer_mla`: --enable-flashinfer-mla. Raises
+    ConfigError if these backends cannot serve the model."""
     backends = []
     for spec in model.attention_specs:
         candidates = _candidates(wanted, spec, flashinfer_mla)
@@ -69,7 +69,7 @@ def choose_attention(
 
 
 def _candidates(wanted: str, spec: AttentionSpec, flashinfer_mla: bool) -> list[Candidate]:
-    """In order of preference."""
+    """Returns the candidates in order of preference."""
     named = {kind.name: kind for kind in (FlashInferBackend, TritonBackend, TorchBackend)}
     if wanted != "auto":
         return [Candidate(named[wanted], flashinfer_mla)]

@@ -1,7 +1,7 @@
-"""Prefill of latent attention by FlashInfer's kernel for Hopper (`fa3`); all else by our own kernels.
+"""MLA prefill by FlashInfer's kernel for Hopper (`fa3`), and all other attention by our kernels.
 
-FlashInfer's kernel reads keys that are concatenated, which ours does not, and is faster all the same where
-there is much to compute. `flashinfer_mla.py` has its decode kernel.
+FlashInfer's kernel needs concatenated keys, which ours does not, but it is faster for many heads. `flashinfer_mla.py` has
+its decode kernel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from mla_router.worker.engine.attention.triton import TritonAttention, TritonBac
 from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentAttentionSpec
 
 _WRAPPER = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper"
-HEAD_WIDTHS = (192, 128)  # of keys and of values: what the kernel is made for, and DeepSeek's
-# FlashInfer wants it for results of keys that are split among programs, which `fa3` never does.
+HEAD_WIDTHS = (
+    192,
+    128,
+)  # of keys and of values: the only ones of the kernel, and those of DeepSeek
+# FlashInfer requires it for split keys, which `fa3` does not have.
 _WORKSPACE_BYTES = 16 << 20
 
 
@@ -34,8 +37,8 @@ class FlashInferBackend(AttentionBackend):
     plans_prefill_on_host = True
 
     def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
-        """Loads the kernel, or compiles it if nobody has yet. For a spec that it supports."""
-        self.ours = TritonBackend(spec, device, dtype)  # for all but prefill
+        """Loads the kernel, or compiles it at its first use on this machine. `spec` must be supported."""
+        self.ours = TritonBackend(spec, device, dtype)  # for all attention but prefill
         self._wrappers = RaggedWrappers(spec.num_heads, dtype, device)
         with loading("prefill"):
             self._wrappers.planned(0, [(1, 1)], causal=True, scale=1.0)
@@ -61,11 +64,10 @@ class FlashInferBackend(AttentionBackend):
 
 
 class RaggedWrappers:
-    """FlashInfer's objects for ragged prefill: one for each pass of a step, in two sets.
+    """FlashInfer's wrappers for ragged prefill: one for each pass of a step, in two sets.
 
-    Planning writes to pinned memory that is copied to the device later. The sets take turns: a step
-    is planned only after the tokens of the step two before it were waited for, so what is written over
-    has certainly been copied.
+    A plan is written to pinned memory and copied to the device later. The two sets alternate: before the host plans a
+    step, it has waited for the results of the step two before, so the plan that it overwrites has been copied.
     """
 
     def __init__(self, num_heads: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -83,11 +85,11 @@ class RaggedWrappers:
     def planned(
         self, index: int, extents: Sequence[tuple[int, int]], *, causal: bool, scale: float
     ) -> Any:
-        """That of pass `index` of this step, planned for chunks of (query rows, key rows)."""
+        """Returns the wrapper of pass `index` of this step, planned for chunks of (query rows, key rows)."""
         wrappers = self._sets[self._turn]
         if index == len(wrappers):
             wrappers.append(self._make(self._workspace, backend="fa3"))
-        # On the host: FlashInfer would wait for what lies on the device.
+        # On the host, because FlashInfer would wait for tensors on the device
         starts = torch.tensor([(0, 0), *extents], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         queries, keys = (starts[:, column].contiguous() for column in (0, 1))
         key_width, value_width = HEAD_WIDTHS
@@ -106,7 +108,7 @@ class RaggedWrappers:
 
 
 class PlannedPasses:
-    """Prefill attention of one step, whose passes are planned by the first layer."""
+    """Prefill attention of one step. Its passes are planned in the first layer."""
 
     def __init__(self, wrappers: RaggedWrappers) -> None:
         self._wrappers = wrappers
@@ -122,4 +124,4 @@ class PlannedPasses:
         d = q.shape[-1] - k_pe.shape[-1]
         k = torch.cat((kv[..., :d], k_pe[:, None].expand(-1, kv.shape[1], -1)), dim=-1)
         attended, lse = self._planned[over].run(q, k, kv[..., d:], out=out, return_lse=True)
-        return attended, lse  # in base 2, as ours
+        return attended, lse  # log-sum-exp in base 2, as of our kernels

@@ -1,8 +1,7 @@
-"""Decode of latent attention by FlashInfer's kernel for Hopper (`fa3`); prefill by another backend.
+"""MLA decode by FlashInfer's kernel for Hopper (`fa3`), and prefill by another backend.
 
-The kernel pads the heads of a request to 64 rows, and so is the faster one where there are as many. Which
-program has which part of which request is planned on the host for each step's lengths, in 0.1 to 0.3 ms,
-under the forward pass before.
+The kernel pads the heads of a request to 64 rows, so it is faster than ours for 64 heads and more. The host plans the
+work of the kernel's programs from the lengths of each step, in 0.1 to 0.3 ms, during the previous forward pass.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec, LatentA
 
 FLAG = "--enable-flashinfer-mla"
 _WRAPPER = "flashinfer.mla.BatchMLAPagedAttentionWrapper"
-WIDTHS = (512, 64)  # of latents and rotary keys: what the kernel is made for, and DeepSeek's
-# What is split among programs: two results of 64 rows for each of an H200's 132, of 512 16-bit numbers
-# and a float32, is 17 MB.
+WIDTHS = (512, 64)  # of latents and rotary keys: the only ones of the kernel, and those of DeepSeek
+# For partial results of split requests: two of 64 rows (512 16-bit values and a float32 each) for each of the 132
+# multiprocessors of an H200 take 17 MB.
 _WORKSPACE_BYTES = 32 << 20
 
 
@@ -40,7 +39,7 @@ class FlashInferMlaBackend(AttentionBackend):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Loads the kernel, or compiles it if nobody has yet. For a spec that it supports."""
+        """Loads the kernel, or compiles it at its first use on this machine. `spec` must be supported."""
         self._prefill = prefill
         self._scale = spec.scale
         self._decode = PlannedDecode(spec.num_heads, spec.scale, dtype, device)
@@ -76,10 +75,9 @@ class FlashInferMlaBackend(AttentionBackend):
         self._decode.plan(page_table, page_size, slots, lengths)
 
     def plan(self, layout: StepLayout) -> FlashInferMlaAttention:
-        nobody = layout.decode_slots[:0]
         chunks_alone = replace(
             layout,
-            decode_slots=nobody,
+            decode_slots=layout.decode_slots[:0],
             decode_lengths=layout.decode_lengths[:0],
             max_decode_length=0,
         )
@@ -96,12 +94,12 @@ class FlashInferMlaBackend(AttentionBackend):
 
 
 class PlannedDecode:
-    """FlashInfer's object for paged latent decode, planned anew for each step.
+    """FlashInfer's wrapper for paged MLA decode, planned for each step.
 
-    A plan is some integers in one place of device memory, of which the kernel's launch knows nothing but
-    the place: what is recorded in a CUDA graph follows the plan that was made last. They are
-    copied there from pinned memory, later. Two such buffers take turns: a step is planned only after
-    the tokens of the step two before it were waited for, so what is written over has been copied.
+    A plan is a list of integers at a fixed place in device memory. The kernel's launch knows only the place, so a captured
+    launch follows the last plan. The plan is copied there from pinned memory, later. Two pinned buffers alternate: before
+    the host plans a step, it has waited for the results of the step two before, so the plan that it overwrites has been
+    copied.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class PlannedDecode:
         """Raises ImportError without the package."""
         make = flashinfer_class(_WRAPPER)
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        # Its `use_cuda_graph` would keep copies of what only the host reads, of one batch size.
+        # Its option `use_cuda_graph` would fix the batch size, and copy data that only the host reads.
         self._wrapper = make(workspace, backend="fa3")
         pinned: Tensor = self._wrapper._pin_memory_int_workspace_buffer
         self._pinned = pinned, torch.empty_like(pinned, pin_memory=pinned.is_pinned())
@@ -120,8 +118,7 @@ class PlannedDecode:
     def plan(
         self, page_table: Tensor, page_size: int, slots: Sequence[int], lengths: Sequence[int]
     ) -> None:
-        """For one query each of the requests in `slots`, which have so many rows in the cache. Must not
-        be recorded."""
+        """Plans one query for each request in `slots`, with `lengths` tokens in the cache. Must not be captured."""
         assert page_table.is_contiguous() and len(slots) == len(lengths), (
             f"page_table {page_table.stride()}, {len(slots)} slots, {len(lengths)} lengths"
         )
@@ -131,8 +128,8 @@ class PlannedDecode:
         )
         self._turn ^= 1
         self._wrapper._pin_memory_int_workspace_buffer = self._pinned[self._turn]
-        # All on the host: FlashInfer would wait for what lies on the device. The list of pages is the
-        # page table itself, in which a request's pages begin where its line does.
+        # On the host, because FlashInfer would wait for tensors on the device. Its list of pages is the page table itself:
+        # the pages of a request start at the request's row.
         self._wrapper.plan(
             torch.arange(len(slots) + 1, dtype=torch.int32),
             torch.tensor((*slots, 0), dtype=torch.int32) * pages_per_slot,
@@ -141,21 +138,21 @@ class PlannedDecode:
             self._num_heads,
             *WIDTHS,
             page_size,
-            False,  # one query sees all of its request
+            False,  # not causal: the query attends to its whole request
             self._scale,
             self._dtype,
             self._dtype,
         )
 
     def run(self, q_latent: Tensor, q_pe: Tensor, cache: Tensor) -> Tensor:
-        """As `kernels/attention/mla_decode.py`, for the requests that were planned last."""
+        """Computes MLA decode as `kernels/attention/mla_decode.py`, for the requests of the last plan."""
         latents, rotary_keys = cache.tensor_split([q_latent.shape[-1]], dim=-1)
         out: Tensor = self._wrapper.run(q_latent, q_pe, latents, rotary_keys)
         return out
 
 
 class FlashInferMlaAttention(TorchAttention):
-    """Implements `StepAttention`; attention with keys of its own for each head is left to torch."""
+    """Implements `StepAttention`. Torch's operations do the attention with keys for each head."""
 
     def __init__(
         self, layout: StepLayout, scale: float, prefill: StepAttention, decode: PlannedDecode

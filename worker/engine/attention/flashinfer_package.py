@@ -1,4 +1,4 @@
-"""FlashInfer (Ye et al., 2025, arXiv:2501.01005) is optional: its package, and the GPUs its kernels here are for."""
+"""The optional package FlashInfer (Ye et al., 2025, arXiv:2501.01005), and the GPUs for its kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def package_reason(name: str, device: torch.device) -> str | None:
-    """Why the class `name` of the package cannot be used on the GPU `device`."""
+    """Returns the reason for which the class `name` of the package cannot be used on the GPU `device`, or None."""
     try:
         flashinfer_class(name)
     except ImportError as error:
@@ -27,7 +27,7 @@ def package_reason(name: str, device: torch.device) -> str | None:
 
 
 def flashinfer_class(name: str) -> Any:
-    """The class `name` of the package. Raises ImportError without it."""
+    """Returns the class `name` of the package. Raises ImportError without it."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -37,10 +37,10 @@ def flashinfer_class(name: str) -> Any:
 
 @contextmanager
 def loading(kernel: str) -> Iterator[None]:
-    """Says that `kernel` is loaded by what is done inside, its first use, and how long that took."""
+    """Logs the load time of `kernel`, which is first used inside."""
     logger.info(
         "FlashInfer: loading its %s kernel, or compiling it, which can take minutes", kernel
     )
-    begun = time.monotonic()
+    begin = time.monotonic()
     yield
-    logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begun)
+    logger.info("FlashInfer: ready after %.1f s", time.monotonic() - begin)

@@ -1,4 +1,4 @@
-"""Attention of a whole model: a backend for each distinct `AttentionSpec`."""
+"""The attention backends of a model, one for each distinct `AttentionSpec`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from mla_router.worker.engine.attention.layout import AttentionBackend, StepLayout
 from mla_router.worker.model.attention import StepAttention
 
-# From the locations of a prompt's rows in the cache, [N] int64, to its attention.
+# Returns the attention of a prompt, by spec, from its out_cache_loc [N] int64.
 PromptAttention = Callable[[Tensor], Sequence[StepAttention]]
 
 
 class ModelAttention:
-    """What `AttentionBackend` says of one spec, of all of them: plans are made once a step for each, in the order of
-    `ModelConfig.attention_specs`, and layers of equal specs share them."""
+    """The interface of `AttentionBackend` for all specs of a model. A step has one plan for each spec, in the order of
+    `ModelConfig.attention_specs`. Layers of equal specs share a plan."""
 
     def __init__(self, backends: Sequence[AttentionBackend]) -> None:
         self.backends = tuple(backends)

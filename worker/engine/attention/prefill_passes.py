@@ -1,7 +1,7 @@
-"""Prefill attention over more keys than may exist at once: in passes, whose results are merged.
+"""Prefill attention in passes over a limited number of keys. The results of the passes are merged.
 
-Keys and values of all heads are several times what the cache keeps of a token. A step's chunks may follow
-prefixes of any length, so that it is their number of keys, not of new tokens, that has to be bounded.
+Keys and values of all heads are several times as large as the latents in the cache, and chunks may follow prefixes of any
+length. So the number of keys that exist at a time must be limited, not only the number of new tokens.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mla_router.worker.kernels.attention.prefill_work import PrefillWork, prefil
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """Attention of all queries of the step over some keys of each chunk's request."""
+    """Attention of all queries of the step over some keys of each chunk's request. C chunks."""
 
     work: PrefillWork
     slots: Tensor  # [C] int32
-    first_rows: Tensor  # [C] int32, first of the keys in its request
+    first_rows: Tensor  # [C] int32, index of the first key in its request
 
 
 def plan_passes(
     chunks: Sequence[ChunkExtent], heads: int, max_keys: int, upload: Upload
 ) -> list[Pass]:
-    """Of so many query heads: one causal pass over everything if that is at most `max_keys` keys; otherwise
-    one over the new tokens themselves, and others over so many keys of the prefixes each."""
+    """Returns one causal pass over all keys if they are at most `max_keys`. Otherwise returns a causal pass over the new
+    tokens, then passes over up to `max_keys` keys of the prefixes each. `heads`: query heads."""
     extents = [(chunk.length, chunk.end) for chunk in chunks]
     firsts = [[0] * len(chunks)]
     if sum(keys for _, keys in extents) <= max_keys:
@@ -38,7 +38,7 @@ def plan_passes(
     else:
         spans = [[(chunk.length, chunk.length) for chunk in chunks]]
         firsts = [[chunk.start for chunk in chunks]]
-        for first, keys in _pieces([chunk.start for chunk in chunks], max_keys):
+        for first, keys in _split([chunk.start for chunk in chunks], max_keys):
             spans.append([(chunk.length, n) for chunk, n in zip(chunks, keys, strict=True)])
             firsts.append(first)
     tables = [prefill_tables(span, heads=heads, causal=i == 0) for i, span in enumerate(spans)]
@@ -56,9 +56,9 @@ def plan_passes(
     ]
 
 
-def _pieces(lengths: Sequence[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Cuts runs of `lengths` into pieces of `most` in all: where each run is taken up in a piece, and
-    how much of it is taken."""
+def _split(lengths: Sequence[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Splits runs of `lengths` elements into parts of `most` elements in total. Yields for each part the first element
+    and the number of elements of each run."""
     first = [0] * len(lengths)
     while any(at < length for at, length in zip(first, lengths, strict=True)):
         room, taken = most, []

@@ -1,4 +1,4 @@
-"""Reasons why a backend cannot serve, that several backends have. A reason follows the name of a flag."""
+"""Reasons for which several backends cannot serve a spec, as words after the name of a flag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec
 
 
 def full_attention_reason(spec: AttentionSpec) -> str | None:
-    """For kernels that attend over all tokens and leave scores as they are."""
+    """Returns the reason of kernels without sliding windows and soft caps, or None."""
     if spec.window is not None:
         return f"has no sliding windows, and a layer has one of {spec.window} tokens"
     if spec.softcap is not None:
@@ -17,7 +17,7 @@ def full_attention_reason(spec: AttentionSpec) -> str | None:
 
 
 def gpu_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """For kernels of 16-bit models on a GPU."""
+    """Returns the reason of kernels for 16-bit models on a GPU, or None."""
     if device.type != "cuda":
         return f"needs a GPU, not device {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):

@@ -1,4 +1,4 @@
-"""Attention in plain torch operations: the CPU's, and what other backends are checked against."""
+"""Attention in torch operations, for CPUs and as the reference of the other backends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mla_router.worker.model.config.attention_spec import AttentionSpec
 
 class TorchBackend(AttentionBackend):
     name = "torch"
-    supports_decode_graph = False  # the longest request decides how much is computed
+    supports_decode_graph = False  # its work depends on the longest request
     plans_prefill_on_host = True
-    max_keys = 1 << 17  # there is no limit: what is tried when memory is measured
+    max_keys = 1 << 17  # no limit: only the profile run uses this number
 
     def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
         del device, dtype
@@ -90,7 +90,7 @@ class TorchAttention:
         ragged_attention_torch(q, k, v, None, self._extents(), scale=self._scale, out=out)
 
     def _rows(self, cache: Tensor) -> Tensor:
-        """Of all tokens that the chunks' requests have in the cache."""
+        """Returns the KV cache rows of all tokens of the chunks' requests."""
         requests = [(chunk.slot, chunk.end) for chunk in self.layout.chunks]
         return kv_read(cache, self.layout.page_table, requests)
 

@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels, for 16-bit models on a GPU."""
+"""Attention by our Triton kernels, for 16-bit models on a GPU."""
 
 from __future__ import annotations
 
@@ -33,24 +33,22 @@ from mla_router.worker.model.config.attention_spec import (
     LatentAttentionSpec,
 )
 
-# Keys and values that exist at a time in prefill, in numbers: 1 GiB of 16 bits.
+# Elements of keys and values that exist at a time in prefill: 1 GiB of 16 bits.
 MAX_EXPANDED = 1 << 29
 
-# Decode rows from which it is looked for what neighbours have in common: up to 128, one for each part of decode
-# attention, little is gained (75 and 71 us of 128 requests with 2,048 of 2,304 rows in common to each 16 of them, 55 and
-# 56 with 1,024 of 1,536; but 161 and 119 with 4,096 of 4,608 in common to all), and 2 us a layer are lost where they
-# have nothing.
+# Fewest decode rows for shared-prefix batching. With fewer rows it saves little time, and the search for common prefixes
+# costs 2 us a layer.
 LOOK_FROM = 129
-# Heads of which those of a group make no more than one tile
+# Most heads for shared-prefix batching: those of a group of rows fit into one tile
 MOST_HEADS = 16
 
-# Of a key or value of one head: wider ones leave no room for several tiles on a multiprocessor
+# Largest head_dim of keys and values: larger heads leave no room for several tiles on a multiprocessor
 _MAX_HEAD_WIDTH = 256
 
-# For a number of decoding requests: how decode attention is cut, and into how many parts.
+# Returns the tiling and the number of parts of decode attention, for a number of requests.
 Tiles = Callable[[int], tuple[Tiling, int]]
-# Prefill attention over one pass: of q, kv, k_pe, the pass, the scale and the tensor to write to, if there is one; result
-# and log-sum-exps as `kernels/attention/mla_prefill.py`.
+# Prefill attention of one pass: takes q, kv, k_pe, the pass, the scale and the output tensor, if there is one; returns the
+# output and the log-sum-exps as `kernels/attention/mla_prefill.py`.
 AttendOver = Callable[[Tensor, Tensor, Tensor, Pass, float, Tensor | None], tuple[Tensor, Tensor]]
 
 
@@ -80,7 +78,7 @@ class TritonBackend(AttentionBackend):
         return gpu_reason(device, dtype) or full_attention_reason(spec) or _widths_reason(spec)
 
     def plan(self, layout: StepLayout, attend: AttendOver = attend_over) -> TritonAttention:
-        """`attend`: the kernel of prefill."""
+        """Returns the attention of a step. `attend`: the prefill kernel."""
         schedule, passes = None, []
         prefixes = self._prefixes(layout)
         if rows := len(layout.decode_slots):
@@ -111,13 +109,13 @@ class TritonBackend(AttentionBackend):
         )
 
     def plan_prefill_graph(self, layout: StepLayout) -> AtLocations:
-        # Into memory of its own: no later step's tables are written over it.
+        # A separate upload: later steps must not overwrite the tables of the graph.
         passes = plan_passes(layout.chunks, self._num_heads, self.max_keys, Upload(self._device))
         return lambda locations: PrefillGraphAttention(layout, self._scale, passes, locations)
 
 
 def _decode_tiles(spec: AttentionSpec, device: torch.device) -> tuple[Tiles, Tiles | None]:
-    """For decode rows, and for what groups of requests have in common, if that is to be read once."""
+    """Returns the tiles of decode rows, and those of shared prefixes; None if these are not batched."""
     heads = spec.num_heads
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
@@ -224,20 +222,20 @@ class TritonAttention:
     def _in_passes(
         self, attend: Callable[[Pass, Tensor | None], tuple[Tensor, Tensor]], out: Tensor
     ) -> None:
-        """`attend` gives the result over the keys of a pass, in the tensor if it is given one, and its
-        log-sum-exps."""
+        """Runs all passes and merges their results in `out`. `attend` returns the result of a pass, in the given tensor
+        if there is one, and its log-sum-exps."""
         first, *others = self.passes
         _, lse = attend(first, out)
         for over in others:
             merge_states(out, lse, *attend(over, None))
 
     def _latents(self, own: Tensor, cache: Tensor, over: Pass) -> Tensor:
-        """Of the keys of a pass, those of the step's own rows among them."""
+        """Returns the latents of the keys of a pass. `own`: those of the step's rows."""
         del own
         return self._rows(cache, over)
 
     def _rows(self, cache: Tensor, over: Pass) -> Tensor:
-        """The same, of whatever the cache has."""
+        """Returns the KV cache rows of the keys of a pass."""
         work = over.work
         return kv_gather(
             cache,
@@ -250,7 +248,7 @@ class TritonAttention:
 
 
 class PrefillGraphAttention(TritonAttention):
-    """Of one prompt that begins its request: its own rows, at `locations` in the cache, are all its keys."""
+    """Attention of one prompt without a cached prefix: its keys are its own rows, at `locations` in the KV cache."""
 
     def __init__(
         self, layout: StepLayout, scale: float, passes: list[Pass], locations: Tensor

@@ -1,1 +1,1 @@
-"""How a step runs on the device: kernel by kernel, or as captured CUDA graphs. `choose.py` says which."""
+"""Runners: each runs steps kernel by kernel or as captured CUDA graphs. `choose.py` selects the runner of a step."""

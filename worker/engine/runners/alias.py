@@ -1,4 +1,4 @@
-"""Tensors of captured graphs whose memory other graphs may use as well."""
+"""Tensors of captured graphs whose memory other graphs may reuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class _Memory:
-    """Device memory as other libraries see it (`__cuda_array_interface__`), as integers."""
+    """Device memory by CUDA's array interface (`__cuda_array_interface__`), as integers."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -20,10 +20,10 @@ class _Memory:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """`tensor`, on a CUDA device and of 16 or 32 bits, without keeping its memory from being used again.
+    """Returns a tensor on the memory of `tensor` (CUDA, 16 or 32 bits) that does not keep the memory allocated.
 
-    For the results of a captured graph: they are read before the next graph is replayed, so that all graphs can
-    share their memory.
+    It is for the results of a captured graph. They are read before the next graph is replayed, so all graphs can share
+    their memory.
     """
     assert tensor.itemsize in (2, 4), tensor.dtype
     return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

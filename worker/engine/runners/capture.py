@@ -1,4 +1,4 @@
-"""CUDA graphs of several sizes that share their memory."""
+"""Captures CUDA graphs of several sizes in one memory pool."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ G = TypeVar("G")
 def capture_sizes(
     kind: str, capture: Callable[[int, Any], G], sizes: Sequence[int], device: torch.device
 ) -> dict[int, G]:
-    """The result of `capture` by size. It gets the size and the memory pool of all of them: only one graph of a kind
-    runs at a time. Logs the time and the memory that they took."""
+    """Calls `capture(size, pool)` for each size and returns the results by size. All graphs share the memory pool, because
+    only one graph of a kind runs at a time. Logs the time and the memory used."""
     if not sizes:
         return {}
     begin, free = time.perf_counter(), torch.cuda.mem_get_info(device)[0]
     pool = torch.cuda.graph_pool_handle()
-    # The largest first: the others fit into the memory that it has asked for.
+    # The largest graph first: the others fit into its memory
     progress = tqdm(sorted(sizes, reverse=True), desc=f"Capturing {kind}s", disable=None)
     graphs = {size: capture(size, pool) for size in progress}
     logger.info(

@@ -1,6 +1,6 @@
-"""The choice of a step's runner, from host integers alone.
+"""Selects the runner of a step from host integers alone.
 
-Ranks that share a model have to agree on it, so that it reads neither a device nor a runner's state.
+Ranks that share a model must agree on the runner, so the choice depends on neither a device nor the state of a runner.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import NamedTuple
 from mla_router.worker.core import StepPlan
 from mla_router.worker.engine.runners.sizes import GraphSizes
 
-# Prompt tokens of a step that runs as decode rows. With more of them the device is busy for longer, so that a
-# graph saves less, and each is one more row with attention of its own.
+# Most prompt tokens of a step that runs as decode rows. A graph saves less in longer steps, and each token is a row with
+# separate attention.
 MAX_INPUT_TOKENS = 64
-# Rows of the KV cache that such a step reads in addition, because each token of a chunk reads the whole request and a
-# chunk's own attention reads it once: in each layer 75 MB of V2-Lite's latents.
+# Most additional KV cache rows that such a step reads: each token of a chunk reads the whole request, which the attention
+# of the chunk would read once. In each layer of V2-Lite this is 75 MB of latents.
 MAX_EXTRA_READS = 1 << 16
 
 
 class RunnerKind(Enum):
     EAGER = "eager"  # kernel by kernel: steps of any kind and size
-    DECODE_GRAPH = "decode graph"  # decode rows, and few prompt tokens, as one graph
+    DECODE_GRAPH = "decode graph"  # decode rows and few prompt tokens, as one graph
     PREFILL_GRAPH = "prefill graph"  # one prompt without a cached prefix, as one graph
-    PIECEWISE = "piecewise"  # any step, as one graph a layer beside its attention
+    PIECEWISE = "piecewise"  # any step, as graphs between the attention of the layers
 
 
 class RunnerChoice(NamedTuple):
     kind: RunnerKind
-    rows: int  # of the step, padding included
+    rows: int  # padding included
 
 
 def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
-    """The first kind that fits `plan` and has a graph of at least as many rows in `sizes`, which are those captured."""
+    """Returns the first runner that fits `plan` and has a graph with enough rows. `sizes`: the captured graphs."""
     rows = plan.num_tokens
-    # Before prefill graphs: few rows take less time as decode rows than in the attention of prompts
+    # Before prefill graphs, because few rows are faster as decode rows than in prefill attention
     if (size := _smallest(sizes.decode, rows)) and fits_decode_graph(plan):
         return RunnerChoice(RunnerKind.DECODE_GRAPH, size)
     if (size := _smallest(sizes.prefill, rows)) and fits_prefill_graph(plan):
@@ -47,7 +47,7 @@ def choose_runner(plan: StepPlan, sizes: GraphSizes) -> RunnerChoice:
 
 
 def fits_decode_graph(plan: StepPlan) -> bool:
-    """Whether all rows can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
+    """Returns whether all rows can be decode rows at little cost. Steps with logprobs of prompt tokens do not fit: their
     logits are computed a slice at a time, outside of a graph."""
     tokens = extra_reads = 0
     for chunk in plan.chunks:
@@ -59,11 +59,11 @@ def fits_decode_graph(plan: StepPlan) -> bool:
 
 
 def fits_prefill_graph(plan: StepPlan) -> bool:
-    """Whether the step is one chunk that begins its request."""
+    """Returns whether the step is one chunk without a cached prefix."""
     return not plan.decode_slots and len(plan.chunks) == 1 and not plan.chunks[0].start
 
 
 def _smallest(sizes: Sequence[int], rows: int) -> int:
-    """The smallest of the ascending `sizes` that is at least `rows`, or 0."""
+    """Returns the smallest of the ascending `sizes` that is at least `rows`, or 0."""
     at = bisect_left(sizes, rows)
     return sizes[at] if at < len(sizes) else 0

@@ -1,8 +1,8 @@
-"""Decode steps whose matrix products, and what stands between them, are made by torch.compile.
+"""Decode steps with projections and feed-forward layers compiled by torch.compile.
 
-What is compiled are single projections and feed-forward layers, wherever a model has them: of each class and
-shape once for all layers and each batch size. All that touches the KV cache is left out: where ours is
-written in place, Inductor's code writes a copy of all of it. The routed experts keep our kernels.
+Each class and shape of these modules is compiled once for all layers and for each batch size. Operations on the KV cache
+are not compiled: Inductor would copy the whole cache instead of writing it in place. The routed experts keep our
+kernels.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from mla_router.worker.model.linear import Linear
 
 logger = logging.getLogger(__name__)
 
-# That of SGLang's flag: tilings are measured; the CUDA graphs are ours.
+# The mode of SGLang's flag: torch tunes the tiles, and the CUDA graphs are ours.
 MODE = "max-autotune-no-cudagraphs"
-# Versions of one function that torch.compile keeps, of all shapes and batch sizes. With more than that it
-# goes back to what is not compiled; its own limit is 8.
+# Most compiled versions of one function, of all shapes and batch sizes. Beyond it torch runs the function uncompiled; its
+# default is 8.
 MAX_VERSIONS = 4096
 
 
 class CompiledDecode:
-    """A `Decode`: `decode` of `model`, compiled for batches of at most `max_rows`. The first call of a
-    batch size compiles it."""
+    """A `Decode` that compiles the modules of `model` for batches of at most `max_rows` rows, at the first call of each
+    batch size."""
 
     def __init__(self, decode: Decode, model: CausalLM, max_rows: int) -> None:
         self._decode = decode
@@ -44,8 +44,8 @@ class CompiledDecode:
             for kind in {type(region) for region in regions}
         }
         self._forwards = {region: MethodType(compiled[type(region)], region) for region in regions}
-        self._sizes: set[int] = set()  # that have been compiled
-        self._seconds = 0.0  # that their calls took
+        self._sizes: set[int] = set()  # compiled batch sizes
+        self._seconds = 0.0  # of all compiled calls
 
     def __call__(self, rows: LookedUp) -> HeadOutput:
         if len(rows.slots) > self._max_rows:
@@ -58,7 +58,7 @@ class CompiledDecode:
         return output
 
     def report(self) -> None:
-        """Says what was compiled, and how long it took."""
+        """Logs the compiled batch sizes and the time."""
         logger.info(
             "torch.compile: decode steps of %d batch sizes up to %d: %.1f s",
             len(self._sizes),
@@ -68,7 +68,7 @@ class CompiledDecode:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """Other calls of the model, for prompts and larger batches, are not compiled."""
+        """Replaces the modules' forward methods inside: prefill steps and larger batches are not compiled."""
         limits = {"recompile_limit": MAX_VERSIONS, "accumulated_recompile_limit": MAX_VERSIONS}
         try:
             for region, forward in self._forwards.items():

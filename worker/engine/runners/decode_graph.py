@@ -1,9 +1,8 @@
-"""Steps of decode rows as CUDA graphs: one launch instead of hundreds.
+"""Runs steps of decode rows as CUDA graphs: one launch instead of hundreds.
 
-Such a step reads nothing from the host but each row's slot, its length and the index of its token. One kernel in front
-of the graph looks up the rest, into tensors that the graph reads, so that the whole forward pass, head included, is
-captured once for each size and replayed with other rows. Steps with few prompt tokens become such steps
-(`decode_rows.py`).
+Such a step reads from the host only the slot, the length and the token index of each row. One kernel before the graph
+looks up the rest, into tensors that the graph reads. So the whole forward pass, head included, is captured once for each
+size and replayed with other rows. Steps with few prompt tokens run the same way (`decode_rows.py`).
 """
 
 from __future__ import annotations
@@ -29,28 +28,31 @@ from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
-    """The graph of one size."""
+    """The captured graph of one size."""
 
     graph: torch.cuda.CUDAGraph
-    looked_up: LookedUp  # that the graph reads
-    output: HeadOutput  # [size, ...], that it writes
+    looked_up: LookedUp  # inputs of the graph
+    output: HeadOutput  # [size, ...], outputs of the graph
 
     def replay(self, slots: SlotState, rows: Tensor) -> HeadOutput:
-        """The output for `rows` [3, size], which are looked up in `slots`. The next replay of any decode graph
-        writes over it."""
+        """Returns the output for `rows` [3, size], whose state is in `slots`. The next replay of any decode graph
+        overwrites the output."""
         slots.look_up(rows, self.looked_up)
         self.graph.replay()
         return self.output
 
 
 class DecodeGraphRunner:
+    """Implements `Runner` for steps that fit a decode graph."""
+
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         self._forward = forward_pass
         self._packer = packer
         self._graphs: dict[int, DecodeGraph] = {}
 
     def capture(self, sizes: Sequence[int], compiled: int = 0) -> None:
-        """Capture a graph of each of `sizes`; those up to `compiled` from what torch.compile makes of the model."""
+        """Captures a graph of each of `sizes`. Those up to `compiled` are captured from modules that torch.compile has
+        compiled."""
         decode: Decode = self._forward.decode
         if compiled and sizes:
             decode = CompiledDecode(decode, self._forward.model, compiled)
@@ -67,7 +69,7 @@ class DecodeGraphRunner:
         slots = self._forward.slots
         looked_up = slots.look_up(slots.idle_rows(size))
         self._forward.prepare_decode((slots.idle_slot,) * size, (1,) * size)
-        # Kernels are compiled and libraries set up before the capture
+        # The first call compiles kernels and sets up libraries, which a capture does not permit
         decode(looked_up)
         torch.cuda.synchronize(self._forward.device)
         graph = torch.cuda.CUDAGraph()

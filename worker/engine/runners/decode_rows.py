@@ -1,12 +1,11 @@
-"""A step as decode rows alone, for which there are CUDA graphs (`decode_graph.py`).
+"""Expresses a step with few prompt tokens as decode rows, for decode graphs (`decode_graph.py`).
 
-In every layer all rows of a step are written to the KV cache before any is attended from, and a row sees as
-many rows of its request as its length says. So the n tokens of a chunk are n decode rows of one slot with
-the lengths start + 1 .. start + n. Their tokens are not those that the slot sampled last, so that each row has
-an index into the input-token buffer (`SlotState.input_tokens`): the last tokens of all slots, then the tokens
-that the step brings.
+Each layer writes all rows of a step to the KV cache before any row attends, and a row attends to as many tokens as its
+length. So n tokens of a chunk are n decode rows of one slot with the lengths start + 1 .. start + n. Their input tokens
+are not the last tokens of the slot. Therefore each row has an index into the input-token buffer
+(`SlotState.input_tokens`): the last tokens of all slots, then the tokens of the chunks.
 
-Such steps follow a run of tokens that a grammar forces, or compute the end of a prompt whose rest is cached.
+Such steps compute tokens that a grammar forces, or the end of a prompt with a cached prefix.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ from mla_router.worker.core import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """On the host: decode rows, rows of chunks, and padding, in this order."""
+    """Decode rows, rows of chunks, and padding, in this order, on the host."""
 
     slots: list[int]  # [size]
-    lengths: list[int]  # [size], tokens in the cache including the row's own
-    indices: list[int]  # [size], of the rows' tokens in the input-token buffer
-    input_tokens: list[int]  # the chunks' tokens, in the buffer from index `idle_slot + 1` on
-    sampled: list[int]  # rows, ascending, in the order of `StepPlan.sampled_slots`
+    lengths: list[int]  # [size], tokens in the KV cache including the row's token
+    indices: list[int]  # [size], indices of the rows' tokens in the input-token buffer
+    input_tokens: list[int]  # tokens of the chunks, in the buffer from index `idle_slot + 1` on
+    sampled: list[
+        int
+    ]  # indices of the sampled rows, ascending, in the order of `StepPlan.sampled_slots`
 
     @property
     def first_are_sampled(self) -> bool:
-        """Whether the sampled rows are the first ones: always so without chunks."""
+        """Whether the sampled rows come first, as in every step without chunks."""
         return not self.sampled or self.sampled[-1] == len(self.sampled) - 1
 
 
 def decode_rows(plan: StepPlan, size: int, idle_slot: int) -> DecodeRows:
-    """`plan`, of at most `size` tokens, as `size` rows. Padding rows have length 1 in the idle slot, the last one."""
+    """Returns `plan`, of at most `size` tokens, as `size` rows. Padding rows have length 1 in the idle slot."""
     slots, lengths = list(plan.decode_slots), list(plan.decode_lengths)
     sampled = list(range(len(slots)))
     tokens: list[int] = []

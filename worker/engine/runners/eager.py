@@ -1,4 +1,4 @@
-"""Steps launched kernel by kernel: of any kind and size."""
+"""Runs steps of any kind and size kernel by kernel."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from mla_router.worker.model.batch import ForwardBatch
 
 
 class EagerRunner:
+    """Implements `Runner` for all steps."""
+
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         self._forward = forward_pass
         self._packer = packer
 
     def pack(self, plan: StepPlan, rows: int) -> RowInputs:
-        """Inputs of `rows` rows, padding included."""
+        """Packs `plan` as `rows` rows, padding included."""
         return self._packer.pack_rows(plan, rows)
 
     def run(self, plan: StepPlan, inputs: RowInputs) -> LayerOutput:
@@ -35,7 +37,8 @@ class EagerRunner:
         return self._forward.run_layers(batch)
 
     def plan_attention(self, plan: StepPlan, inputs: RowInputs) -> Sequence[StepAttention]:
-        """Attention of the plan's own rows, once the tokens of its decode rows are among `inputs`."""
+        """Returns the attention of the step's rows, without padding. Writes the tokens of its decode rows into
+        `inputs`."""
         forward, decodes = self._forward, len(plan.decode_slots)
         if decodes:
             forward.prepare_decode(plan.decode_slots, plan.decode_lengths)

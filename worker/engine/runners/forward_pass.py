@@ -1,4 +1,4 @@
-"""The model over its KV cache, with the attention of a batch: what all runners of an engine share."""
+"""The forward pass of the model with its KV cache and attention, shared by all runners of an engine."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ForwardPass:
         decode_lengths: Tensor | None = None,
         max_decode_length: int = 0,
     ) -> StepLayout:
-        """Of these `chunks`, behind decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, if there
-        are any."""
+        """Returns the layout of a step with decode rows of `decode_slots` [D] int64 and `decode_lengths` [D] int32, by
+        default none, then `chunks`."""
         return StepLayout(
             page_table=self.slots.page_table,
             page_size=self.capacity.page_size,
@@ -58,7 +58,7 @@ class ForwardPass:
         )
 
     def prepare_decode(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """As `AttentionBackend.prepare_decode`."""
+        """Calls `AttentionBackend.prepare_decode` of all backends."""
         self.attention.prepare_decode(
             self.slots.page_table, self.capacity.page_size, slots, lengths
         )
@@ -69,7 +69,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def decode(self, rows: LookedUp) -> HeadOutput:
-        """Decode rows of which the host knows nothing but their number."""
+        """Runs decode rows, of which the host needs to know only the number."""
         layout = self.layout((), rows.slots, rows.lengths, self.capacity.context_length)
         batch = ForwardBatch(
             tokens=rows.tokens,
@@ -81,5 +81,5 @@ class ForwardPass:
         return self.head(self.model(batch, self._caches))
 
     def head(self, hidden_states: Tensor) -> HeadOutput:
-        """Of normalized `hidden_states` [N, hidden_size]."""
+        """Computes the logits of normalized `hidden_states` [N, hidden_size]."""
         return HeadOutput(hidden_states, self.model.logits(hidden_states))

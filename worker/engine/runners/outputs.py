@@ -1,4 +1,4 @@
-"""How far a runner takes the rows of a step."""
+"""Outputs of the runners, at three stages of the forward pass."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from mla_router.worker.kernels.kv_cache.locations import LookedUp
 
 
 class LayerOutput(NamedTuple):
-    """T rows behind the attention of the last layer (`Decoder.run_layers`). `engine/head.py` computes the rest."""
+    """T rows after the attention of the last layer (`Decoder.run_layers`). `engine/head.py` computes the rest."""
 
-    hidden_states: Tensor  # [T, hidden_size], not yet added to the residual
+    hidden_states: Tensor  # [T, hidden_size], not added to the residual yet
     residual: Tensor  # [T, hidden_size]
 
 
 class HeadOutput(NamedTuple):
-    """N rows behind the head."""
+    """N rows after the language model's head."""
 
-    hidden_states: Tensor  # [N, hidden_size], normalized: the head's input
+    hidden_states: Tensor  # [N, hidden_size], normalized: the input of the head
     logits: Tensor  # [N, vocab_size] float32
 
 
-# The forward pass of decode rows that were looked up.
+# The forward pass of decode rows, after their state was looked up.
 Decode = Callable[[LookedUp], HeadOutput]
 
 
 class StepLogits(NamedTuple):
-    """A whole forward pass: logits of R sampled rows, and their places."""
+    """The results of a whole forward pass, for R sampled rows."""
 
-    logits: Tensor  # [R, vocab_size] float32; sampling writes over them
+    logits: Tensor  # [R, vocab_size] float32; sampling overwrites them
     slots: Tensor  # [R] int64
-    positions: Tensor  # [R] int64, of the tokens about to be sampled
-    # [N, hidden_size], the head's input: all rows of a decode graph, padding included; else the sampled rows, then
-    # those with logprobs of prompt tokens
+    positions: Tensor  # [R] int64, positions of the tokens to sample
+    # [N, hidden_size], the input of the head: all rows of a decode graph, padding included; otherwise the sampled rows,
+    # then the prompt rows with logprobs
     hidden_states: Tensor
     prompt_logprobs: RowLogprobs | None = None

@@ -1,11 +1,11 @@
-"""Steps as piecewise CUDA graphs: attention is launched kernel by kernel between the graphs.
+"""Runs steps as piecewise CUDA graphs: attention is launched kernel by kernel between the graphs.
 
-The number of a step's rows decides all launches of a layer but those of its attention, where lengths and the
-division into chunks count as well. So the forward pass is captured for some numbers of rows, and each capture is cut
-where a layer calls for its attention (`ForwardBatch.attend`). Padding is not attended from.
+All launches of a layer depend only on the number of rows, except for its attention, which depends on the lengths and the
+chunks as well. So the forward pass is captured for some numbers of rows, and each capture is cut where a layer calls its
+attention (`ForwardBatch.attend`). Attention does not run for padding.
 
-Without it a GPU waits for its host: some five hundred launches take longer than the work of a prompt of a thousand
-tokens. `prefill_graph.py` and `decode_graph.py` have the steps that need no cut.
+Without graphs a GPU waits for its host: about five hundred launches take longer than the work for a prompt of a thousand
+tokens. Steps that need no cut have `prefill_graph.py` and `decode_graph.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mla_router.worker.model.batch import Attend, ForwardBatch, Rows
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A layer's attention: the model's call, with memory that the graphs around it use."""
+    """The attention of a layer: the model's call, on tensors that the graphs before and after it use."""
 
     attend: Attend
     rows: Rows  # [size, ...] each
@@ -40,19 +40,19 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseGraph:
-    """The capture of one size: a graph, a cut, a graph, and so on."""
+    """The captured graphs of one size, with a cut between each two."""
 
-    rows: Tensor  # [3, size] int64, that the first graph reads
-    out_cache_loc: Tensor  # [size] int64, that the first graph writes
+    rows: Tensor  # [3, size] int64, input of the first graph
+    out_cache_loc: Tensor  # [size] int64, output of the first graph
     graphs: list[torch.cuda.CUDAGraph]
     cuts: list[Cut]
-    output: LayerOutput  # [size, hidden_size]
+    output: LayerOutput  # [size, hidden_size], output of the last graph
 
     def replay(
         self, inputs: Tensor, *, rows: int, num_decodes: int, attention: Sequence[StepAttention]
     ) -> LayerOutput:
-        """The first `rows` rows of `inputs` [3, size] int64: tokens, slots, positions. The next replay of any
-        piecewise graph writes over them."""
+        """Returns the output of the first `rows` rows of `inputs` [3, size] int64: tokens, slots, positions. The next
+        replay of any piecewise graph overwrites the output."""
         self.rows.copy_(inputs)
         tokens, _, positions = self.rows.unbind()
         batch = ForwardBatch(tokens, positions, self.out_cache_loc, num_decodes, attention)
@@ -65,14 +65,16 @@ class PiecewiseGraph:
 
 
 class PiecewiseRunner:
+    """Implements `Runner` for all steps up to the largest captured size."""
+
     def __init__(self, forward_pass: ForwardPass, eager: EagerRunner) -> None:
-        """`eager` packs, and plans attention, which is launched as in its own steps."""
+        """`eager` packs the inputs and plans the attention."""
         self._forward = forward_pass
         self._eager = eager
         self._graphs: dict[int, PiecewiseGraph] = {}
 
     def capture(self, sizes: Sequence[int]) -> None:
-        """Capture graphs of each of `sizes`."""
+        """Captures graphs of each of `sizes`."""
         self._graphs = {}
         if not sizes:
             return
@@ -87,7 +89,7 @@ class PiecewiseRunner:
 
     def _capture_size(self, size: int, stream: torch.cuda.Stream, pool: Any) -> PiecewiseGraph:
         rows = self._idle_rows(size)
-        # Kernels are compiled and libraries set up before the capture
+        # The first call compiles kernels and sets up libraries, which a capture does not permit
         self._forward.run_layers(self._batch(_Unattended, rows))
         torch.cuda.synchronize(self._forward.device)
         graphs: list[torch.cuda.CUDAGraph] = []
@@ -114,7 +116,7 @@ class PiecewiseRunner:
         return PiecewiseGraph(rows, batch.out_cache_loc, graphs, cuts, output)
 
     def _idle_rows(self, size: int) -> Tensor:
-        """[3, size] int64: tokens, slots and positions of padding."""
+        """Returns [3, size] int64: tokens, slots and positions of padding rows."""
         rows = torch.zeros(3, size, dtype=torch.int64, device=self._forward.device)
         rows[1] = self._forward.slots.idle_slot
         return rows
@@ -143,6 +145,8 @@ class PiecewiseRunner:
 
 
 class _Unattended(ForwardBatch):
+    """A batch whose attention returns zeros."""
+
     def attend(self, attend: Attend, rows: Rows, cache: Tensor, out: Tensor) -> None:
         del attend, rows, cache
         out.zero_()

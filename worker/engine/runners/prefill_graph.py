@@ -1,11 +1,10 @@
-"""Steps of one prompt without a cached prefix as CUDA graphs: one launch, attention included.
+"""Runs steps of one prompt without a cached prefix as CUDA graphs: one launch, attention included.
 
-The common case where few requests come at a time, and there the whole of the wait for a first token. With several
-requests in a step, or a prefix in the cache, attention depends on more than the number of rows (`piecewise.py`). Here
-each row sees itself and the rows before it, and padding comes behind all of them, so that no row of the prompt
-sees it.
+Such steps are common under low load, and are then the whole time to first token. With several requests in a step, or a
+cached prefix, attention depends on more than the number of rows (`piecewise.py`). Here each row attends to itself and to
+the rows before it. Padding comes last, so no row of the prompt attends to it.
 
-Rows follow from a prompt's slot, its length and its tokens. Nothing else is packed while the device waits.
+The inputs are the prompt's slot, length and tokens. The host packs nothing else while the device waits.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import LayerOutput
 from mla_router.worker.model.batch import ForwardBatch
 
-# From slot, length and tokens of a prompt, int64 and padded to a size, to its rows.
+# The forward pass of a prompt [2 + size] int64: slot, length, tokens and padding.
 Prefill = Callable[[Tensor], LayerOutput]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillGraph:
-    """The graph of one size."""
+    """The captured graph of one size."""
 
-    inputs: Tensor  # [2 + size], that the graph reads
-    prefill: Prefill  # that was captured, kept because the graph reads tables of its attention
+    inputs: Tensor  # [2 + size], input of the graph
+    prefill: Prefill  # the captured function, kept because the graph reads tables of its attention
     graph: torch.cuda.CUDAGraph
-    output: LayerOutput  # [size, hidden_size], that it writes
+    output: LayerOutput  # [size, hidden_size], output of the graph
 
     def replay(self, prompt: Tensor) -> LayerOutput:
-        """Rows of a prompt [2 + T]: slot, length, tokens. The next replay of any prefill graph writes over them."""
-        # Tokens of padding are those of an earlier prompt: their rows lie in page 0
+        """Returns the output for a prompt [2 + T]: slot, length, tokens. The next replay of any prefill graph overwrites
+        it."""
+        # Padding keeps tokens of an earlier prompt. Its rows are written to page 0, which no request owns.
         self.inputs[: len(prompt)] = prompt
         self.graph.replay()
         rows = len(prompt) - PROMPT_HEADER
@@ -49,20 +49,22 @@ class PrefillGraph:
 
 
 class PrefillGraphRunner:
+    """Implements `Runner` for steps of one prompt without a cached prefix."""
+
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         self._forward = forward_pass
         self._packer = packer
         self._graphs: dict[int, PrefillGraph] = {}
 
     def capture(self, sizes: Sequence[int]) -> None:
-        """Capture a graph of each of `sizes`."""
+        """Captures a graph of each of `sizes`."""
         self._graphs = capture_sizes(
             "prefill graph", self.capture_size, sizes, self._forward.device
         )
 
     def capture_size(self, size: int, pool: Any) -> PrefillGraph:
         inputs, prefill = self.idle_prompt(size), self.plan_prefill(size)
-        prefill(inputs)  # kernels are compiled and libraries set up before the capture
+        prefill(inputs)  # compiles kernels and sets up libraries, which a capture does not permit
         torch.cuda.synchronize(self._forward.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -70,17 +72,17 @@ class PrefillGraphRunner:
         return PrefillGraph(inputs, prefill, graph, LayerOutput(*map(alias, output)))
 
     def idle_prompt(self, size: int) -> Tensor:
-        """[2 + size] int64: a prompt of no tokens in the idle slot, and padding."""
+        """Returns [2 + size] int64: an empty prompt in the idle slot, and padding."""
         inputs = torch.zeros(PROMPT_HEADER + size, dtype=torch.int64, device=self._forward.device)
         inputs[0] = self._forward.slots.idle_slot
         return inputs
 
     def plan_prefill(self, size: int) -> Prefill:
-        """The forward pass of any prompt that is padded to `size` rows."""
+        """Returns the forward pass of prompts that are padded to `size` rows."""
         forward = self._forward
         chunk = ChunkExtent(forward.slots.idle_slot, 0, size)
         attention = forward.attention.plan_prefill_graph(forward.layout([chunk]))
-        # Padding may stand at any position that has rotations
+        # Padding may be at any position within the table of rotary angles
         last = forward.capacity.context_length - 1
         positions = torch.arange(size, device=forward.device).clamp_(max=last)
 

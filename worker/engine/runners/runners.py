@@ -1,4 +1,4 @@
-"""All runners of an engine, and the graphs that they have captured."""
+"""All runners of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mla_router.worker.engine.runners.sizes import GraphSizes
 
 
 class Inputs(Protocol):
-    """A packed step: what every runner's inputs have."""
+    """A packed step: the fields that the inputs of every runner have."""
 
     @property
     def page_entries(self) -> Tensor: ...
@@ -32,24 +32,26 @@ I = TypeVar("I", bound=Inputs)
 
 
 class Runner(Protocol[I]):
-    """Runs steps of the kinds that `choose_runner` gives it. Neither method waits for the device."""
+    """Runs the steps for which `choose_runner` selects it. Neither method waits for the device."""
 
     def pack(self, plan: StepPlan, rows: int) -> I:
-        """The inputs of `plan` on the device, in as many `rows` as were chosen."""
+        """Copies the inputs of `plan`, as `rows` rows, to the device."""
         ...
 
     def run(self, plan: StepPlan, inputs: I) -> LayerOutput | StepLogits:
-        """Launch the step. The pages that it adds are in the page table."""
+        """Launches the step. Its new pages must be in the page table."""
         ...
 
 
 class Runners:
+    """The runners by kind, and the sizes of their captured graphs."""
+
     def __init__(self, forward_pass: ForwardPass, packer: InputPacker) -> None:
         eager = EagerRunner(forward_pass, packer)
         self.decode_graph = DecodeGraphRunner(forward_pass, packer)
         self.prefill_graph = PrefillGraphRunner(forward_pass, packer)
         self.piecewise = PiecewiseRunner(forward_pass, eager)
-        self.sizes = GraphSizes()  # that are captured
+        self.sizes = GraphSizes()  # of the captured graphs
         self._by_kind: dict[RunnerKind, Runner[Any]] = {
             RunnerKind.EAGER: eager,
             RunnerKind.DECODE_GRAPH: self.decode_graph,
@@ -61,7 +63,7 @@ class Runners:
         return self._by_kind[kind]
 
     def capture(self, sizes: GraphSizes) -> None:
-        """Replace all captured graphs by graphs of `sizes`."""
+        """Replaces all captured graphs by graphs of `sizes`."""
         self.sizes = GraphSizes()
         self.decode_graph.capture(sizes.decode, sizes.compiled)
         self.piecewise.capture(sizes.piecewise)

@@ -1,4 +1,4 @@
-"""Numbers of rows for which steps are captured as CUDA graphs."""
+"""Numbers of rows of the captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """Rows of the graphs of each kind, ascending. A step takes the next larger size, and the rows too many are padding:
-    rows of the idle slot, which lie in page 0."""
+    """Numbers of rows of each kind of graph, ascending. A step runs in the next larger size. The additional rows are
+    padding: rows of the idle slot, whose pages are page 0."""
 
     decode: Sequence[int] = ()
     piecewise: Sequence[int] = ()
     prefill: Sequence[int] = ()
-    compiled: int = 0  # sizes of `decode` up to this one go through torch.compile
+    compiled: int = 0  # `decode` sizes up to this one are compiled by torch.compile
 
 
 def decode_sizes(largest: int) -> list[int]:
-    """Sizes up to `largest`: every one where a row more costs most, then steps of an eighth of the size, which
-    bounds the padding."""
+    """Returns sizes up to `largest`: nearly all small ones, where a padding row costs most, then steps of an eighth of
+    the size."""
     sizes = [1, 2, 3, 4, 6, 8]
     while sizes[-1] < largest:
         step = max(4, 1 << ((sizes[-1] - 1).bit_length() - 3))
@@ -28,7 +28,7 @@ def decode_sizes(largest: int) -> list[int]:
 
 
 def prompt_sizes(largest: int) -> list[int]:
-    """Sizes of piecewise and prefill graphs: powers of two, and the numbers halfway between."""
+    """Returns sizes of piecewise and prefill graphs: powers of two, and the numbers halfway between."""
     sizes = [16]
     while sizes[-1] < largest:
         last = sizes[-1]

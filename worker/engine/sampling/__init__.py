@@ -1,1 +1,1 @@
-"""From logits to tokens and their logprobs, for batches in which every row has its own settings."""
+"""Sampling: from logits to tokens and logprobs, with sampling parameters of each row."""

@@ -1,4 +1,4 @@
-"""The tokens that a request is restricted to."""
+"""Requests that are restricted to some tokens (`SamplingParams.allowed`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mla_router.worker.engine.upload import Upload
 
 
 class AllowedTokens:
-    """For every slot one bit a token, in the layout of `TokenMasks`.
+    """A token bitmask for each slot, in the layout of `TokenMasks`.
 
-    A table [num_slots, ceil(vocab / 32)] int32, made when the first restricted request comes: 16 KB a slot for a
+    The table [num_slots, ceil(vocab / 32)] int32 is allocated for the first restricted request: 16 KB a slot for a
     vocabulary of 128,000.
     """
 
@@ -25,7 +25,7 @@ class AllowedTokens:
         self._upload = Upload(device)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
-        """Write the bits of restricted requests that take a slot."""
+        """Writes the bitmasks of restricted requests that take a slot."""
         if not len(self._bits):
             self._bits = self._bits.new_zeros(self._shape)
         rows = np.zeros((len(requests), self._shape[1]), dtype=np.int32)
@@ -36,5 +36,5 @@ class AllowedTokens:
         self._bits.index_copy_(0, slots, bits)
 
     def of(self, slots: Tensor) -> Tensor:
-        """The bits of `slots` [R] int64, as `forbid` takes them."""
+        """Returns the bitmasks of `slots` [R] int64, for `apply_token_bitmask`."""
         return self._bits.index_select(0, slots)

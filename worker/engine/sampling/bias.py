@@ -1,4 +1,4 @@
-"""What is added to single logits: logit_bias, and the ban of stop tokens until min_tokens."""
+"""Biases of single logits: logit_bias, and -inf for stop tokens before min_tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FOR_EVER = 1 << 62
 
 
 class LogitBias:
-    """For every slot a list of (token, value, until): `value` is added to the logit of `token` while
-    the position to sample is below `until`. A ban is a value of -inf.
+    """A list of (token, value, until) for each slot: `value` is added to the logit of `token` at sampled positions below
+    `until`.
 
-    Lists lie in tables [num_slots, W], where W grows to the longest list seen: 20 bytes an entry.
-    Unused entries add 0 to token 0.
+    The lists are tables [num_slots, W]. W grows to the longest list so far, with 20 bytes an entry. Unused entries add 0
+    to token 0.
     """
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class LogitBias:
         self._upload = Upload(device)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
-        """Write the lists of requests that take a slot."""
+        """Writes the lists of requests that take a slot."""
         lists = [_entries(request) for request in requests]
         self._grow(max(map(len, lists)))
         width = self._tokens.shape[1]
@@ -45,8 +45,8 @@ class LogitBias:
             table.index_copy_(0, slots, rows)
 
     def add(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """`logits` [B, V] of `slots` with their biases, written over; `positions` [B] are where the
-        new tokens will stand."""
+        """Adds the biases of `slots` [B] to `logits` [B, V] in place, and returns them. `positions` [B] are those of the
+        tokens to sample."""
         applies = positions[:, None] < self._until.index_select(0, slots)
         values = torch.where(applies, self._values.index_select(0, slots), 0.0)
         return logits.scatter_add_(1, self._tokens.index_select(0, slots), values)

@@ -1,4 +1,5 @@
-"""Which rows of a step want what: found on the host, so that nothing is computed for the others."""
+"""The features of sampling that each row of a step uses. The host knows them, so the device computes a feature for the
+rows that use it only."""
 
 from __future__ import annotations
 
@@ -13,29 +14,29 @@ _FOR_EVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """Rows of a step, indices into `StepPlan.sampled_slots`, ascending, int64."""
+class RowFeatures:
+    """The rows of a step that use each feature: ascending indices into `StepPlan.sampled_slots`, int64."""
 
     penalized: np.ndarray
     biased: np.ndarray
-    restricted: np.ndarray  # to some tokens
+    restricted: np.ndarray  # by `SamplingParams.allowed`
     with_logprobs: np.ndarray
     num_top: np.ndarray  # top_logprobs of the rows with logprobs
-    filtered: bool  # some row is drawn under a top_k, top_p or min_p
+    filtered: bool  # any row has top_k, top_p or min_p
 
 
-class SlotWants:
-    """What each slot's request wants, on the host."""
+class SlotFeatures:
+    """The features that each slot's request uses, on the host."""
 
     def __init__(self, num_slots: int) -> None:
-        self._wants = np.zeros((4, num_slots), dtype=np.bool_)  # rows: see `_wants`
-        self._biased_until = np.zeros(num_slots, dtype=np.int64)  # position
+        self._flags = np.zeros((4, num_slots), dtype=np.bool_)  # a row for each value of `_flags`
+        self._biased_until = np.zeros(num_slots, dtype=np.int64)  # first position without a bias
         self._num_top = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, requests: Sequence[Admitted]) -> None:
         for request in requests:
             slot, sampling = request.slot, request.sampling
-            self._wants[:, slot] = _wants(sampling)
+            self._flags[:, slot] = _flags(sampling)
             self._num_top[slot] = sampling.top_logprobs
             self._biased_until[slot] = (
                 _FOR_EVER if sampling.logit_bias else len(request.prompt) + sampling.min_tokens
@@ -44,13 +45,13 @@ class SlotWants:
     def num_top(self, slot: int) -> int:
         return int(self._num_top[slot])
 
-    def groups(self, plan: StepPlan) -> Groups:
+    def of(self, plan: StepPlan) -> RowFeatures:
         slots = np.array(plan.sampled_slots, dtype=np.int64)
         ends = [chunk.start + len(chunk.tokens) for chunk in plan.chunks if chunk.is_last]
         positions = np.array([*plan.decode_lengths, *ends], dtype=np.int64)  # of the new tokens
-        penalized, filtered, with_logprobs, restricted = self._wants[:, slots]
+        penalized, filtered, with_logprobs, restricted = self._flags[:, slots]
         rows_with_logprobs = np.flatnonzero(with_logprobs)
-        return Groups(
+        return RowFeatures(
             penalized=np.flatnonzero(penalized),
             biased=np.flatnonzero(positions < self._biased_until[slots]),
             restricted=np.flatnonzero(restricted),
@@ -60,7 +61,8 @@ class SlotWants:
         )
 
 
-def _wants(sampling: SamplingParams) -> tuple[bool, ...]:
+def _flags(sampling: SamplingParams) -> tuple[bool, ...]:
+    """Returns whether a request is penalized, filtered, with logprobs, restricted."""
     filtered = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     return (
         sampling.penalized,

@@ -1,4 +1,4 @@
-"""The numbers of every request's `SamplingParams` on the device, indexed by its slot."""
+"""The numbers of each request's `SamplingParams` on the device, indexed by request slot."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _INTS = ("top_k", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class RowSettings:
-    """Of the rows of a batch; all [R], float32 but for the last two, int64."""
+class RowSamplingParams:
+    """The parameters of R rows: each [R] float32, but top_k and seed int64."""
 
     temperature: Tensor
     top_p: Tensor
@@ -38,7 +38,9 @@ class RowSettings:
     seed: Tensor
 
 
-class SlotSettings:
+class SlotSamplingParams:
+    """The parameters of all S slots."""
+
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._floats = torch.zeros(len(_FLOATS), num_slots, dtype=torch.float32, device=device)
         self._ints = torch.zeros(len(_INTS), num_slots, dtype=torch.int64, device=device)
@@ -46,12 +48,12 @@ class SlotSettings:
 
     @property
     def temperature(self) -> Tensor:
-        """[S] float32, of all slots."""
+        """[S] float32."""
         return self._floats[_FLOATS.index("temperature")]
 
     @property
     def seed(self) -> Tensor:
-        """[S] int64, of all slots."""
+        """[S] int64."""
         return self._ints[_INTS.index("seed")]
 
     def admit(self, requests: Sequence[Admitted]) -> None:
@@ -66,9 +68,9 @@ class SlotSettings:
         self._floats.index_copy_(1, slots, new_floats)
         self._ints.index_copy_(1, slots, new_ints)
 
-    def of(self, slots: Tensor) -> RowSettings:
-        """Those of `slots` [R] int64."""
-        return RowSettings(
+    def of(self, slots: Tensor) -> RowSamplingParams:
+        """Returns the parameters of `slots` [R] int64."""
+        return RowSamplingParams(
             *self._floats.index_select(1, slots).unbind(),
             *self._ints.index_select(1, slots).unbind(),
         )
