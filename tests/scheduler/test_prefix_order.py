@@ -53,6 +53,6 @@ def test_requests_without_common_pages_keep_their_order() -> None:
 def test_a_retracted_request_gets_a_new_key() -> None:
     a, b, c = holding(1, 2), holding(1, 3), holding(1, 2)
     assert order_by_prefix([a, b, c]) == [a, c, b]
-    a.branch = None  # as by `Memory.release`
+    a.prefix_pages = None  # as by `Memory.release`
     a.pages = [1, 3]
     assert order_by_prefix([a, b, c]) == [c, a, b]
