@@ -1,4 +1,4 @@
-"""`python -m mla_router.worker`: one worker, a server process that starts its other processes."""
+"""`python -m mla_router.worker`: the first server process of a worker, which starts its other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def worker_parser() -> flags.Parser:
-    """The command line of one worker."""
+    """Returns the command line of a worker."""
     parser = flags.Parser(
         "python -m mla_router.launch_worker",
         "[--model-path DIR_OR_NAME] [--port N] [flag ...]",
@@ -39,20 +39,20 @@ def worker_parser() -> flags.Parser:
                 "--model-path deepseek-ai/DeepSeek-V2-Lite --port 31000",
             ),
             (
-                "with a key, which no other user sees",
+                "with a key that no other user can see",
                 "--host 0.0.0.0   # after: export MLA_ROUTER_API_KEY=...",
             ),
         ),
     )
     parser.add_argument("--version", action="version", version=__version__)
-    # The launcher's process, which must be the parent: the worker ends when it ends.
+    # Process id of the launcher, which must be the parent: the worker ends with it.
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     flags.add_flags(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
-    """Run a worker until it is told to end; `scheduler` is the command that starts a scheduler."""
+    """Runs a worker until it is stopped. `scheduler`: the command that starts the scheduler. Returns the exit status."""
     arguments = worker_parser().parse_args(argv)
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     set_up(config)
     if ignored := flags.without_effect(arguments):
         log.warning("without effect here: %s", ", ".join(ignored))
-    # Only now, when the flags are known to be good: these imports take a second.
+    # These imports take a second: only after the flags are validated.
     from mla_router.worker.server import process
     from mla_router.worker.server.listeners import listen
     from mla_router.worker.server.serving import EXIT_FAILED

@@ -1,9 +1,9 @@
 """A child process that never outlives its parent.
 
-The kernel sends the signal (PR_SET_PDEATHSIG), so it also works when the parent was killed with
-SIGKILL and could clean up nothing. The child asks for it itself, first thing: a preexec_fn in the
-parent would run Python between fork and exec, which is unsafe once the parent has threads.
-The signal is tied to the *thread* that started the child: start children from the main thread.
+The kernel sends the signal (PR_SET_PDEATHSIG), so the child also ends when the parent is killed with SIGKILL. The child
+requests the signal as its first action: a preexec_fn in the parent would run Python between fork and exec, which is
+unsafe once the parent has threads. The signal is tied to the thread that started the child, so children must be started
+from the main thread.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have this process killed when its parent ends.
+    """Lets the kernel kill this process when its parent ends.
 
-    A parent that ended before the request reached the kernel sends no signal any more, so the
-    parent is looked up afterwards: it must still be `parent_pid`, or, where the caller cannot know
-    that, the one that it was before.
+    There is no signal if the parent ended before the request. So the parent is checked afterwards: it must be
+    `parent_pid`, or by default the same process as before the request.
     """
     expected = os.getppid() if parent_pid is None else parent_pid
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Log lines of a worker's processes: as the router writes its own, so that both can be read side by side.
+"""Log lines of a worker's processes, in the format of the router's log lines.
 
 2026-11-24T02:04:10.123456Z  INFO draining: 3 requests are running
 """
@@ -12,13 +12,15 @@ _LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
 
 def set_up(level: str) -> None:
-    """Print the lines of this process from `level` on to stderr."""
+    """Prints the log lines of this process from `level` on to stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(LikeTheRouter())
+    handler.setFormatter(RouterFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-class LikeTheRouter(logging.Formatter):
+class RouterFormatter(logging.Formatter):
+    """Formats lines as the router does."""
+
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)5s %(message)s")
 
@@ -32,6 +34,6 @@ class LikeTheRouter(logging.Formatter):
 
 
 def timestamp(seconds: float) -> str:
-    """Seconds since 1970 as 2026-11-24T02:04:10.123456Z."""
+    """Formats seconds since 1970 as 2026-11-24T02:04:10.123456Z."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

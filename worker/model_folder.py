@@ -1,7 +1,6 @@
-"""From --model-path to a folder: a local one, or a snapshot of a repository on the Hugging Face Hub.
+"""Finds the model's folder: a local one, or a snapshot of a repository on the Hugging Face Hub.
 
-Downloads, cache, authentication and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_ENDPOINT and
-HF_HUB_OFFLINE hold.
+The package huggingface_hub downloads and caches, with its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from mla_router.worker.config import ConfigError, WorkerConfig
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TEXTS = ("*.json", "*.jinja", "tokenizer.model")
 _WEIGHTS = ("*.safetensors",)
-_COPIES = ("original/*", "onnx/*")  # the same weights in formats of others
+_COPIES = ("original/*", "onnx/*")  # the same weights in other formats
 
 
 def locate(config: WorkerConfig) -> WorkerConfig:
-    """The config with local folders in place of names on the hub. Raises ConfigError.
-
-    What is not in the cache is downloaded, with a progress bar on stderr.
-    """
+    """Returns `config` with local folders in place of names on the hub. Downloads files that are not in the cache, with
+    a progress bar on stderr. Raises ConfigError."""
     found: dict[str, Any] = {}
     if config.model_path:
         patterns = _TEXTS if config.load_format == "dummy" else _TEXTS + _WEIGHTS
@@ -56,10 +53,9 @@ def _find(
 def _download(
     flag: str, name: str, revision: str | None, cache: str | None, patterns: tuple[str, ...]
 ) -> Path:
-    # Only now: it takes a moment, and folders do not need it.
+    # A slow import that local folders do not need
     from huggingface_hub import errors, snapshot_download
 
-    what = f"{flag} {name}"
     try:
         return Path(
             snapshot_download(
@@ -83,4 +79,4 @@ def _download(
         )
     except (errors.HfHubHTTPError, OSError) as error:
         reason = f"the download failed: {error}"
-    raise ConfigError(f"{what}: {reason}")
+    raise ConfigError(f"{flag} {name}: {reason}")

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before torch is imported, which takes seconds, and a port is taken."""
+"""Checks of the settings before the import of torch, which takes seconds, and before the port is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mla_router.worker.model.config.read import read_config, read_raw
 
 
 def check(config: WorkerConfig) -> None:
-    """Model, context length, template and GPU of a config whose folders are local. Raises ConfigError."""
+    """Checks model, context length, chat template and GPU of a config with local folders. Raises ConfigError."""
     try:
         raw, model = read_raw(config.folder), read_config(config.folder)
     except ModelError as error:
@@ -48,13 +48,13 @@ def _check_gpu(device: str, wanted: int, count: int) -> None:
         raise ConfigError("--device cuda: this machine has no GPU, or its driver is not installed")
     if 0 < count <= wanted:
         raise ConfigError(
-            f"GPU {wanted} is wanted, counted from 0, and this machine has {count}: lower --dp-size or "
-            "--base-gpu-id, or take --device cpu"
+            f"GPU {wanted}, counted from 0, does not exist: this machine has {count}; lower --dp-size or "
+            "--base-gpu-id, or use --device cpu"
         )
 
 
 def count_gpus() -> int:
-    """GPUs that CUDA shows this process, asked of the driver itself."""
+    """Returns the number of GPUs that the CUDA driver shows this process."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

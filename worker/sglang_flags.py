@@ -1,8 +1,8 @@
-"""Flags of SGLang's `launch_server` that set nothing here, so that its command lines start a worker.
+"""Flags of SGLang's `launch_server` without a setting here, so that its command lines start a worker.
 
-Three kinds. Most have no effect: what they ask for always holds, or tunes a part that does not exist here.
-They are accepted and named in one line. Some would change answers or what is served: they are refused with
-the reason. Of either kind some values ask for what holds anyway; about these nothing is said.
+Most have no effect: they enable a feature that is always on, or tune a part that does not exist here. They are accepted
+and named in one log line. Others would change the answers or the served model: they are refused with the reason. Values
+that equal the behaviour here are accepted silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWITCH, ONE, MANY = 0, None, "*"
 class ForeignFlag:
     reason: str
     nargs: int | str | None = SWITCH
-    holds: tuple[str, ...] = ()  # values that ask for what holds anyway
+    holds: tuple[str, ...] = ()  # values that equal the behaviour here
     refused: bool = False
 
 
@@ -45,7 +45,7 @@ _NO_SECOND_TIER = "the KV cache has no second tier"
 _KERNELS = "kernels are chosen by --attention-backend"
 
 FLAGS: dict[str, ForeignFlag] = {
-    # what always holds
+    # always on
     "--enable-metrics": _tunes("/metrics is always there"),
     "--enable-cache-report": _tunes("usage always reports cached tokens"),
     "--enable-mixed-chunk": _tunes("on unless --disable-mixed-chunk"),
@@ -121,7 +121,7 @@ FLAGS: dict[str, ForeignFlag] = {
     "--file-storage-path": _tunes("no files are stored", ONE),
     "--weight-version": _tunes("answers do not carry it", ONE),
     "--sampling-defaults": _refused("requests without a temperature get 1", ONE, "openai"),
-    # what would change what is served
+    # refused: they would change the answers or the served model
     "--data-parallel-size": _refused(_SEVERAL, ONE, "1"),
     "--dp-size": _refused(_SEVERAL, ONE, "1"),
     "--dp": _refused(_SEVERAL, ONE, "1"),
@@ -163,7 +163,7 @@ FLAGS: dict[str, ForeignFlag] = {
 
 
 def add(parser: argparse.ArgumentParser, leave_out: frozenset[str]) -> None:
-    """Accept all but those in `leave_out`, without a word in --help."""
+    """Adds all flags but those in `leave_out` to `parser`, hidden from --help."""
     for flag, foreign in FLAGS.items():
         if flag in leave_out:
             continue
@@ -176,14 +176,14 @@ def add(parser: argparse.ArgumentParser, leave_out: frozenset[str]) -> None:
 
 
 def refuse(namespace: argparse.Namespace) -> None:
-    """Raises ConfigError for the first that would change answers."""
+    """Raises ConfigError for the first given flag that is refused."""
     for flag, value, foreign in _given(namespace):
         if foreign.refused:
             raise ConfigError(f"{flag} {value}".rstrip() + f": {foreign.reason}")
 
 
 def without_effect(namespace: argparse.Namespace) -> list[str]:
-    """Those that were given and change nothing, each with the reason in brackets."""
+    """Returns the given flags that have no effect, each with the reason in brackets."""
     return [f"{flag} ({foreign.reason})" for flag, _, foreign in _given(namespace)]
 
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import logging
 
-from mla_router.worker.logs import LikeTheRouter
+from mla_router.worker.logs import RouterFormatter
 
 
 def test_a_line_looks_as_the_routers() -> None:
     record = logging.LogRecord("any", logging.WARNING, "", 0, "%d left", (3,), None)
     record.created = 1_763_948_645.25
-    assert LikeTheRouter().format(record) == "2025-11-24T01:44:05.250000Z  WARN 3 left"
+    assert RouterFormatter().format(record) == "2025-11-24T01:44:05.250000Z  WARN 3 left"
     record.levelno, record.levelname = logging.INFO, "INFO"
-    assert LikeTheRouter().format(record) == "2025-11-24T01:44:05.250000Z  INFO 3 left"
+    assert RouterFormatter().format(record) == "2025-11-24T01:44:05.250000Z  INFO 3 left"
