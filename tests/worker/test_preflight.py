@@ -61,7 +61,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     preflight.check(WorkerConfig(device="cuda", base_gpu_id=1))
     for device in ("cuda", "auto"):
         with pytest.raises(
-            ConfigError, match=r"GPU 2 is wanted, .* this machine has 2: lower --dp"
+            ConfigError, match=r"GPU 2, .* does not exist: this machine has 2; lower --dp"
         ):
             preflight.check(WorkerConfig(device=device, base_gpu_id=2))
     preflight.check(WorkerConfig(device="cpu", base_gpu_id=2))
