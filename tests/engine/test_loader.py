@@ -51,7 +51,7 @@ def test_disable_mla_costs_memory_and_changes_nothing_else(tmp_path: Path) -> No
 
 def test_disable_mla_is_for_models_that_have_it(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["llama_gqa"])
-    with pytest.raises(ConfigError, match=r"--disable-mla: LlamaForCausalLM has none"):
+    with pytest.raises(ConfigError, match=r"--disable-mla: LlamaForCausalLM has no MLA"):
         load_engine(WorkerConfig(model_path=str(tmp_path), device="cpu", disable_mla=True))
 
 
