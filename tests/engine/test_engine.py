@@ -89,7 +89,7 @@ def test_overlap_and_normal_give_identical_tokens(model: CausalLM) -> None:
         assert stats.free_pages + stats.cached_pages == stats.total_pages
 
 
-def test_neither_cache_nor_chunks_nor_neighbours_nor_retraction_change_the_tokens(
+def test_neither_cache_nor_chunks_nor_batch_nor_retraction_change_the_tokens(
     model: CausalLM,
 ) -> None:
     script = random_script(7, 40, aborts=False)

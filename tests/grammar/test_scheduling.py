@@ -92,7 +92,7 @@ def test_what_is_forced_takes_no_step_of_its_own(grammars: Grammars, overlap: bo
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("grammar", [LIST, PERSON])
-def test_an_answer_that_is_cut_anywhere_goes_on_as_if_it_was_not(
+def test_an_answer_continues_from_any_token_as_without_a_cut(
     grammars: Grammars, overlap: bool, grammar: Grammar
 ) -> None:
     outcome = run_all({0: [constrained("whole", grammar, 6)]}, grammars, overlap=overlap)

@@ -1,4 +1,4 @@
-"""Layers of different rows share pages, and compute what they do in pools of their own."""
+"""Layers with different row widths share pages, and compute the same as with separate pools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_layer_has_its_own_rows() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedConfig(DeepseekConfig):
-    """Layer 1 keeps the keys and values that latents expand to."""
+    """Layer 1 keeps the expanded keys and values instead of latents."""
 
     def attention_spec(self, layer: int) -> AttentionSpec:
         return DeepseekConfig.attention_spec(replace(self, disable_mla=layer == 1), layer)
@@ -47,7 +47,7 @@ class MixedConfig(DeepseekConfig):
 def test_latents_and_heads_share_pages(
     tmp_path: Path, attention: Callable[[ModelConfig], ModelAttention]
 ) -> None:
-    """One page table, and an attention plan a step for each kind."""
+    """There is one page table, and one attention plan a step for each kind."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model, mixed = (load_model(tmp_path, device="cpu", dtype=torch.float32) for _ in range(2))
     own = {field.name: getattr(model.config, field.name) for field in fields(model.config)}

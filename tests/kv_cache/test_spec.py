@@ -1,4 +1,4 @@
-"""Rows of the KV cache, counted in values and bytes."""
+"""The size of KV cache rows, in elements and bytes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_width_and_bytes() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    """Settings are checked against a config in a process that has no torch."""
+    """The settings are checked against a config in a process without torch."""
     program = "import sys, mla_router.worker.kv_cache.spec; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

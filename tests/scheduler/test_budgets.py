@@ -1,4 +1,4 @@
-"""How many prompt tokens a step computes, of whom, and beside whom."""
+"""The number of prompt tokens in a step, and their requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CAPACITY = Capacity(num_pages=128, page_size=4, num_slots=8, context_length=128)
 
 
 def plans(script: dict[int, list[ToScheduler]], **how: int | bool) -> list[StepPlan]:
-    """Run the script, check everybody's tokens, and return what was computed when."""
-    engine = FaultyEngine(CAPACITY)  # one that remembers its plans
+    """Runs the script, checks the tokens of all requests, and returns the plans of the steps."""
+    engine = FaultyEngine(CAPACITY)  # it keeps its plans
     asked = [message for messages in script.values() for message in messages]
     outcome = run(script, engine=engine, capacity=CAPACITY, **how)
     for message in asked:
@@ -33,7 +33,7 @@ def chunks(plan: StepPlan) -> list[int]:
     return [len(chunk.tokens) for chunk in plan.chunks]
 
 
-def test_a_step_computes_so_many_prompt_tokens_and_of_one_request_at_most_a_chunk() -> None:
+def test_a_step_has_a_limit_of_prompt_tokens_and_a_request_of_its_chunk() -> None:
     script: dict[int, list[ToScheduler]] = {0: [generate(f"r{i}", [i] * 30, 2) for i in range(3)]}
     got = plans(script, chunk_size=12, max_prefill_tokens=20)
     assert [chunks(plan) for plan in got if plan.chunks] == [
@@ -46,7 +46,7 @@ def test_a_step_computes_so_many_prompt_tokens_and_of_one_request_at_most_a_chun
     ]
 
 
-def test_the_oldest_prompt_comes_first_when_shares_are_dealt() -> None:
+def test_the_oldest_prompt_gets_its_budget_first() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [1] * 40, 1)],
         2: [generate("b", [2] * 40, 1)],
@@ -65,13 +65,13 @@ def test_steps_of_one_kind_take_turns(mixed: bool) -> None:
     kinds = [(bool(plan.chunks), bool(plan.decode_slots)) for plan in got]
     assert ((True, True) in kinds) == mixed
     if not mixed:
-        # Whoever decodes waits for one step of prompts at a time.
+        # A decoding request waits for at most one step with prompts.
         first = kinds.index((False, True))
         assert ((True, False), (True, False)) not in pairwise(kinds[first:])
 
 
-def test_one_that_did_not_fit_comes_when_answers_are_expected_to_be_short_enough() -> None:
-    """Nobody arrives or ends meanwhile: what is expected falls in every step."""
+def test_a_blocked_request_is_admitted_when_the_expected_length_has_fallen() -> None:
+    """No request arrives or ends meanwhile: the expected length falls in every step."""
     capacity = Capacity(num_pages=1250, page_size=4, num_slots=8, context_length=8000)
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", list(range(1, 50)) * 2, 4000), generate("b", [7] * 500, 4000)]
@@ -79,7 +79,7 @@ def test_one_that_did_not_fit_comes_when_answers_are_expected_to_be_short_enough
     outcome = run(script, capacity=capacity, chunk_size=8192)
     ratios = OutputEstimate(1.0)
     for turn in itertools.count():
-        # a has one token more in each turn, and b none
+        # `a` gets one token in each turn, `b` none
         both = sum(
             math.ceil((length + math.ceil(left * ratios.ratio)) / 4)
             for length, left in ((98 + turn, 4000 - turn), (500, 4000))

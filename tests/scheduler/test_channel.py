@@ -1,4 +1,4 @@
-"""One scheduler process with three servers: each hears of its own requests, and all of the scheduler."""
+"""One scheduler process with three servers: each gets the messages of its own requests, and the scheduler's heartbeats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SERVERS = 3
 
 
 class Servers:
-    """The other ends of the wire."""
+    """The servers' ends of the sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.context = zmq.Context()
@@ -66,20 +66,20 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 def all_are_ready(servers: Servers) -> None:
-    """What was sent before waits for the scheduler, which takes seconds to start, and comes at once."""
+    """Waits for the scheduler, which takes seconds to start."""
     readies = [servers.receive(server) for server in range(SERVERS)]
     assert isinstance(readies[0], Ready)
     assert readies == [readies[0]] * SERVERS
 
 
-def test_each_server_hears_of_its_own(servers: Servers) -> None:
+def test_each_server_gets_messages_of_its_requests(servers: Servers) -> None:
     requests = {
         f"r{i}": generate(f"r{i}", [i + 1] * 20, 5 + i if i else 150, server=i % SERVERS)
         for i in range(9)
     }
     for request in requests.values():
         servers.send(request)
-    # The same id again, by another server, which alone is told that it is refused.
+    # The same id from another server: only that server gets the error.
     servers.send(generate("r0", [1], 3, server=1))
     for server in range(SERVERS):
         servers.send(GetStats(100 + server, server))
@@ -113,7 +113,7 @@ def test_each_server_hears_of_its_own(servers: Servers) -> None:
 
 
 def test_a_step_is_one_message_a_server(servers: Servers) -> None:
-    """It has a token of each request that runs: they are as many as steps, and not as tokens."""
+    """A message has a token of each running request: there are as many messages as steps."""
     requests: list[Generate] = [
         generate(f"r{i}", [i + 1], 40, server=i % SERVERS) for i in range(4 * SERVERS)
     ]

@@ -1,4 +1,4 @@
-"""What answers are expected to need: falls while all goes well, rises to what was seen."""
+"""The expected length of answers: it falls with every step and rises to the observed length after a retraction."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def request(max_tokens: int, generated: int = 0) -> Request:
     return made
 
 
-def test_a_share_of_what_may_come_is_expected() -> None:
+def test_a_fraction_of_the_remaining_tokens_is_expected() -> None:
     estimate = OutputEstimate(1.0)
     assert estimate.ratio == 0.7
     assert estimate.length(request(1000)) == 100 + 700
-    # The newest token is not in the cache: it gets there with the next step.
+    # The last token is written to the cache by the next step.
     assert estimate.length(request(1000, generated=500)) == 100 + 499 + 350
     assert estimate.length(request(1000, generated=1000)) == 100 + 999
-    assert estimate.length(request(1 << 20)) == 100 + 2868  # 0.7 of the 4096 that are looked at
+    assert estimate.length(request(1 << 20)) == 100 + 2868  # 0.7 of 4096, the most that are counted
 
 
-def test_it_falls_to_a_seventh_in_600_steps_and_starts_again_when_idle() -> None:
+def test_the_ratio_falls_to_a_seventh_in_600_steps_and_starts_again_when_idle() -> None:
     estimate = OutputEstimate(1.0)
     for _ in range(300):
         estimate.step()
@@ -41,22 +41,22 @@ def test_it_falls_to_a_seventh_in_600_steps_and_starts_again_when_idle() -> None
     assert estimate.ratio == 0.7
 
 
-def test_a_retraction_raises_it_to_what_is_running() -> None:
+def test_a_retraction_raises_the_ratio_to_the_observed_one() -> None:
     estimate = OutputEstimate(0.1)
     estimate.learn([request(1000, generated=380), request(1000, generated=580)])
     assert estimate.ratio == pytest.approx(0.5)
-    estimate.learn([request(1000, generated=1)])  # never down
+    estimate.learn([request(1000, generated=1)])  # never lowers the ratio
     assert estimate.ratio == pytest.approx(0.5)
     estimate.learn([request(10, generated=9)])
     assert estimate.ratio == 1.0
 
 
 @pytest.mark.parametrize("conservativeness", [0.01, 1.0, 10.0])
-def test_no_more_is_expected_than_can_come(conservativeness: float) -> None:
+def test_the_estimate_is_at_most_the_maximal_length(conservativeness: float) -> None:
     estimate = OutputEstimate(conservativeness)
     for max_tokens in (1, 2, 50):
         for generated in range(max_tokens + 1):
             length = estimate.length(request(max_tokens, generated))
             assert 100 <= length <= 100 + max_tokens - 1
-            if generated < max_tokens:  # at least the next token
+            if generated < max_tokens:  # at least one more token
                 assert length >= 100 + generated

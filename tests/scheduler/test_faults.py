@@ -1,4 +1,4 @@
-"""A step that fails ends its own requests and no others; a device that is lost ends the process."""
+"""A failed step ends its own requests and no others. A lost device ends the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPACITY = Capacity(num_pages=64, page_size=4, num_slots=2, context_length=64)
 def test_a_failed_step_ends_its_requests_alone(phase: str, at: int, overlap: bool) -> None:
     engine = FaultyEngine(CAPACITY, **{phase: {at}})
     script: dict[int, list[ToScheduler]] = {
-        # The third waits for one of the two slots, and so is in none of the first steps.
+        # The third request waits for one of the two slots, so it is not in the first steps.
         0: [generate(rid, [i, 5, 6], 7) for i, rid in enumerate("abc")],
         40: [generate("later", [0, 5, 6], 7)],
     }
@@ -43,7 +43,7 @@ def test_failures_in_a_row_end_the_process(phase: str, overlap: bool) -> None:
     script: dict[int, list[ToScheduler]] = {0: [generate(f"r{i}", [i], 3) for i in range(20)]}
     with pytest.raises(EngineFailed, match=f"{MAX_FAILURES} steps"):
         run(script, engine=engine, capacity=CAPACITY, overlap=overlap)
-    # The last of them is not told to its requests: they end with the process, and may go elsewhere.
+    # The requests of the last failure get no error: they end with the process, and another worker may take them.
     assert MAX_FAILURES <= len(engine.plans) <= MAX_FAILURES + 1
 
 
@@ -83,8 +83,8 @@ def test_a_row_without_a_token_ends_its_request_alone(at: int, overlap: bool) ->
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_what_a_broken_request_has_computed_is_not_kept(chunks: int) -> None:
-    """Not the chunks either that had been cached before the last one was computed."""
+def test_results_of_a_failed_request_are_not_cached(chunks: int) -> None:
+    """Chunks that were cached before the last chunk failed are removed as well."""
     engine = FaultyEngine(CAPACITY, no_token={(chunks - 1, 0)})
     prompt = list(range(20))
     outcome = run(
@@ -98,7 +98,7 @@ def test_what_a_broken_request_has_computed_is_not_kept(chunks: int) -> None:
     assert outcome.channel.tokens("b") == continuation(prompt, 4)
 
 
-def test_what_others_read_stays_when_one_that_has_read_it_breaks() -> None:
+def test_a_shared_prefix_stays_when_one_reader_fails() -> None:
     prompt = list(range(20))
     script = {
         0: [generate("warm", prompt, 1)],

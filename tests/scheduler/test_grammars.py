@@ -1,4 +1,4 @@
-"""Requests under a grammar whose process ends: they go with it, wherever they are, and nobody else."""
+"""A grammar worker that ends: its requests end in any state, and no other requests do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT = [1, 2, 3]
 
 
 class LostAfter(ForcingGrammars):
-    """Their process ends in a `fill`, of which so many have gone well."""
+    """A grammar pool whose worker ends in a `fill`, after a number of successful ones."""
 
     def __init__(self, fills: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def test_all_requests_of_a_lost_process_end_and_no_others(overlap: bool, chunk_s
     assert outcome.channel.tokens("free") == continuation([4, 5], 40)
 
 
-def test_one_that_leaves_when_its_process_is_lost_ends_once() -> None:
+def test_a_request_aborted_when_its_process_is_lost_ends_once() -> None:
     grammars: Any = LostAfter(2)
     script: dict[int, list[Any]] = {
         0: [generate(rid, PROMPT, 40, grammar=FORCING) for rid in ("a", "b")],

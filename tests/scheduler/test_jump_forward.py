@@ -1,4 +1,4 @@
-"""Forced tokens are computed in one step, and are the same tokens as without, whatever else happens."""
+"""Jump-forward decoding: forced tokens are computed in one step, and the tokens are the same as without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def forced(rid: str, seed: int = 0, max_tokens: int = LENGTH, **fields: Any) -> 
 
 
 def run_starts(tokens: list[int]) -> list[tuple[int, int]]:
-    """Where forced runs begin in an output, and how long each is."""
+    """Returns the start and the length of each forced run in an output."""
     starts, at = [], 0
     while at < len(tokens):
         length = len(forced_run(tokens[:at]))
@@ -67,7 +67,7 @@ def test_a_run_takes_one_step(overlap: bool) -> None:
     outcome = run_all({0: [forced("a")]}, overlap=overlap)
     saved = sum(min(at + length, LENGTH) - at - 1 for at, length in RUNS)
     assert saved > LENGTH // 4
-    # One step for each token that is not jumped over; the first is the prompt's.
+    # One step for each token that is not forced; the first is that of the prompt.
     assert outcome.scheduler.stats().steps == LENGTH - saved
     deltas = [delta.token_ids for delta in outcome.channel.deltas()["a"]]
     assert [len(ids) for ids in deltas if len(ids) > 1] == [
@@ -85,7 +85,7 @@ def test_a_run_takes_one_step(overlap: bool) -> None:
         ({}, {"disable_mixed_chunk": True}),
     ],
 )
-def test_one_that_needs_each_step_gets_the_same_tokens_one_by_one(
+def test_a_request_that_needs_each_step_gets_the_same_tokens_one_by_one(
     overlap: bool, fields: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     outcome = run_all({0: [forced("a", **fields)]}, overlap=overlap, **settings)
@@ -127,7 +127,7 @@ def test_a_stop_token_may_come_anywhere_in_a_run(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_answer_that_is_cut_anywhere_goes_on_as_if_it_was_not(way: dict[str, Any]) -> None:
+def test_an_answer_continues_from_any_token_as_without_a_cut(way: dict[str, Any]) -> None:
     script = {cut: [forced(f"from {cut}", output=EXPECTED[:cut])] for cut in range(LENGTH)}
     outcome = run_all(dict(script), **way)
     for cut in range(LENGTH):
@@ -156,20 +156,20 @@ def test_an_abort_ends_it_in_the_middle_of_a_run(at: int) -> None:
     assert outcome.channel.tokens("b") == EXPECTED
 
 
-def test_what_was_jumped_over_is_found_in_the_prefix_cache() -> None:
-    """A later turn of the conversation."""
+def test_forced_tokens_are_in_the_prefix_cache() -> None:
+    """A later turn of the conversation finds them."""
     longer = [*PROMPT, *EXPECTED, 1, 2, 3]
     script = {0: [forced("a")], 200: [generate("b", longer, 5)]}
     capacity = Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     outcome = run_all(dict(script), capacity=capacity, engine=FakeEngine(capacity))
-    computed = len(PROMPT) + LENGTH - 1  # the last token never was
+    computed = len(PROMPT) + LENGTH - 1  # the last token is never computed
     assert outcome.channel.deltas()["b"][0].cached_tokens == computed // 4 * 4
     assert outcome.channel.tokens("b") == continuation(longer, 5)
     assert max(longer) < VOCAB
 
 
-def test_others_long_prompts_do_not_hold_up_one_that_jumps() -> None:
-    """Not even one that came before it, was overtaken, and takes whole steps."""
+def test_long_prompts_do_not_delay_a_jumping_request() -> None:
+    """This includes an older prompt that was overtaken and takes whole steps."""
     cached = list(range(40))
     script: dict[int, list[Any]] = {
         0: [generate("warm", cached, 1)],

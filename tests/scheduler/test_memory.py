@@ -1,4 +1,4 @@
-"""Memory against what its pages really hold: every token that is written is remembered here."""
+"""`Memory` against a model that keeps every token written to a page."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROMPTS = [[(i // 5 * k + i) % 3 for i in range(200)] for k in (0, 1)]
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Requests come, compute, and go in any order, with no scheduler to keep them from anything."""
+    """Requests are admitted, computed and released in any order, without a scheduler."""
 
     @initialize(page_size=st.sampled_from([1, 16, 32, 64]), use_cache=st.booleans())
     def start(self, page_size: int, use_cache: bool) -> None:
-        # As many pages as four requests of 200 tokens need.
+        # The pages of four requests of 200 tokens.
         self.memory = Memory(
             Capacity(4 * -(-200 // page_size), page_size, 4, 200), use_prefix_cache=use_cache
         )
-        self.written: dict[tuple[int, int], int] = {}  # (page, place in it) -> token
+        self.written: dict[tuple[int, int], int] = {}  # (page, offset) -> token
         self.live: list[Request] = []
         self.count = 0
         self.random = random.Random(0)

@@ -1,4 +1,4 @@
-"""Pages are handed out once, and never page 0."""
+"""Each page has one owner, and page 0 is never allocated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mla_router.worker.scheduler.page_allocator import PageAllocator
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.randoms())
-def test_no_page_is_ever_in_two_hands(counts: list[int], random) -> None:
+def test_no_page_has_two_owners(counts: list[int], random) -> None:
     allocator, held = PageAllocator(20), list[list[int]]()
     for count in counts:
         if count > allocator.num_free:
@@ -21,6 +21,6 @@ def test_no_page_is_ever_in_two_hands(counts: list[int], random) -> None:
         assert sorted([*pages, *allocator.free_pages]) == list(range(1, 21))
 
 
-def test_more_than_there_is_is_a_broken_contract() -> None:
+def test_allocating_too_many_pages_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="count=3 free=2"):
         PageAllocator(2).allocate(3)

@@ -1,4 +1,4 @@
-"""Every two features together: each changes what is computed when, and none what comes out."""
+"""Pairs of features: they change the order of the computation, but never the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED = [i % 50 for i in range(36)]
 
 @dataclass
 class Scenario:
-    """Eight requests with a long common prefix, two of them late; features change it."""
+    """Eight requests with a long common prefix, of which two arrive late. Features change the scenario."""
 
     requests: list[Generate] = field(
         default_factory=lambda: [
@@ -65,7 +65,7 @@ class Scenario:
         return outcome, engine.plans
 
 
-# -- the features: how each is brought about, and how it shows that it was there ---------------------
+# -- the features: a change of the scenario, and a check that the feature was exercised --------------
 
 
 def chunks(scenario: Scenario) -> None:
@@ -102,7 +102,7 @@ def little_memory(scenario: Scenario) -> None:
     size = scenario.capacity.page_size
     scenario.capacity = replace(scenario.capacity, num_pages=96 // size, num_slots=5)
     scenario.settings["schedule_conservativeness"] = 0.01
-    for i in range(8):  # nothing in common: all of it has to be held
+    for i in range(8):  # without a common prefix, so that each needs its own pages
         scenario.set(i, prompt=[(i + 2) * k % 50 for k in range(14 + i)], max_tokens=34)
 
 
@@ -205,7 +205,7 @@ def check(scenario: Scenario, outcome: Run) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.__name__)
-def test_each_feature_takes_place(feature: Callable[[Scenario], None], overlap: bool) -> None:
+def test_each_feature_is_exercised(feature: Callable[[Scenario], None], overlap: bool) -> None:
     scenario = Scenario()
     feature(scenario)
     outcome, plans = scenario.play(overlap=overlap)

@@ -1,4 +1,4 @@
-"""Higher priority first, and in the place of lower ones."""
+"""Priorities: higher ones first, with preemption of lower ones."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def ends(outcome: Run) -> list[str]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("capacity", [ONE_SLOT, SMALL], ids=["slot", "memory"])
-def test_a_higher_priority_takes_the_place_of_a_lower_one(
-    capacity: Capacity, overlap: bool
-) -> None:
+def test_a_higher_priority_preempts_a_lower_one(capacity: Capacity, overlap: bool) -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("low", [1, 2, 3], 40), generate("lower", [4, 5, 6], 40, priority=-1)],
         10: [generate("high", [7, 8, 9], 30, priority=5)],
@@ -40,7 +38,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one(
     assert_nothing_is_held(outcome)
 
 
-def test_equals_are_not_displaced() -> None:
+def test_equal_priorities_do_not_preempt() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [1], 30, priority=2)],
         5: [generate("b", [2], 5, priority=2), generate("c", [3], 5, priority=1)],
@@ -50,7 +48,7 @@ def test_equals_are_not_displaced() -> None:
     assert outcome.scheduler.stats().retracted == 0
 
 
-def test_nobody_is_displaced_when_there_is_room() -> None:
+def test_nothing_is_preempted_when_there_is_room() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [1], 30)],
         5: [generate("b", [2], 5, priority=9)],
@@ -59,7 +57,7 @@ def test_nobody_is_displaced_when_there_is_room() -> None:
     assert outcome.scheduler.stats().retracted == 0
 
 
-def test_a_displaced_request_can_be_aborted() -> None:
+def test_a_preempted_request_can_be_aborted() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("low", [1], 30)],
         5: [generate("high", [2], 10, priority=1)],
@@ -72,8 +70,8 @@ def test_a_displaced_request_can_be_aborted() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
-def test_way_is_made_for_the_one_that_is_next(policy: str) -> None:
-    """Under lpm that is not the oldest, but the one whose prompt is cached: it is large, and wants all."""
+def test_preemption_is_for_the_next_candidate(policy: str) -> None:
+    """Under lpm the next candidate is not the oldest request, but the one with a cached prompt. It needs all memory."""
     cached = list(range(40))
     script: dict[int, list[ToScheduler]] = {
         0: [generate("warm", cached, 1)],
@@ -97,7 +95,7 @@ def test_way_is_made_for_the_one_that_is_next(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])
-def test_nobody_goes_for_one_that_waits_for_anothers_prompt(policy: str) -> None:
+def test_no_preemption_for_a_request_that_waits_for_a_shared_prompt(policy: str) -> None:
     shared = [i % 47 for i in range(200)]
     script: dict[int, list[ToScheduler]] = {
         0: [generate("low", [45, 46, 47], 150)],
@@ -117,11 +115,11 @@ def test_nobody_goes_for_one_that_waits_for_anothers_prompt(policy: str) -> None
     assert outcome.scheduler.stats().retracted == 1
 
 
-def test_nobody_goes_if_that_would_not_be_enough() -> None:
+def test_no_preemption_that_would_not_suffice() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("old", [45, 46, 47], 100, priority=5)],
         3: [generate(f"low{i}", [i, 9, 9], 12) for i in range(3)],
-        8: [generate("high", [1] * 60, 70, priority=5)],  # it fits when `old` has ended
+        8: [generate("high", [1] * 60, 70, priority=5)],  # it fits after the end of `old`
     }
     outcome = run(
         script,

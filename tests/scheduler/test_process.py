@@ -1,4 +1,4 @@
-"""The scheduler as a process: what its server sees of it."""
+"""The scheduler process, from the view of its server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.scripted_scheduler import generate
 
 
 class Server:
-    """The other end of the wire, as the server process has it."""
+    """The server's end of the sockets."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         context = zmq.Context.instance()
@@ -86,7 +86,7 @@ def server() -> Iterator[Server]:
             server.close()
 
 
-def test_it_says_what_it_can_do_and_serves(server: Server) -> None:
+def test_ready_and_the_first_request(server: Server) -> None:
     ready = server.ready
     assert isinstance(ready, Ready)
     assert (ready.context_length, ready.max_total_num_tokens) == (256, 4096)
@@ -102,7 +102,7 @@ def test_it_says_what_it_can_do_and_serves(server: Server) -> None:
     assert server.stats(FlushCache(2)).free_pages == stats.total_pages
 
 
-def test_an_aborted_request_gives_everything_back(server: Server) -> None:
+def test_an_abort_frees_slot_and_pages(server: Server) -> None:
     for i in range(20):
         server.send(generate(f"gone{i}", [i + 1] * 40, 200))
     for i in range(20):
@@ -134,7 +134,7 @@ def test_garbage_on_the_wire_is_dropped(server: Server) -> None:
         (["--max-total-tokens=3"], "no room"),
     ],
 )
-def test_what_cannot_work_is_one_line(flags: list[str], named: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_one_line(flags: list[str], named: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mla_router.worker.scheduler", f"--ipc-dir={tmp_path}"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 2

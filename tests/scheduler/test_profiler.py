@@ -1,4 +1,4 @@
-"""Traces: bounded, written once, and readable by others."""
+"""Traces are limited, written once, and readable for trace viewers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_ends_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_it_refuses(tmp_path: Path) -> None:
+def test_refusals(tmp_path: Path) -> None:
     assert "--profile-dir" in Profiler(None, "w").answer(StartProfile(1, 3), 0).problem
     profiler = Profiler(tmp_path, "w")
     assert profiler.answer(StartProfile(1, 3), 0).problem == ""
@@ -60,11 +60,11 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     assert profiler.answer(StopProfile(3), 0).file
 
 
-def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_fails_the_profile_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     profiler = Profiler(tmp_path / "file", "w")
     profiler.answer(StartProfile(1, 1), 0)
     assert profiler.answer(StopProfile(2), 0).problem
     profiler.answer(StartProfile(3, 1), 0)
-    profiler.tick(1)  # what cannot be told to a client is logged
+    profiler.tick(1)  # an error without a client to tell is logged
     assert profiler.answer(StopProfile(4), 1).problem == "no profile is being recorded"

@@ -1,4 +1,4 @@
-"""The prefix cache against a model of it: a set of pages' prefixes, and a counter for each lock."""
+"""The prefix cache against a model: a set of the prefixes of its pages, and a counter for each lock."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mla_router.worker.scheduler.radix_cache import Node, RadixCache
 
-Prefix = tuple[str, tuple[int, ...]]  # salt, and tokens from the root to the end of a page
-# Pages that differ, and what is left of another one.
+Prefix = tuple[str, tuple[int, ...]]  # salt, and all tokens up to the end of a page
+# Different pages, and a part of another page.
 _pages = st.lists(st.integers(0, 1), max_size=8)
 _rest = st.integers(0, 63)
 _salts = st.sampled_from(["", "a"])
 
 
 class RadixCacheMachine(RuleBasedStateMachine):
-    """Every cached page is named by the tokens that lead to it; nothing else identifies it."""
+    """A cached page is identified by all tokens up to its end."""
 
     @initialize(page_size=st.sampled_from([1, 3, 16, 32, 64]))
     def start(self, page_size: int) -> None:
@@ -30,7 +30,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         self.next_page = 1
 
     def text(self, pages: list[int], rest: int = 0) -> list[int]:
-        """Tokens in which a page is told apart by its last token alone."""
+        """Draws tokens whose pages differ only in their last token."""
         tokens = [token for page in pages for token in (*range(self.size - 1), -page)]
         return tokens + list(range(rest % self.size))
 
@@ -109,10 +109,10 @@ class RadixCacheMachine(RuleBasedStateMachine):
             prefix = by_page[page]
             assert not self.is_locked(prefix)
             del self.model[prefix]
-        # Nothing that is left hangs below something that went: tails go first.
+        # No remaining page is below an evicted one: ends go first.
         for salt, tokens in self.model:
             assert len(tokens) == self.size or (salt, tokens[: -self.size]) in self.model
-        # What went had been unused for at least as long as every unlocked tail that is left.
+        # The evicted pages were unused for at least as long as every remaining unlocked end.
         if freed:
             tails = [
                 prefix

@@ -1,4 +1,4 @@
-"""Memory that runs out: requests wait again, and nobody sees it in what they get."""
+"""Exhausted memory: requests are retracted, and their output does not change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from support.fake_engine import continuation, logprob
 from support.scripted_scheduler import assert_nothing_is_held, generate, run
 
-# Room for 80 tokens; the requests below want 6 * 58 of it.
+# 80 tokens; the requests below need 6 * 58.
 TINY = Capacity(num_pages=20, page_size=4, num_slots=6, context_length=64)
 PROMPTS = [[i, *range(1, 18)] for i in range(6)]
 OPTIMIST = 0.01
@@ -21,7 +21,7 @@ OPTIMIST = 0.01
 @pytest.mark.parametrize("chunk_size", [3, 64])
 @pytest.mark.parametrize("use_prefix_cache", [True, False])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_everybody_gets_all_tokens_once(
+def test_each_request_gets_all_tokens_once(
     overlap: bool, chunk_size: int, use_prefix_cache: bool, page_size: int
 ) -> None:
     outcome = run(
@@ -37,7 +37,7 @@ def test_everybody_gets_all_tokens_once(
         assert outcome.channel.reason(f"r{i}") == "length"
         first, *others = outcome.channel.deltas()[f"r{i}"]
         assert first.cached_tokens < len(prompt)
-        # What a request finds cached of its own when it comes back is nobody's business.
+        # The pages that a retracted request finds cached do not matter.
         assert all(delta.cached_tokens == 0 for delta in others)
     stats = outcome.scheduler.stats()
     assert stats.retracted > 0
@@ -45,19 +45,19 @@ def test_everybody_gets_all_tokens_once(
     assert_nothing_is_held(outcome)
 
 
-def test_the_oldest_is_never_held_up() -> None:
+def test_the_oldest_request_is_never_delayed() -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate(f"r{i}", prompt, 40) for i, prompt in enumerate(PROMPTS)]
     }
     outcome = run(script, capacity=TINY, schedule_conservativeness=OPTIMIST)
     assert outcome.scheduler.stats().retracted > 0
     messages = [said.items for said in outcome.channel.said if isinstance(said, Deltas)]
-    # From its first token to its last, it gets one in every step.
+    # It gets a token in every step from its first to its last.
     assert [delta.rid for items in messages[:40] for delta in items].count("r0") == 40
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_stop_token_that_comes_when_its_request_was_just_retracted_ends_it(overlap: bool) -> None:
+def test_a_stop_token_ends_a_request_that_was_just_retracted(overlap: bool) -> None:
     retracted = 0
     for shift in range(25):
         script: dict[int, list[ToScheduler]] = {0: []}
@@ -76,7 +76,7 @@ def test_a_stop_token_that_comes_when_its_request_was_just_retracted_ends_it(ove
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("when", range(1, 60, 3))
-def test_who_was_retracted_can_be_aborted(when: int, overlap: bool) -> None:
+def test_a_retracted_request_can_be_aborted(when: int, overlap: bool) -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate(f"r{i}", prompt, 40) for i, prompt in enumerate(PROMPTS)],
         when: [Abort(f"r{i}") for i in range(1, 6)],
@@ -89,7 +89,7 @@ def test_who_was_retracted_can_be_aborted(when: int, overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_prompt_logprobs_survive_it(overlap: bool) -> None:
+def test_prompt_logprobs_survive_a_retraction(overlap: bool) -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [
             generate(f"r{i}", prompt, 40, prompt_logprobs_from=2 * i)
@@ -117,7 +117,7 @@ def running(arrival: int, priority: int, computed: int, launched: int = 1) -> Re
     return request
 
 
-def test_who_has_to_go() -> None:
+def test_the_cheapest_request_is_retracted() -> None:
     oldest, big, small = running(0, 0, 5), running(1, 0, 90), running(2, 0, 30)
     assert cheapest(all_but_strongest([small, big, oldest])) is small
     assert cheapest(all_but_strongest([oldest, big])) is big
@@ -125,5 +125,5 @@ def test_who_has_to_go() -> None:
     assert cheapest(all_but_strongest([lower, small, oldest])) is lower
     higher = running(9, 1, 1)
     assert cheapest(all_but_strongest([higher, oldest, big])) is oldest
-    ending = running(4, 0, 80, launched=9)  # only its last token has not come yet
+    ending = running(4, 0, 80, launched=9)  # only its last token is missing
     assert cheapest(all_but_strongest([oldest, small, ending])) is ending

@@ -1,4 +1,4 @@
-"""The step loop against an engine whose tokens depend on every cache location it reads."""
+"""The step loop, with an engine whose tokens depend on every KV cache location that it reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_prefill_chunks_run_beside_decode_rows() -> None:
     outcome = run(script, chunk_size=8)
     assert outcome.channel.tokens("a") == continuation([1, 2, 3], 30)
     assert outcome.channel.tokens("b") == continuation(list(range(40)), 3)
-    assert outcome.scheduler.stats().steps == 30  # the five chunks of b took no step of their own
+    assert outcome.scheduler.stats().steps == 30  # the five chunks of `b` took no additional steps
 
 
 def test_a_warm_prefix_is_not_computed_again() -> None:
@@ -71,7 +71,7 @@ def test_the_answer_is_cached_too() -> None:
         50: [generate("b", [*prompt, *answer, 1, 2], 4)],
     }
     outcome = run(script)
-    # 19 tokens were computed (the last of the answer never was an input): four whole pages.
+    # 19 tokens were computed (the last one of the answer is never an input): four whole pages.
     assert outcome.channel.deltas()["b"][0].cached_tokens == 16
     assert outcome.channel.tokens("b") == continuation([*prompt, *answer, 1, 2], 4)
 
@@ -100,7 +100,7 @@ def test_the_second_of_two_equal_prefixes_waits_for_the_first() -> None:
         outcome = run({0: list(requests)}, chunk_size=chunk_size)
         cached = [outcome.channel.deltas()[f"r{i}"][0].cached_tokens for i in range(4)]
         assert cached[0] == 0
-        assert min(cached[1:]) > 64 - 32  # fewer than 32 tokens in common are not waited for
+        assert min(cached[1:]) > 64 - 32  # no request waits for fewer than 32 common tokens
         if chunk_size > 16:
             assert cached == [0, 64, 64, 64]
         for i in range(4):
@@ -134,7 +134,7 @@ def test_more_requests_than_memory_are_served_in_turn() -> None:
         (generate("bad", [1] * 100, 100), "can never fit"),
     ],
 )
-def test_what_would_break_a_step_is_refused_alone(message: ToScheduler, named: str) -> None:
+def test_a_request_that_would_break_a_step_is_refused(message: ToScheduler, named: str) -> None:
     outcome = run({0: [generate("good", [1, 2], 5), message]})
     assert outcome.channel.reason("bad") == "error"
     assert named in outcome.channel.deltas()["bad"][0].error
@@ -174,7 +174,7 @@ def test_abort_is_legal_in_every_state(when: int, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("heard", [1, 2, 9])
 def test_no_step_is_computed_after_an_abort(heard: int, overlap: bool) -> None:
-    """One step follows each receive: the one that brings the abort is followed by none."""
+    """One step follows each receive, and none follows the receive with the abort."""
     script: dict[int, list[ToScheduler]] = {0: [generate("a", [1, 2], 50)], heard: [Abort("a")]}
     outcome = run(script, overlap=overlap)
     assert outcome.channel.reason("a") == "abort"
@@ -182,7 +182,7 @@ def test_no_step_is_computed_after_an_abort(heard: int, overlap: bool) -> None:
     assert_nothing_is_held(outcome)
 
 
-# -- overlap and normal give the same tokens --------------------------------------------------------
+# -- both loops give the same tokens ----------------------------------------------------------------
 
 _requests = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
-"""The whole scheduler under everything that can happen to it, in any order: both loops side by side.
+"""Both loops of the scheduler side by side, under all events in any order.
 
-Whatever happens, a request's tokens are those that its prompt and seed give, each told once; pages
-and slots add up after every turn; and when nothing new comes, everybody is served.
+A request's tokens always follow from its prompt and seed, and each is sent once. Pages and slots add up after every
+turn. Without new requests, all requests finish.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.scripted_scheduler import generate
 from support.stepped_scheduler import SteppedScheduler
 
 PREFIXES = [[(i * k + k) % VOCAB for i in range(30)] for k in (1, 3, 7)]
-# Steps from one that fails to the next: several in a row would be taken for a lost device.
+# Steps between two failures: several in a row would count as a lost device.
 FAILURES_APART = 4
 
 
@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             schedule_conservativeness=conservativeness,
             disable_radix_cache=not use_cache,
         )
-        # 80 tokens in all, of which one request may want 64.
+        # 80 tokens in total, of which one request may need 64.
         self.capacity = Capacity(80 // page_size, page_size, num_slots, 64)
         self.engines = [FaultyEngine(self.capacity) for _ in range(2)]
         self.both = [
@@ -191,14 +191,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "both"):
             return
-        # A request alone takes a turn for every token of its prompt, at worst, and of its answer;
-        # and the strongest of those that wait for memory always advances.
+        # A single request takes at most one turn for each token of its prompt and of its answer,
+        # and the strongest request that waits for memory always advances.
         enough = 2 * (64 + 4) * (len(self.asked) + 1)
         for _ in range(enough):
             if not any(scheduler.scheduler.requests for scheduler in self.both):
                 break
             self.turn()
-        self.turn()  # what was said in the last one
+        self.turn()  # sends the messages of the last turn
         for scheduler in self.both:
             assert not scheduler.scheduler.requests
             stats = scheduler.scheduler.stats()

@@ -1,4 +1,4 @@
-"""Who comes next: the order, and that nobody waits for ever."""
+"""The waiting queue: its order, and that no request starves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_first_come_first_served_if_so_configured() -> None:
     assert order(queue) == [2, 0, 1]
 
 
-def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
+def test_retracted_requests_are_admitted_first_in_order_of_arrival() -> None:
     queue = WaitingQueue(least_work_first=True)
     queue.add(request(1, cached=9))
     for arrival in (7, 3, 5):
@@ -54,7 +54,7 @@ def test_who_was_retracted_comes_back_first_in_order_of_arrival() -> None:
 
 
 def test_streams_of_another_worker_go_before_new_requests() -> None:
-    """A stream that broke elsewhere: its reader waits in the middle of a sentence."""
+    """The client of a broken stream waits in the middle of an answer."""
     for least_work_first in (True, False):
         queue = WaitingQueue(least_work_first=least_work_first)
         queue.add(request(1, cached=9))
@@ -86,7 +86,7 @@ def test_lookups_do_not_grow_with_the_queue() -> None:
     steps=st.lists(st.integers(0, 8), min_size=100, max_size=300),
 )
 def test_overtaking_has_a_bound(ahead: int, steps: list[int]) -> None:
-    """Requests with a longer prefix keep coming, as many as are admitted in each step."""
+    """Requests with a longer prefix keep arriving, as many as are admitted in each step."""
     queue = WaitingQueue(least_work_first=True)
     for i in range(ahead):
         queue.add(request(i))
