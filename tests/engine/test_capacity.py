@@ -1,4 +1,4 @@
-"""How much of a GPU the KV cache may have."""
+"""The size of the KV cache on a GPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    # Of each layer: a latent of 32 and a rotary key of 8; keys and values of 2 heads of 8.
+    # Per layer: a latent of 32 and a rotary key of 8; keys and values of 2 heads of 8.
     [("v3", 3 * (32 + 8)), ("llama_gqa", 3 * 2 * 2 * 8)],
 )
-def test_a_step_has_its_memory_before_the_cache(
+def test_the_memory_of_a_step_comes_before_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, values: int
 ) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name])

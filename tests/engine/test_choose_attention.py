@@ -1,4 +1,4 @@
-"""Which backend a model gets, and why another one cannot be had."""
+"""The selection of attention backends, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def grouped(tmp_path: Path) -> LlamaConfig:
 
 
 @pytest.mark.parametrize("wanted", ["triton", "flashinfer"])
-def test_what_our_kernels_are_not_for(
-    wanted: str, latent: DeepseekConfig, grouped: LlamaConfig
-) -> None:
+def test_reasons_of_our_kernels(wanted: str, latent: DeepseekConfig, grouped: LlamaConfig) -> None:
     narrow = replace(latent, qk_rope_head_dim=8)
     for model, device, dtype, obstacle in (
         (latent, CPU, torch.bfloat16, "device cpu"),
@@ -63,7 +61,7 @@ def test_what_our_kernels_are_not_for(
 def test_flashinfer_decodes_latents_of_its_width(
     latent: DeepseekConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside any prefill. The package is looked for once it is known that it could serve."""
+    """It does so beside any prefill backend. The package is imported only if it could serve the model."""
     monkeypatch.setitem(sys.modules, "flashinfer.mla", None)
     model = replace(latent, kv_lora_rank=512, qk_rope_head_dim=64)
     for config, obstacle in ((model, "pip install"), (replace(model, kv_lora_rank=256), "256, 64")):
@@ -107,7 +105,7 @@ def test_many_heads_go_to_flashinfer_where_it_is_installed(
     ("change", "obstacle"),
     [({"window": 128}, "sliding windows, .* 128 tokens"), ({"softcap": 50.0}, "capped .* 50.0")],
 )
-def test_what_no_kernel_computes_is_refused(
+def test_attention_without_a_kernel_is_refused(
     latent: DeepseekConfig, change: dict[str, Any], obstacle: str
 ) -> None:
     spec = replace(latent.attention_spec(0), **change)
@@ -128,5 +126,5 @@ def test_flashinfer_is_for_latents(grouped: LlamaConfig) -> None:
         choose_attention("auto", grouped, CUDA, torch.bfloat16, flashinfer_mla=True)
 
 
-def test_torch_for_whoever_wants_it(latent: DeepseekConfig) -> None:
+def test_torch_on_request(latent: DeepseekConfig) -> None:
     assert choose_attention("torch", latent, CUDA, torch.bfloat16).name == "torch"

@@ -1,4 +1,4 @@
-"""The scheduler on a real model: what may not change a request's tokens does not change them."""
+"""The scheduler with a real model: batching, chunks and caching do not change a request's tokens."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serve(
 
 
 def logprobs(of: Run, rid: str) -> list[float]:
-    """All that a request was told, one after the other."""
+    """Returns all output of each request, in order."""
     values = []
     for delta in of.channel.deltas()[rid]:
         for told in (delta.prompt_logprobs, delta.logprobs):
@@ -78,7 +78,7 @@ def test_overlap_and_normal_give_identical_tokens(model: CausalLM) -> None:
             assert got[:common] == want[:common]
         else:
             assert got == want
-            # Products of matrices of other heights round differently.
+            # Matrix products of other sizes round differently.
             assert logprobs(overlap, rid) == pytest.approx(logprobs(normal, rid), abs=1e-4)
             assert overlap.channel.reason(rid) == normal.channel.reason(rid)
             ended += 1
@@ -106,7 +106,7 @@ def test_neither_cache_nor_chunks_nor_batch_nor_retraction_change_the_tokens(
             assert other.channel.tokens(f"r{n}") == reference.channel.tokens(f"r{n}")
 
 
-def test_logprobs_are_told_to_those_who_ask(model: CausalLM) -> None:
+def test_logprobs_are_sent_if_requested(model: CausalLM) -> None:
     script: dict[int, list[ToScheduler]] = {
         0: [generate("a", [5, 6, 7], 5, logprobs=True), generate("b", [5, 6, 7], 5)]
     }
@@ -116,8 +116,10 @@ def test_logprobs_are_told_to_those_who_ask(model: CausalLM) -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
-def test_prompt_logprobs_are_transformers(model: CausalLM, reference: Any, chunk_size: int) -> None:
-    """Of whole prompts and of their ends, cut into chunks and cached, some with likeliest tokens."""
+def test_prompt_logprobs_agree_with_transformers(
+    model: CausalLM, reference: Any, chunk_size: int
+) -> None:
+    """Of whole prompts and of their ends, in chunks and with cached prefixes, some with top logprobs."""
     rng = random.Random(3)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
     script: dict[int, list[ToScheduler]] = {}
@@ -136,7 +138,7 @@ def test_prompt_logprobs_are_transformers(model: CausalLM, reference: Any, chunk
         with torch.no_grad():
             logits = reference(torch.tensor([prompt])).logits[0]
         want = logits.double().log_softmax(-1)
-        places = range(max(1, first[n]), len(prompt))  # nothing predicts the first token
+        places = range(max(1, first[n]), len(prompt))  # the first token has no logprob
         assert got.logprobs == pytest.approx(
             [want[i - 1, prompt[i]].item() for i in places], abs=1e-4
         )
@@ -150,8 +152,8 @@ def test_prompt_logprobs_are_transformers(model: CausalLM, reference: Any, chunk
             assert got.top_ids == []
 
 
-def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: CausalLM) -> None:
-    """Elsewhere, from its prompt and output: penalties and min_tokens count what came before."""
+def test_a_continued_request_gives_the_same_tokens(model: CausalLM) -> None:
+    """Another worker continues it from its prompt and output: penalties and min_tokens count the earlier tokens."""
     rng = random.Random(8)
     prompts = [rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 40)) for _ in range(30)]
     samplings = [random_sampling(rng, VOCAB_SIZE, 20) for _ in prompts]
@@ -174,10 +176,10 @@ def test_a_request_that_is_cut_goes_on_as_if_it_had_not_been(model: CausalLM) ->
         assert rest.reason(request.rid) == whole.reason(request.rid)
 
 
-def test_whether_the_device_is_lost_is_for_the_device_to_say(
+def test_a_synchronization_shows_whether_the_device_is_lost(
     model: CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton's launcher and libraries say it by errors that other things have, too."""
+    """The type of the error does not: Triton's launcher and libraries raise it for other reasons as well."""
     cpu = torch.device("cpu")
     capacity = Capacity(4, 16, 2, 32)
     engine = Engine(

@@ -1,4 +1,4 @@
-"""What an engine does before it is said to be ready."""
+"""The first steps of an engine, before it is ready."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
         Capacity(num_pages=4, page_size=1, num_slots=1, context_length=2),
     ],
 )
-def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_path: Path) -> None:
+def test_first_steps_fit_into_any_engine_and_change_no_tokens(
+    capacity: Capacity, tmp_path: Path
+) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
 
@@ -51,7 +53,7 @@ def test_they_fit_into_any_engine_and_change_no_tokens(capacity: Capacity, tmp_p
     assert 1 <= measured.tokens <= 64
 
 
-def test_on_a_cpu_there_is_a_beat_from_each_layer_of_a_step(tmp_path: Path) -> None:
+def test_on_a_cpu_each_layer_of_a_step_reports_progress(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)
     capacity = Capacity(num_pages=40, page_size=4, num_slots=4, context_length=160)

@@ -1,4 +1,4 @@
-"""Why the flashinfer backend cannot be had is said when the worker starts; decode beside it is our own."""
+"""The flashinfer backend: the worker's start refuses it with the reason; its decode is ours."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def test_heads_of_another_width() -> None:
 
 
 class Wrapper:
-    """In the place of FlashInfer's, without what needs its GPU."""
+    """A stand-in for FlashInfer's wrapper, without a GPU."""
 
     def __init__(self, workspace: Tensor, backend: str) -> None:
         del workspace, backend
 
     def plan(self, *args: object, **options: object) -> None:
-        """Nothing is prefilled here."""
+        """Plans nothing: this test has no prefill."""
 
 
-def test_decode_beside_it_reads_common_prefixes_once_and_own_rows_too(
+def test_its_decode_reads_common_prefixes_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer, "flashinfer_class", lambda *_: Wrapper)
-    # Worth it from the first row of a few requests on
+    # Shared-prefix batching even for a few rows
     monkeypatch.setattr(triton, "LOOK_FROM", 4)
     everything = partial(shared_prefixes, worth_it=(1, 1))
     monkeypatch.setattr(triton, "shared_prefixes", everything)

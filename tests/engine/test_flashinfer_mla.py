@@ -1,4 +1,4 @@
-"""What FlashInfer's decode is given is what its documentation asks for: a stand-in computes just that."""
+"""The arguments of FlashInfer's MLA decode, against a stand-in that computes what its documentation says."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LATENT, ROTARY = 512, 64
 
 class Wrapper:
     """`BatchMLAPagedAttentionWrapper` as documented: request i of a plan has the queries
-    qo_indptr[i] .. qo_indptr[i + 1], and kv_len_arr[i] rows in the pages kv_indices[kv_indptr[i]] and
-    on. The plan goes through the pinned buffer that it has when planned."""
+    qo_indptr[i] .. qo_indptr[i + 1], and kv_len_arr[i] rows in the pages from kv_indices[kv_indptr[i]] on. A plan is
+    written to the current pinned buffer."""
 
     def __init__(self, workspace: Tensor, backend: str) -> None:
         assert backend == "fa3" and workspace.dtype == torch.uint8
@@ -108,8 +108,8 @@ def test_requests_anywhere_in_the_page_table(page_size: int) -> None:
 
 
 @pytest.mark.usefixtures("flashinfer")
-def test_two_buffers_take_turns() -> None:
-    """The copy of the plan before may still be under way."""
+def test_two_buffers_alternate() -> None:
+    """The copy of the previous plan may still be in flight."""
     decode = PlannedDecode(3, 0.07, torch.float64, CPU)
     for step in range(4):
         decode.plan(torch.zeros(5, 2, dtype=torch.int32), 16, (0, 4), (1 + step, 2))
@@ -119,7 +119,7 @@ def test_two_buffers_take_turns() -> None:
 
 @pytest.mark.usefixtures("flashinfer")
 def test_transformers_tokens(tmp_path: Path) -> None:
-    """Requests that come and go, with a common prefix, in steps of decode rows alone and mixed ones."""
+    """Requests with a common prefix arrive and end, in decode steps and mixed steps."""
     widths = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROTARY}
     write_tiny_model(tmp_path, **CONFIGS["v2_lite"] | widths)
     model = load_model(tmp_path, device=CPU, dtype=torch.float32)

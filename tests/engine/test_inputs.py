@@ -1,4 +1,4 @@
-"""A plan and the integers that reach the device."""
+"""The packed integers of a plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAN = StepPlan(
 )
 
 
-def test_every_token_knows_its_slot_and_position() -> None:
+def test_each_token_has_its_slot_and_position() -> None:
     inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7)
     assert inputs.rows.tolist() == [
         [0, 0, 7, 8, 9, 5, 6],
@@ -35,13 +35,13 @@ def test_every_token_knows_its_slot_and_position() -> None:
     assert all(row.data_ptr() % 16 == inputs.rows.data_ptr() % 16 for row in inputs.rows)
 
 
-def test_padding_is_rows_of_the_idle_slot() -> None:
+def test_padding_rows_are_in_the_idle_slot() -> None:
     inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 10)
     assert inputs.rows[:, 7:].tolist() == [[0] * 3, [IDLE] * 3, [0] * 3]
     assert inputs.rows[:, :7].tolist() == InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7).rows.tolist()
 
 
-def test_a_prompt_is_its_slot_its_length_and_its_tokens() -> None:
+def test_a_prompt_is_packed_as_slot_length_and_tokens() -> None:
     prompt = PrefillChunk(3, 0, (7, 8, 9), is_last=True)
     writes = ((3, 0, 11), (3, 1, 12))
     inputs = InputPacker(CPU, 4, IDLE).pack_prompt(StepPlan((), (), (prompt,), writes, ()), 8)
@@ -51,7 +51,7 @@ def test_a_prompt_is_its_slot_its_length_and_its_tokens() -> None:
     assert inputs.pages.tolist() == [11, 12]
 
 
-def test_outputs_are_sampled_rows_then_scored_ones() -> None:
+def test_outputs_are_sampled_rows_then_those_with_logprobs() -> None:
     outputs = InputPacker(CPU, 4, IDLE).pack_outputs(PLAN)
     assert outputs.rows.tolist() == [0, 1, 4, 6]
     assert outputs.slots.tolist() == list(PLAN.sampled_slots)
@@ -59,7 +59,7 @@ def test_outputs_are_sampled_rows_then_scored_ones() -> None:
     assert outputs.logprob_tokens.tolist() == [8]
 
 
-def test_slots_take_pages_and_tokens() -> None:
+def test_slots_keep_pages_and_tokens() -> None:
     state = SlotState(Capacity(num_pages=20, page_size=4, num_slots=5, context_length=16), CPU)
     state.last_token[3], state.last_token[1] = 33, 31
     inputs = InputPacker(CPU, 4, IDLE).pack_rows(PLAN, 7)
@@ -67,12 +67,12 @@ def test_slots_take_pages_and_tokens() -> None:
     state.read_last_tokens(inputs.rows, 2)
     tokens, slots, positions = inputs.rows.unbind()
     assert tokens.tolist() == [33, 31, 7, 8, 9, 5, 6]
-    # slot 3 at position 9 is in its page 2, slot 1 at 4 in page 1, slot 0 at 4.. in page 1
+    # position 9 of slot 3 is in its page 2, position 4 of slots 1 and 0 in their page 1
     want = [13 * 4 + 1, 14 * 4, 11 * 4, 11 * 4 + 1, 11 * 4 + 2, 12 * 4, 12 * 4 + 1]
     assert state.locations(slots, positions).tolist() == want
 
 
-def test_a_step_of_decode_rows_alone_packs() -> None:
+def test_a_step_of_decode_rows_is_packed() -> None:
     inputs = InputPacker(CPU, 4, IDLE).pack_rows(StepPlan((2,), (7,), (), (), ()), 1)
     assert inputs.rows.tolist() == [[0], [2], [6]]
     assert len(inputs.page_entries) == len(inputs.pages) == 0

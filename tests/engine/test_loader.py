@@ -1,4 +1,4 @@
-"""From settings to an engine."""
+"""The creation of an engine from settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_disable_mla_costs_memory_and_changes_nothing_else(tmp_path: Path) -> No
     settings = {"model_path": str(tmp_path), "device": "cpu", "max_total_tokens": 64}
     absorbed = load_engine(WorkerConfig(**settings))
     expanded = load_engine(WorkerConfig(**settings, disable_mla=True))
-    # 4 heads with keys of 16 + 8 and values of 24; a latent of 32 and a rotary key of 8
+    # 4 heads with keys of 16 + 8 and values of 24, against a latent of 32 and a rotary key of 8
     assert expanded.kv_cache.nbytes / absorbed.kv_cache.nbytes == 4 * (16 + 8 + 24) / (32 + 8)
     prompt = tuple(range(40, 70))
     assert greedy(expanded, prompt, 20) == greedy(absorbed, prompt, 20)

@@ -1,7 +1,7 @@
-"""Prefill in passes over parts of the keys gives what one pass over all of them does, and so does that of a
-prompt of which the rows' locations are all that is known.
+"""Prefill in passes gives the results of one pass over all keys, and so does the prefill graph, which knows only the
+out_cache_loc of a prompt's rows.
 
-On a CPU, where each op takes its torch way: what is tested is what they are given.
+On a CPU each op uses its torch form, so this tests the arguments of the ops.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_latents(layout: StepLayout, most_keys: int) -> None:
     cache = torch.randn(33, 4, RANK + ROPE)
     weight = torch.randn(HEADS * (NOPE + VALUE), RANK)
     q = torch.randn(15, HEADS, NOPE + ROPE)
-    own = torch.full((15, RANK + ROPE), float("nan"))  # which the cache has
+    own = torch.full((15, RANK + ROPE), float("nan"))  # not read: the cache has these rows
     expanded: list[int] = []
 
     def expand(latent: Tensor) -> Tensor:
@@ -98,18 +98,18 @@ def test_keys_and_values(layout: StepLayout, most_keys: int) -> None:
     torch.testing.assert_close(*reversed(results), rtol=1e-4, atol=1e-5)
 
 
-NEW, ROWS = 9, 16  # tokens of a prompt, rows of what is planned for it
+NEW, ROWS = 9, 16  # tokens of a prompt, rows of its plan
 
 
 def prompt_alone(layout: StepLayout) -> tuple[StepLayout, Tensor]:
-    """The layout of a prompt in slot 2, and the locations of its rows and of padding."""
+    """Returns the layout of a prompt in slot 2, and the locations of its rows and of padding."""
     pages = layout.page_table[2].long()
     own = (pages[:, None] * 4 + torch.arange(4)).flatten()[:NEW]
     locations = torch.cat((own, torch.zeros(ROWS - NEW, dtype=torch.int64)))
     return replace(layout, chunks=(ChunkExtent(2, 0, NEW),)), locations
 
 
-# One pass takes all new tokens, however few keys there are to be in one
+# One pass has all new tokens, however small the limit of keys is
 @pytest.mark.parametrize("most_keys", [1000, 4])
 def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
     cache = torch.randn(33, 4, RANK + ROPE)
@@ -134,7 +134,7 @@ def test_latents_of_a_prefill_graph(layout: StepLayout, most_keys: int) -> None:
 
     own = cache.flatten(0, 1)[locations]
     expected = attend(plain(LATENTS).plan(layout), q[:NEW], torch.full_like(own[:NEW], torch.nan))
-    # Of rows too many whatever there is in them: the prompt's own do not see it
+    # Padding rows may have any values: the rows of the prompt do not attend to them
     own[NEW:].uniform_(-99, 99)
     got = attend(ours.plan_prefill_graph(planned)(locations), q, own)
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
@@ -154,7 +154,7 @@ def test_keys_and_values_of_a_prefill_graph(layout: StepLayout) -> None:
     torch.testing.assert_close(got[:NEW], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_planned_on_the_host_for_each_step_has_no_graph(layout: StepLayout) -> None:
+def test_a_backend_that_plans_on_the_host_has_no_prefill_graph(layout: StepLayout) -> None:
     assert plain(LATENTS).plans_prefill_on_host
     with pytest.raises(AssertionError, match="torch plans prefill on the host"):
         plain(LATENTS).plan_prefill_graph(prompt_alone(layout)[0])

@@ -1,4 +1,4 @@
-"""Passes cover every key of every chunk once, never more than the bound at a time."""
+"""Passes cover each key of each chunk once, and at most the limit of keys at a time."""
 
 from __future__ import annotations
 

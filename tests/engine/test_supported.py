@@ -1,4 +1,4 @@
-"""GPUs that cannot run a model's kernels are refused before its weights are loaded."""
+"""GPUs that cannot run the kernels of a model are refused before the weights are loaded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_old_gpu(model: ModelConfig) -> None:
 
 
 @pytest.mark.usefixtures("t4")
-def test_a_start_ends_before_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_fails_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "choose_device", lambda _: CUDA)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(loader, "prefer_shared_memory", lambda: None)

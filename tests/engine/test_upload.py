@@ -1,4 +1,4 @@
-"""Arrays keep their types and shapes. What they hold is seen by every test of an engine on a GPU."""
+"""Uploaded arrays keep their types and shapes. The tests of an engine on a GPU check their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = {np.int64: torch.int64, np.int32: torch.int32, np.float32: torch.float32
 
 
 def test_types_and_shapes() -> None:
-    """Of nothing at all, first: there is no buffer yet. Then of more than before, and of less."""
+    """First an empty upload, without a buffer; then a larger and a smaller one."""
     upload = Upload(torch.device("meta"))
     for size in (0, 3, 70, 1):
         arrays = [np.zeros(size, kind) for kind in KINDS]
@@ -26,7 +26,7 @@ def test_types_and_shapes() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_integers(device: str) -> None:
-    """What they are is seen on a CPU, and where they lie elsewhere."""
+    """The values are checked on a CPU, the offsets on a meta device."""
     upload = Upload(torch.device(device))
     for size in (0, 3, 70, 1):
         columns = [range(-size, 0), [1 << 40] * size, list(range(size)), (7,)]

@@ -1,4 +1,4 @@
-"""The command line of a worker: SGLang's spellings, and its flags that set nothing here."""
+"""The command line of a worker: SGLang's spellings, and its flags without a setting here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mla_router.worker.sglang_flags import FLAGS
 from support.fake_worker import fake_worker
 from support.processes import post_json
 
-# A usual line of SGLang 0.5, but for the model's path and the address.
+# A usual command line of SGLang 0.5, without the model's path and the address.
 USUAL = shlex.split("""
 --served-model-name deepseek --tensor-parallel-size 1 --data-parallel-size 1 --trust-remote-code
 --reasoning-parser deepseek-r1 --tool-call-parser deepseekv3 --kv-cache-dtype auto --dtype half
@@ -32,7 +32,7 @@ def parsed(*argv: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def test_a_usual_command_line_of_sglang_means_here_what_it_means_there() -> None:
+def test_a_usual_command_line_of_sglang_has_the_same_meaning() -> None:
     namespace = parsed(*USUAL)
     assert flags.from_namespace(namespace) == WorkerConfig(
         served_model_name="deepseek",
@@ -78,14 +78,14 @@ def test_a_usual_command_line_of_sglang_means_here_what_it_means_there() -> None
         (["--chunked-prefill-size", "0"], "--chunked-prefill-size 0"),
     ],
 )
-def test_what_would_change_answers_is_refused_with_the_reason(
+def test_flags_that_change_answers_are_refused_with_the_reason(
     argv: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         flags.from_namespace(parsed(*argv))
 
 
-def test_nothing_is_said_of_flags_that_were_not_given() -> None:
+def test_flags_that_are_not_given_are_not_reported() -> None:
     assert flags.without_effect(parsed()) == []
     assert flags.from_namespace(parsed()) == WorkerConfig()
 
@@ -101,12 +101,12 @@ def test_a_config_goes_to_a_child_process_unchanged() -> None:
     assert flags.from_namespace(parsed(*config.to_argv())) == config
 
 
-def test_whole_prompts_in_a_step_are_bounded_by_the_step() -> None:
+def test_a_whole_prompt_in_a_step_is_limited_by_the_step() -> None:
     assert WorkerConfig(chunked_prefill_size=-1, max_prefill_tokens=4096).chunk_size == 4096
     assert WorkerConfig(chunked_prefill_size=64).chunk_size == 64
 
 
-def test_a_worker_starts_says_so_in_one_line_and_logs_requests() -> None:
+def test_a_worker_starts_with_one_line_and_logs_requests() -> None:
     at = USUAL.index("--device")
     without_gpu = [*USUAL[:at], *USUAL[at + 2 :]]
     with fake_worker(extra=without_gpu) as worker:

@@ -5,7 +5,7 @@ import logging
 from mla_router.worker.logs import RouterFormatter
 
 
-def test_a_line_looks_as_the_routers() -> None:
+def test_a_line_has_the_format_of_the_router() -> None:
     record = logging.LogRecord("any", logging.WARNING, "", 0, "%d left", (3,), None)
     record.created = 1_763_948_645.25
     assert RouterFormatter().format(record) == "2025-11-24T01:44:05.250000Z  WARN 3 left"

@@ -1,4 +1,4 @@
-"""Models by their name on the Hugging Face Hub: huggingface_hub itself, against a server that is here."""
+"""Models by their name on the Hugging Face Hub: the package huggingface_hub against a local server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOWHERE = "http://127.0.0.1:9"  # the discard port: refuses connections
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache. The processes that a test starts inherit it."""
+    """Sets an empty cache, which the processes of a test inherit."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """What lies on the hub: the small model, and weights in a format that nobody needs."""
+    """The repository on the hub: the small model, and weights in another format."""
     folder = tmp_path / "published"
     shutil.copytree(SMALL_MODEL, folder)
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
@@ -39,7 +39,7 @@ def published(tmp_path: Path) -> Path:
 
 
 def refused(*flags: str) -> str:
-    """What a worker says that does not start for its flags."""
+    """Returns the error of a worker that refuses its flags."""
     ended = subprocess.run(
         [sys.executable, "-m", "mla_router.launch_worker", "--port=0", *flags],
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
@@ -70,7 +70,9 @@ def test_a_name_is_downloaded_once_and_served_offline_afterwards(
 
 
 @pytest.mark.usefixtures("home")
-def test_why_a_name_cannot_be_had(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_which_a_name_is_not_found(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "not in the cache, and the Hugging Face Hub cannot" in refused(f"--model-path={NAME}")
     monkeypatch.delenv("HF_HUB_OFFLINE")
@@ -82,7 +84,7 @@ def test_why_a_name_cannot_be_had(published: Path, monkeypatch: pytest.MonkeyPat
         assert line == f"error: --model-path {NAME}: the hub has no --revision v9 of it"
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_path_that_is_no_folder(tmp_path: Path) -> None:
     assert "no such folder; a model on the Hugging Face Hub" in refused("--model-path=/no/such")
     assert "no config.json in this folder" in refused(f"--model-path={tmp_path}")
     line = refused(f"--model-path={SMALL_MODEL}", "--revision=main")

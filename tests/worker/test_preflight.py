@@ -1,4 +1,4 @@
-"""What is told before torch is imported."""
+"""Errors that are found before the import of torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder_with(path: Path, text: str) -> str:
         ),
     ],
 )
-def test_what_is_wrong_with_the_model(
+def test_errors_of_the_model(
     tmp_path: Path, text: str, settings: dict[str, Any], message: str
 ) -> None:
     config = WorkerConfig(model_path=folder_with(tmp_path, text), **settings)
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_the_model(
         preflight.check(config)
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="--device cuda: this machine has no GPU"):
         preflight.check(WorkerConfig(device="cuda"))
@@ -67,8 +67,8 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     preflight.check(WorkerConfig(device="cpu", base_gpu_id=2))
 
 
-def test_the_launcher_says_it_first_and_alone(tmp_path: Path) -> None:
-    """Without torch and before the router listens."""
+def test_only_the_launcher_reports_the_error(tmp_path: Path) -> None:
+    """It does so without torch and before the router listens."""
     folder = folder_with(tmp_path, '{"architectures": ["Qwen3ForCausalLM"]}')
     program = (
         "import sys; sys.modules['torch'] = None\n"

@@ -1,4 +1,4 @@
-"""Which runner a step takes, in how many rows."""
+"""The choice of a step's runner and its number of rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_steps_with_few_prompt_tokens_fit_a_decode_graph() -> None:
 
 
 def test_reads_of_a_decode_graph_are_bounded() -> None:
-    """A chunk of n tokens that ends at e reads n * e rows instead of e."""
+    """As decode rows, a chunk of n tokens that ends at e reads n * e rows instead of e."""
     end = MAX_EXTRA_READS // 8
     assert fits_decode_graph(step(chunk(5, 10 * MAX_EXTRA_READS, 1), decodes=2))
     assert fits_decode_graph(step(chunk(5, end - 9, 9), decodes=2))
@@ -49,7 +49,7 @@ def test_reads_of_a_decode_graph_are_bounded() -> None:
     assert not fits_decode_graph(step(chunk(5, end - 9, 9), chunk(4, 0, 2)))
 
 
-def test_the_smallest_graph_that_fits_is_taken() -> None:
+def test_the_smallest_graph_that_fits_is_selected() -> None:
     sizes = GraphSizes(decode=(2, 4, 8))
     taken = [choose_runner(step(decodes=n), sizes) for n in range(1, 10)]
     assert taken == [(DECODE, size) for size in (2, 2, 4, 4, 8, 8, 8, 8)] + [(EAGER, 9)]
@@ -77,6 +77,8 @@ SIZES = GraphSizes(decode=(4, 8), piecewise=(16, 32), prefill=(16, 24))
         (step(chunk(9, 0, 33)), (EAGER, 33)),
     ],
 )
-def test_the_first_kind_that_fits_is_taken(plan: StepPlan, choice: tuple[RunnerKind, int]) -> None:
+def test_the_first_runner_that_fits_is_selected(
+    plan: StepPlan, choice: tuple[RunnerKind, int]
+) -> None:
     assert choose_runner(plan, SIZES) == RunnerChoice(*choice)
     assert choose_runner(plan, GraphSizes()) == (EAGER, plan.num_tokens)

@@ -1,4 +1,4 @@
-"""What torch.compile makes of decode steps gives what the model gives without it."""
+"""Decode steps compiled by torch.compile give the same results as uncompiled ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEXT = [[37, 41], [43, 47], [53, 59]]  # two tokens for each
 
 
 class Prompts(ForwardDriver):
-    """In their slots, each with `PROMPTS`; `decode` is a `Decode` that is given tokens from NEXT."""
+    """Requests with `PROMPTS`, each in a slot. `decode` runs a `Decode` on tokens of NEXT."""
 
     def begin(self) -> None:
         self.step(chunks=list(enumerate(PROMPTS)))
@@ -40,7 +40,7 @@ class Prompts(ForwardDriver):
 
 
 def rows(slots: Sequence[int], step: int) -> LookedUp:
-    """As much of them as `Prompts.decode` looks at."""
+    """The fields of `LookedUp` that `Prompts.decode` reads."""
     lengths = torch.tensor([len(PROMPTS[slot]) + step for slot in slots])
     nothing = torch.empty(0, dtype=torch.int64)
     return LookedUp(torch.tensor(slots), lengths, nothing, nothing, nothing)
@@ -48,12 +48,12 @@ def rows(slots: Sequence[int], step: int) -> LookedUp:
 
 @pytest.fixture
 def quick_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It finds out which vector instructions a CPU has by compiling a program for each of them, which
-    imports torch: a minute. And it would keep processes for further compilations."""
+    """Speeds Inductor up: it compiles a program for each vector instruction set of a CPU, which
+    imports torch and takes a minute, and it keeps processes for further compilations."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
     torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()  # which that does not
+    torch._dynamo.utils.counters.clear()  # `reset` does not clear them
     with torch._inductor.config.patch(compile_threads=1):
         yield
     torch._dynamo.reset()
@@ -62,7 +62,7 @@ def quick_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.mark.usefixtures("quick_inductor")
 @torch.no_grad()
 def test_as_transformers(tmp_path: Path) -> None:
-    """Three rows, which are more than are compiled, then two, which are compiled."""
+    """Runs three rows, beyond the compiled sizes, then two, which are compiled."""
     write_tiny_model(tmp_path, **CONFIGS["v2_lite"])
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
     driver = Prompts(model, page_size=4)
@@ -72,7 +72,7 @@ def test_as_transformers(tmp_path: Path) -> None:
     decode(rows((0, 1, 2), 1))
     assert graphs["unique_graphs"] == 0
     got = decode(rows((0, 2), 2)).logits
-    # Two projections, the dense layer, the shared experts: each once for all three layers.
+    # Two projections, the dense layer and the shared experts are compiled once for all three layers.
     assert graphs["unique_graphs"] == 4
     assert not torch._dynamo.utils.counters["graph_break"]
 

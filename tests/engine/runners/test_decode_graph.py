@@ -1,4 +1,4 @@
-"""Tokens of chunks as decode rows: their rows, and that they compute what chunks do."""
+"""Chunks as decode rows: the rows, and the same results as chunks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_packed() -> None:
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engine, Engine]]:
-    """Of the same model, one without graphs and one with: of every size up to 16, and of 24."""
+    """Two engines of one model: without graphs, and with graphs of each size up to 16 and of 24."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder, **CONFIGS[request.param])
     model = load_model(folder, device=CPU, dtype=torch.float32)
@@ -111,7 +111,7 @@ def engines(
 REQUESTS = st.lists(
     st.tuples(
         st.integers(0, 20),  # tokens in the cache
-        st.integers(0, 6),  # in the chunk; without any the request decodes
+        st.integers(0, 6),  # tokens in the chunk; 0: the request decodes
         st.booleans(),  # the chunk is the last one
     ),
     min_size=1,
@@ -121,10 +121,10 @@ REQUESTS = st.lists(
 
 @settings(max_examples=60)
 @given(requests=REQUESTS, seed=st.integers(0, 1000))
-def test_they_compute_what_chunks_do(
+def test_decode_rows_compute_the_same_as_chunks(
     engines: tuple[Engine, Engine], requests: list[tuple[int, int, bool]], seed: int
 ) -> None:
-    """Chunks have attention of their own, over keys that are expanded where a model has latents."""
+    """Chunks use prefill attention, over expanded keys if the model has latents."""
     draw = torch.Generator().manual_seed(seed)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def test_they_compute_what_chunks_do(
     order: list[int] = torch.randperm(IDLE, generator=draw).tolist()
     slots = order[: len(requests)]
     pages = tuple((slot, index, 1 + 10 * slot + index) for slot in slots for index in range(10))
-    # Whoever decodes has a prompt
+    # A decoding request has a prompt
     states = [(held or int(not new), new, last) for held, new, last in requests]
     of_slots = list(zip(slots, states, strict=True))
     prompts = [PrefillChunk(slot, 0, tokens(held), True) for slot, (held, *_) in of_slots if held]
@@ -160,7 +160,7 @@ def test_they_compute_what_chunks_do(
         put_back(engine, before)
         engine.slots.last_token[:IDLE] = last_tokens
         launched = engine.forward(plan)
-        # Page 0 takes what rows too many write; sampling writes over the logits
+        # Padding rows write to page 0; sampling overwrites the logits
         computed = launched.logits.clone(), cached_rows(engine)[:, 1:]
         where = launched.slots.tolist(), launched.positions.tolist()
         sampled = engine.sample(launched).wait().tokens
@@ -176,7 +176,7 @@ def test_they_compute_what_chunks_do(
 def test_requests_get_the_same_tokens(
     engines: tuple[Engine, Engine], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From end to end, of chunks of at most 7 tokens, with a prefix cache and scored prompts."""
+    """End to end, with chunks of at most 7 tokens, a prefix cache and logprobs of prompt tokens."""
     model = engines[0].model
     capacity = Capacity(num_pages=400, page_size=4, num_slots=12, context_length=160)
     script = random_script(3, 60, aborts=False)

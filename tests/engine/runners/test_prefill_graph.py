@@ -1,6 +1,6 @@
-"""Prefill graphs give what transformers does.
+"""Prefill graphs give the results of transformers.
 
-Without a GPU there is no graph: in its place stands what would be captured in it.
+Without a GPU, a fake graph calls the function that a real one would have captured.
 """
 
 from __future__ import annotations

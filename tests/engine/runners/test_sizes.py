@@ -1,4 +1,4 @@
-"""Sizes of graphs leave little padding."""
+"""Steps need little padding in the captured sizes."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from support.token_masks import token_masks
 V = 300
 
 
-def test_every_row_gets_as_many_as_it_asked_for() -> None:
-    """Of the model's own distribution, whatever penalties and temperature do to the draw."""
+def test_each_row_gets_its_number_of_top_logprobs() -> None:
+    """Logprobs are of the model's distribution, without penalties and temperature."""
     driver = SamplerDriver(8, V)
     asked = [None, 0, 1, 5, None, 20, 0, 3]
     for slot, top in enumerate(asked):
@@ -47,8 +47,8 @@ def test_every_row_gets_as_many_as_it_asked_for() -> None:
             assert logprobs.top_logprobs[0] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_what_a_grammar_forbids_has_no_score() -> None:
-    """Whatever a bias would make of it."""
+def test_masked_tokens_have_no_logprob() -> None:
+    """A logit bias does not change this."""
     driver = SamplerDriver(2, V)
     sampling = SamplingParams(9, logit_bias=((3, 100.0),), logprobs=True, top_logprobs=5)
     for slot in range(2):
@@ -71,13 +71,13 @@ def test_what_a_grammar_forbids_has_no_score() -> None:
     assert masked.logprobs == pytest.approx([want[best[0]]], abs=1e-5)
 
 
-def test_no_scores_if_nobody_asks() -> None:
+def test_no_logprobs_without_a_request_for_them() -> None:
     driver = SamplerDriver(2, V)
     driver.admit(0, SamplingParams(9), [1])
     assert driver.step({0: torch.zeros(V)}).logprobs is None
 
 
-def test_hidden_states_are_scored_in_slices() -> None:
+def test_prompt_logprobs_are_computed_in_slices() -> None:
     draw, rows = torch.Generator().manual_seed(0), 2 * SLICE_ROWS + 3
     head, hidden = torch.randn(16, V, generator=draw), torch.randn(rows, 16, generator=draw)
     tokens = torch.randint(V, (rows,), generator=draw)

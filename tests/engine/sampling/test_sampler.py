@@ -1,4 +1,4 @@
-"""Batches in which every row has other settings, against transformers' processors row by row."""
+"""Batches with different sampling parameters in each row, against transformers' processors row by row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.random_sampling import random_sampling
 from support.sampler_driver import SamplerDriver
 from support.token_masks import token_masks
 
-V = 1100  # so that a top_k can be larger than top_threshold.SHORTLIST
+V = 1100  # a top_k can be larger than top_threshold.SHORTLIST
 
 
 def draw_logits(seed: int) -> Tensor:
@@ -36,8 +36,8 @@ def draw_logits(seed: int) -> Tensor:
 def processed(
     logits: Tensor, sampling: SamplingParams, prompt: list[int], output: list[int]
 ) -> Tensor:
-    """Penalties, bias, min_tokens and allowed tokens: transformers' where it has them, OpenAI's formula for
-    two."""
+    """Returns the logits after penalties, bias, min_tokens and allowed tokens: by transformers' processors, and by
+    OpenAI's formula for frequency and presence penalty."""
     context = torch.tensor([prompt + output])
     scores = logits[None].clone()
     processors = LogitsProcessorList()
@@ -76,7 +76,7 @@ def expected_token(scores: Tensor, sampling: SamplingParams, position: int) -> i
     return int(scores.argmax())
 
 
-def test_mixed_batches_are_transformers_row_by_row() -> None:
+def test_mixed_batches_agree_with_transformers_row_by_row() -> None:
     rng = random.Random(1)
     driver = SamplerDriver(48, V)
     live: dict[int, tuple[SamplingParams, list[int]]] = {}
@@ -103,7 +103,7 @@ def test_mixed_batches_are_transformers_row_by_row() -> None:
 def answer(
     driver: SamplerDriver, slot: int, sampling: SamplingParams, seed: int, context: list[list[int]]
 ) -> list[int]:
-    """The 12 tokens that follow a prompt (and an output) when nobody else is there."""
+    """Returns the 12 tokens after a prompt (and an output), in a batch of one request."""
     driver.admit(slot, sampling, *context)
     start = sum(map(len, context))
     for n in range(start, len(context[0]) + 12):
@@ -113,8 +113,8 @@ def answer(
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 1 << 32), cut=st.integers(1, 11))
-def test_a_request_s_tokens_depend_on_nothing_else(seed: int, cut: int) -> None:
-    """Not on its batch or its slot, and not on whether it was stopped and continued elsewhere."""
+def test_the_tokens_of_a_request_depend_on_nothing_else(seed: int, cut: int) -> None:
+    """They do not depend on the batch, the slot, or a continuation on another worker."""
     rng = random.Random(seed)
     requests = {}
     for slot in rng.sample(range(12), 8):
@@ -142,7 +142,7 @@ def test_a_request_s_tokens_depend_on_nothing_else(seed: int, cut: int) -> None:
         assert answer(alone, 0, sampling, noise, [prompt, whole[:cut]]) == whole
 
 
-def test_masks_allow_what_their_bits_say() -> None:
+def test_bitmasks_allow_the_tokens_of_their_bits() -> None:
     driver, rng = SamplerDriver(9, V), random.Random(2)
     for slot in range(9):
         sampling = SamplingParams(
@@ -166,7 +166,7 @@ def test_masks_allow_what_their_bits_say() -> None:
 @pytest.mark.parametrize("broken", ["nan", "all nan", "inf", "all masked", "all -inf"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
-def test_a_row_that_has_no_token_spoils_no_other(
+def test_a_row_without_a_token_does_not_affect_others(
     broken: str, temperature: float, top_p: float
 ) -> None:
     sampling = SamplingParams(
@@ -198,7 +198,7 @@ def test_a_row_that_has_no_token_spoils_no_other(
     assert got.logprobs[::2] == want.logprobs[::2]
 
 
-def test_nothing_is_kept_for_penalties_until_a_request_has_one() -> None:
+def test_token_counts_are_allocated_for_the_first_penalty() -> None:
     driver = SamplerDriver(4, V)
     driver.admit(0, SamplingParams(9, 0.8, top_k=4, min_p=0.1, logprobs=True), [1])
     driver.step({0: draw_logits(0)})
