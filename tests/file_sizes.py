@@ -1,4 +1,4 @@
-"""How long the sources are: small files, each about one thing, are a rule here.
+"""The lengths of the sources: small files with one concept each are a rule here.
 
 python tests/file_sizes.py
 """
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sources() -> list[Path]:
-    """Every .py and .rs file of the project, new ones included."""
+    """Returns all .py and .rs files of the project, new ones included."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.py", "*.rs"],
         cwd=ROOT,
@@ -22,7 +22,7 @@ def sources() -> list[Path]:
         text=True,
     )
     paths = {ROOT / name for name in listed.stdout.split("\0") if name}
-    return sorted(path for path in paths if path.is_file())  # a deleted one is listed, too
+    return sorted(path for path in paths if path.is_file())  # a deleted file is listed as well
 
 
 def lines(path: Path) -> int:

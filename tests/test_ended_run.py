@@ -1,4 +1,4 @@
-"""A run of the tests that is ended by SIGTERM leaves nothing behind."""
+"""A run of the tests that is ended by SIGTERM leaves no process behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the sources themselves: who may import whom, and what must not occur."""
+"""Rules of the sources: allowed imports, and text that must not occur."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LAYERS = (
     "worker.preflight worker.__main__",
     "launch",
 )
-# Names whose import means that data can be executed.
+# Modules that can execute data.
 EXECUTES_DATA = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 UNFINISHED = re.compile(
     "|".join((r"\bTO" + r"DO\b", r"\bFIX" + r"ME\b", r"\bXX" + r"X\b", "Not" + "ImplementedError"))
     + r"|\bunimplemented!|\btodo!"
 )
-# Folders of somebody's machine.
+# Absolute paths of a machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:work|root|home|Users)/\w")
 
 PYTHON = [path for path in sources() if path.suffix == ".py"]
@@ -47,7 +47,7 @@ def name(path: Path) -> str:
 
 
 def layer_of(module: str) -> int | None:
-    """Position of `worker.engine.slots` in LAYERS."""
+    """Returns the index in LAYERS of a module such as `worker.engine.slots`."""
     for rank, members in enumerate(LAYERS):
         for member in members.split():
             if module == member or module.startswith(member + "."):
@@ -66,7 +66,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Everything imported, whether at the top or inside a function: `a.b` for `from a import b`."""
+    """Returns all imports, at the top or inside a function: `a.b` for `from a import b`."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

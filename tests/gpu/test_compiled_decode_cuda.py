@@ -1,4 +1,4 @@
-"""Decode steps recorded from what torch.compile made give what they give without it."""
+"""Decode graphs captured from compiled modules give the same results as uncompiled ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUDA = torch.device("cuda")
 LENGTHS = [5, 16, 33]
 
 
-# All experts take all tokens: roundings cannot choose others.
+# All tokens go to all experts: rounding cannot change the choice.
 MIXTURE = {"qk_rope_head_dim": 16, "num_experts_per_tok": 8}
 
 
@@ -51,7 +51,7 @@ def test_the_same_logits(name: str, changes: dict[str, int], tmp_path: Path) -> 
         StepPlan(slots, tuple(LENGTHS[slot] + 1 for slot in slots), (), (), ())
         for slots in ((2,), (0, 2), (0, 1, 2))
     ]
-    # The same tokens again: sampling, which would change them, is left out
+    # The same tokens again, because nothing was sampled
     want = [engine.forward(plan).logits.clone() for plan in plans]
     engine.capture_graphs(GraphSizes([1, 2, 3], compiled=2))
     for plan, expected in zip(plans, want, strict=True):

@@ -1,4 +1,4 @@
-"""FlashInfer's prefill kernel behind the protocol gives what ours does."""
+"""FlashInfer's prefill kernel gives the same results as ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def randn(*shape: int) -> Tensor:
 
 
 class Model:
-    """What one layer brings: a cache in which every slot is full, and how latents expand."""
+    """Inputs of one layer: a cache in which each slot is full, and the expansion of latents."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ class Model:
     def attend(self, backend: AttentionBackend, q: Tensor, chunks: Sequence[ChunkExtent]) -> Tensor:
         step = backend.plan(self.layout(chunks))
         out = q.new_full((len(q), HEADS, VALUE), float("nan"))
-        own = q.new_full((len(q), RANK + ROPE), float("nan"))  # which the cache has
+        own = q.new_full((len(q), RANK + ROPE), float("nan"))  # not read: the cache has these rows
         step.mla_prefill(q, own, self.cache, self.expand, out, kv_lora_rank=RANK)
         return out
 
@@ -69,7 +69,7 @@ def flashinfer() -> FlashInferBackend:
 
 @pytest.mark.parametrize("most_keys", [100_000, 1000], ids=["one pass", "several passes"])
 def test_as_ours(flashinfer: FlashInferBackend, most_keys: int) -> None:
-    """Three steps in a row, none waited for: what they were planned with must not be mixed up."""
+    """Three steps in flight: each uses its own plan."""
     ours = TritonBackend(SPEC, DEVICE, torch.bfloat16)
     ours.max_keys = flashinfer.ours.max_keys = most_keys
     model = Model()

@@ -1,4 +1,4 @@
-"""FlashInfer's decode of latents: against float64, in CUDA graphs, and in whole steps."""
+"""FlashInfer's MLA decode: against float64, in CUDA graphs, and in whole steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUDA = torch.device("cuda")
 
 
 def inputs(lengths: list[int], heads: int, page_size: int) -> tuple[Tensor, PagedCache]:
-    """Queries [B, H, 576] and a cache in which rows that belong to nobody are NaN."""
+    """Queries [B, H, 576] and a cache. Rows that no request owns are NaN."""
     draw = torch.Generator("cuda").manual_seed(len(lengths) + heads)
     paged = random_cache(
         lengths,
@@ -68,7 +68,7 @@ def test_float64(decode: PlannedDecode, heads: int, page_size: int) -> None:
 
 
 def test_queries_as_a_layer_has_them(decode: PlannedDecode, heads: int) -> None:
-    """The latent ones head by head, the others within the projection's output."""
+    """The latent queries are contiguous by head, the rotary ones are a view of the projection's output."""
     q, paged = inputs(LENGTHS, heads, 16)
     latents = q[..., :LATENT].transpose(0, 1).contiguous().transpose(0, 1)
     decode.plan(paged.page_table, 16, paged.slots.tolist(), LENGTHS)
@@ -94,7 +94,7 @@ def test_the_next_step_is_planned_before_this_one_has_begun(
 
 
 def test_graph_follows_the_plan(decode: PlannedDecode, heads: int) -> None:
-    """Recorded for padding alone, length 1 on page 0; replayed with fewer requests, too."""
+    """The graph is captured with padding rows only (length 1 on page 0), and replayed with fewer requests as well."""
     q, paged = inputs(LENGTHS, heads, 64)
     slots = paged.slots.tolist()
     idle = paged.idle_slot()
@@ -120,7 +120,7 @@ CAPACITY = Capacity(num_pages=200, page_size=16, num_slots=9, context_length=160
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("model")
-    # Dense: where experts are chosen, roundings may choose others
+    # A dense model: rounding cannot change the choice of experts
     changes = {"kv_lora_rank": LATENT, "qk_rope_head_dim": ROPE, "first_k_dense_replace": 3}
     write_tiny_model(folder, **CONFIGS["v3"] | changes)
     return folder
@@ -164,7 +164,7 @@ def steps(lengths: list[int]) -> list[StepPlan]:
 
 @torch.inference_mode()
 def logits(engine: Engine, want: list[Tensor] | None = None) -> list[Tensor]:
-    """Of each step. Every step's tokens are those of `want`, so that near ties do not lead apart."""
+    """Returns the logits of each step. The tokens of each step are those of `want`, so that near ties do not diverge."""
     got = []
     for i, plan in enumerate(steps([5, 16, 33, 100, 47])):
         launched = engine.forward(plan)
@@ -177,7 +177,7 @@ def logits(engine: Engine, want: list[Tensor] | None = None) -> list[Tensor]:
 
 @pytest.mark.parametrize("prefill", ["triton", "torch"])
 def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
-    """Kernel by kernel, in graphs of padded batches, and in pieces."""
+    """Steps run kernel by kernel, as padded graphs, and as piecewise graphs."""
     want = logits(engine_of(folder, "triton", False))
     engine = engine_of(folder, prefill, True)
     for with_graphs in (False, True)[: 1 + engine.attention.supports_decode_graph]:
@@ -185,5 +185,5 @@ def test_steps_as_with_our_kernel(folder: Path, prefill: str) -> None:
         graphs = GraphSizes([2, 4, 8], [16, 32], prefill_sizes)
         engine.capture_graphs(graphs if with_graphs else GraphSizes())
         for out, expected in zip(logits(engine, want), want, strict=True):
-            # Every layer rounds what it adds to the stream to 8 bits
+            # Each layer rounds its update of the residual to 8 bits
             assert_rows_close(out, expected.double(), most=6e-2)

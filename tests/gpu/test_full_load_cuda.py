@@ -1,9 +1,9 @@
-"""A worker whose KV cache has all the memory there is, under the most expensive load: no step runs out.
+"""A worker whose KV cache has all available memory, under the most expensive load: no step runs out of memory.
 
-Steps find room for what they compute by what was measured when the worker started
-(`engine/working_memory.py`), so everything that costs memory has to come at once here: as many requests as
-may run, in steps of as many prompt tokens as may be, one of them after a very long prefix, all with
-penalties, noise and the logprobs of 20 tokens, some with those of their prompts.
+The memory of a step is measured at the worker's start (`engine/working_memory.py`). So this load combines all features
+that take memory: the most running requests, steps with the most prompt tokens, one of them after a very long prefix,
+and for all requests penalties, random sampling and the logprobs of 20 tokens, for some of them those of their prompts
+as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUESTS, LONG_PROMPT = 1024, 100_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """V2-Lite with fewer layers: a step needs as much besides weights and cache as that of all 27."""
+    """V2-Lite with fewer layers: beside weights and cache, a step needs as much memory as with all 27."""
     path: Path = tmp_path_factory.mktemp("lite")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(SMALL_MODEL / name, path)

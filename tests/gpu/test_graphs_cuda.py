@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs, whole or in pieces, give what they give kernel by kernel."""
+"""Steps as CUDA graphs, whole or piecewise, give the same results as kernel by kernel."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def test_the_same_logits(engine: Engine) -> None:
     written = cached_rows(engine)
 
     put_back(engine, before)
-    # No 8: attention of so many requests has tiles that add in another order than those of 5
+    # Without 8: attention of 8 requests has tiles with another order of additions than that of 5
     engine.capture_graphs(GraphSizes(decode=[2, 4, 7]))
     try:
         launched = engine.forward(plan)
         torch.testing.assert_close(launched.logits, want, rtol=2e-2, atol=2e-2)
         assert launched.slots.tolist() == list(slots)
         assert launched.positions.tolist() == [length + 1 for length in lengths]
-        # Page 0 takes what idle rows write.
+        # Idle rows write to page 0.
         torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
 
-        # Fewer rows afterwards: those that left are not written to.
+        # Fewer rows afterwards: ended requests are not written to.
         few = StepPlan((3,), (lengths[3] + 2,), (), (), ())
         kept = cached_rows(engine)[:, 1:]
         with forbid_waiting():
@@ -99,8 +99,8 @@ def test_the_same_logits(engine: Engine) -> None:
 
 
 def test_the_same_tokens(engine: Engine) -> None:
-    """Greedy, step by step, each from the token before; of sizes that need no padding, since matrix products
-    of another size may round differently."""
+    """Greedy decode steps, of sizes without padding, because matrix products of another size may round
+    differently."""
     lengths = [5, 16, 33]
     told = []
     for sizes in (GraphSizes(), GraphSizes([3], [54], [54])):
@@ -118,7 +118,7 @@ def test_the_same_tokens(engine: Engine) -> None:
 
 
 def test_prompts_in_pieces(engine: Engine) -> None:
-    """A mixed step, of a size that is padded and of one that is not."""
+    """A mixed step, with and without padding."""
     lengths = [5, 16, 33]
     prefill(engine, lengths)
     before = cached_rows(engine)
@@ -137,7 +137,7 @@ def test_prompts_in_pieces(engine: Engine) -> None:
         put_back(engine, before)
         engine.capture_graphs(GraphSizes(piecewise=[16, 32]))
         try:
-            engine.forward(plan)  # whatever it leaves behind must not matter to the next
+            engine.forward(plan)  # its remains must not affect the next step
             put_back(engine, before)
             with forbid_waiting():
                 launched = engine.forward(plan)
@@ -156,7 +156,7 @@ PREFILL, PIECEWISE, DECODE = RunnerKind.PREFILL_GRAPH, RunnerKind.PIECEWISE, Run
 
 @pytest.fixture
 def replayed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunnerKind, int]]:
-    """Kinds and rows of the graphs that were replayed."""
+    """Returns the kinds and rows of the replayed graphs."""
     seen: list[tuple[RunnerKind, int]] = []
     runners = {
         DECODE: engine.runners.decode_graph,
@@ -188,8 +188,8 @@ def prompt(slot: int, start: int, length: int) -> tuple[PrefillChunk, Admitted]:
 def run_all(
     engine: Engine, sizes: GraphSizes, plans: list[StepPlan]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Logits and cache after each of `plans`, from an empty cache; each is launched before the one before
-    it was waited for. Page 0 takes what rows too many write."""
+    """Returns the logits and the cache after each of `plans`, from an empty cache. Each step is launched before the
+    previous one is waited for. Padding rows write to page 0."""
     results, before = [], None
     engine.capture_graphs(sizes)
     clear(engine)
@@ -198,7 +198,7 @@ def run_all(
             launched = engine.forward(plan)
             results.append((launched.logits.clone(), cached_rows(engine)[:, 1:]))
             pending = engine.sample(launched)
-            engine.slots.last_token.fill_(7)  # near ties must not lead apart
+            engine.slots.last_token.fill_(7)  # near ties must not diverge
             if before is not None:
                 before.wait()
             before = pending
@@ -257,7 +257,7 @@ def test_a_prompt_alone_waits_for_nothing(
 def test_prompts_not_alone_go_in_pieces(
     engine: Engine, replayed: list[tuple[RunnerKind, int]]
 ) -> None:
-    """After a prefix, beside another prompt, beside a decode row; 16 rows each, so that none is padded."""
+    """A prompt after a prefix, beside another prompt, and beside a decode row; 16 rows each, without padding."""
     pages = tuple((slot, page, 1 + 10 * slot + page) for slot in range(6) for page in range(10))
     (first, admitted), (after, _) = prompt(4, 0, 16), prompt(4, 16, 16)
     (left, of_left), (right, of_right) = prompt(1, 0, 10), prompt(2, 0, 6)
@@ -284,7 +284,7 @@ def jump(slot: int, length: int, is_last: bool = True) -> PrefillChunk:
 
 
 def mixed(*chunks: PrefillChunk, decodes: tuple[int, ...] = ()) -> StepPlan:
-    """Further tokens of requests in the cache, and from slot 4 on new prompts."""
+    """Chunks of requests in the cache, and new prompts from slot 4 on."""
     return StepPlan(
         decodes,
         tuple(HELD[slot] + 1 for slot in decodes),
@@ -333,7 +333,7 @@ def test_few_prompt_tokens_are_decode_rows(
 
     engine.capture_graphs(GraphSizes([4, 7], [16, 32], [16, 32]))
     try:
-        for _ in range(2):  # whatever the first leaves behind must not matter to the second
+        for _ in range(2):  # the remains of the first must not affect the second
             put_back(engine, before)
             engine.slots.last_token.copy_(tokens)
             with forbid_waiting():
@@ -349,7 +349,7 @@ def test_few_prompt_tokens_are_decode_rows(
         torch.testing.assert_close(cached_rows(engine)[:, 1:], written[:, 1:], rtol=2e-2, atol=2e-2)
         if isinstance(engine.model.config, LlamaConfig):
             assert_rows_close(got, as_prompts.double(), most=6e-2)
-        # Greedy, and kept for the next step; other slots' last tokens are as they were
+        # Greedy tokens are kept for the next step; the last tokens of other slots are unchanged
         sampled = pending.wait().tokens
         assert [row[token].item() for row, token in zip(got, sampled, strict=True)] == got.amax(
             -1

@@ -1,4 +1,4 @@
-"""In captured_step decode steps, what kernels read ahead of their wait is older than a kernel that has waited for it."""
+"""In captured decode steps, data that a kernel reads before its wait is older than a kernel that has waited for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITERS = ("schedule_kernel", "_find", "_look_up_kernel")
 
 
 def captured_step(folder: Path, name: str, size: int) -> Graph:
-    # Widths for which a GPU has kernels of its own, as those of published models
+    # Widths of published models, for which there are GPU kernels
     wide = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 128}
     write_tiny_model(folder, **CONFIGS[name] | wide)
     model = load_model(folder, device=CUDA, dtype=torch.bfloat16)
@@ -30,7 +30,7 @@ def captured_step(folder: Path, name: str, size: int) -> Graph:
     capacity = Capacity(num_pages=2000, page_size=16, num_slots=size, context_length=160)
     engine = Engine(model, capacity, device=CUDA, dtype=torch.bfloat16, attention=attention)
     rows = engine.slots.look_up(engine.slots.idle_rows(size))
-    engine.forward_pass.decode(rows)  # compiles, which a capture does not allow
+    engine.forward_pass.decode(rows)  # compiles, which a capture does not permit
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):

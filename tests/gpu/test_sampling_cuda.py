@@ -24,7 +24,7 @@ def values(logprobs: Logprobs | None) -> list[float]:
 
 @pytest.mark.parametrize(("vocab_size", "slots", "steps"), [(1000, 300, 12), (129_280, 20, 4)])
 def test_mixed_batches_are_the_cpu_s(vocab_size: int, slots: int, steps: int) -> None:
-    """Over more rows than a slice has, and over a vocabulary as large as V3's."""
+    """More rows than a slice, and the vocabulary size of V3."""
     rng = random.Random(vocab_size)
     noise = torch.Generator().manual_seed(1)
     gpu = SamplerDriver(slots, vocab_size, "cuda", forbid_waiting)
@@ -45,7 +45,7 @@ def test_mixed_batches_are_the_cpu_s(vocab_size: int, slots: int, steps: int) ->
         got, got_rows = gpu.step_and_look(logits, masks)
         want, want_rows = cpu.step_and_look(logits, masks)
         torch.testing.assert_close(got_rows, want_rows)
-        # A token at the edge of top_p may be inside by one order of summation and not by another.
+        # The order of summation may decide on a token at the edge of top_p.
         other = [i for i in range(len(some)) if got.tokens[i] != want.tokens[i]]
         assert len(other) <= 1 + len(some) // 100, [samplings[some[i]] for i in other]
         assert got.logprobs is not None and want.logprobs is not None
@@ -53,7 +53,7 @@ def test_mixed_batches_are_the_cpu_s(vocab_size: int, slots: int, steps: int) ->
             if i not in other:
                 ours, theirs = values(got.logprobs[i]), values(want.logprobs[i])
                 assert ours == pytest.approx(theirs, abs=1e-4)
-        for i in other:  # both go on from the CPU's token
+        for i in other:  # both continue from the CPU's token
             slot = some[i]
             output = cpu.contexts[slot][len(prompts[slot]) :]
             gpu.admit(slot, samplings[slot], prompts[slot], output)

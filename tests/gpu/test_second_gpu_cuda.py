@@ -1,4 +1,4 @@
-"""A worker on another GPU than the first: the kernels run where its tensors are."""
+"""A worker on the second GPU: the kernels run on the GPU of its tensors."""
 
 from __future__ import annotations
 

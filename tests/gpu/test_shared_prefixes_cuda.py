@@ -1,4 +1,4 @@
-"""Decode attention that reads once what neighbouring requests have in common, on a GPU, at V2-Lite's shapes."""
+"""Shared-prefix batching in decode attention, on a GPU, at V2-Lite's shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
 HEADS, LATENT, ROPE, SCALE = 16, 512, 64, 0.1147
-# Runs of neighbours, and the rows of which they have the first in common
+# Runs of adjacent requests, and the numbers of their common first rows
 RUNS = [(40, 4096), (3, 1100), (30, 3000), (1, 0), (24, 64), (34, 2048)]
 SPEC = LatentAttentionSpec(
     num_heads=HEADS,
@@ -39,7 +39,7 @@ SPEC = LatentAttentionSpec(
 
 @pytest.fixture(params=[16, 64])
 def paged(request: pytest.FixtureRequest) -> PagedCache:
-    """Of requests with few rows of their own, and with many."""
+    """Requests with few and with many rows of their own."""
     page_size = request.param
     lengths = [max(common, 1) + 150 * i % 700 + i % 2 for run, common in RUNS for i in range(run)]
     draw = torch.Generator("cuda").manual_seed(page_size)
@@ -78,7 +78,7 @@ def test_float64(paged: PagedCache) -> None:
 
 
 def test_a_recording_follows_the_pages(paged: PagedCache) -> None:
-    """Recorded while nothing is in common, replayed when it is."""
+    """The graph is captured without common prefixes and replayed with them."""
     q, longest = queries(paged), int(paged.lengths.max())
     slots, lengths = paged.slots.clone(), paged.lengths.clone()
     paged.slots.fill_(paged.idle_slot())

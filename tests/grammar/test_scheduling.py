@@ -13,7 +13,7 @@ from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Abort, Grammar
 from support.fake_engine import continuation
 from support.grammar_driver import EOS_ID, TOKENIZER, text
-from support.scripted_scheduler import Run, assert_nothing_is_held, generate, run
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 from support.tiny_model import VOCAB_SIZE
 
 DATE = Grammar("regex", r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d")
@@ -31,7 +31,7 @@ PROMPT = [7, 8, 9, 10, 11]
 
 def run_all(script: dict[int, list[Any]], grammars: Grammars | None, **settings: Any) -> Run:
     outcome = run(script, grammars=grammars, vocab_size=VOCAB_SIZE, **settings)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
     assert outcome.scheduler.stats().compiling == 0
     return outcome
 

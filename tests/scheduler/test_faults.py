@@ -9,7 +9,7 @@ from mla_router.worker.messages import ToScheduler
 from mla_router.worker.scheduler.scheduler import MAX_FAILURES, EngineFailed
 from support.fake_engine import continuation
 from support.faulty_engine import FaultyEngine
-from support.scripted_scheduler import assert_nothing_is_held, generate, run
+from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
 CAPACITY = Capacity(num_pages=64, page_size=4, num_slots=2, context_length=64)
 
@@ -33,7 +33,7 @@ def test_a_failed_step_ends_its_requests_alone(phase: str, at: int, overlap: boo
         assert tokens == continuation([i, 5, 6], 7)[: len(tokens)]
     assert outcome.channel.tokens("c") == continuation([2, 5, 6], 7)
     assert outcome.channel.tokens("later") == continuation([0, 5, 6], 7)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -56,7 +56,7 @@ def test_failures_far_apart_do_not_add_up() -> None:
     reasons = [outcome.channel.reason(f"r{i}") for i in range(0, 200, 10)]
     assert reasons.count("error") > MAX_FAILURES
     assert reasons.count("length") > MAX_FAILURES
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 def test_a_lost_device_ends_the_process_at_once() -> None:
@@ -79,7 +79,7 @@ def test_a_row_without_a_token_ends_its_request_alone(at: int, overlap: bool) ->
     assert outcome.channel.tokens("r0") == continuation(prompts[0], 6)
     assert outcome.channel.reason("r1") == "error"
     assert outcome.channel.tokens("r1") == continuation(prompts[1], 6)[:at]
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

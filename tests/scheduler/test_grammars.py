@@ -10,7 +10,7 @@ from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
 from support.fake_engine import continuation
 from support.forcing_grammars import FORCING, ForcingGrammars
-from support.scripted_scheduler import assert_nothing_is_held, generate, run
+from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
 PROMPT = [1, 2, 3]
 
@@ -41,7 +41,7 @@ def test_all_requests_of_a_lost_process_end_and_no_others(overlap: bool, chunk_s
     outcome = run(
         script, overlap=overlap, chunk_size=chunk_size, capacity=capacity, grammars=grammars
     )
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
     for rid in ("runs", "prefills", "waits"):
         assert outcome.channel.reason(rid) == "lost"
     assert outcome.channel.reason("free") == "length"
@@ -56,6 +56,6 @@ def test_a_request_aborted_when_its_process_is_lost_ends_once() -> None:
     }
     capacity = Capacity(num_pages=64, page_size=4, num_slots=1, context_length=128)
     outcome = run(script, capacity=capacity, grammars=grammars)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
     assert outcome.channel.reason("a") == "lost"
     assert outcome.channel.reason("b") == "abort"

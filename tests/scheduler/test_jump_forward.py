@@ -11,7 +11,7 @@ from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort
 from support.fake_engine import VOCAB, FakeEngine, continuation
 from support.forcing_grammars import FORCING, ForcingGrammars, forced_continuation, forced_run
-from support.scripted_scheduler import Run, assert_nothing_is_held, generate, run
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 
 PROMPT = [7, 8, 9, 10, 11, 12, 13]
 LENGTH = 60
@@ -28,7 +28,7 @@ WAYS: list[dict[str, Any]] = [
 def run_all(script: dict[int, list[Any]], **settings: Any) -> Run:
     grammars: Any = ForcingGrammars()
     outcome = run(script, grammars=grammars, **settings)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
     assert not grammars.outputs, "a request is still open"
     return outcome
 

@@ -14,7 +14,7 @@ from mla_router.worker.core import Capacity, StepPlan
 from mla_router.worker.messages import Abort, FlushCache, Generate, ToScheduler
 from support.fake_engine import continuation, logprob
 from support.faulty_engine import FaultyEngine
-from support.scripted_scheduler import Run, assert_nothing_is_held, generate, run
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 
 SHARED = [i % 50 for i in range(36)]
 
@@ -200,7 +200,7 @@ def check(scenario: Scenario, outcome: Run) -> None:
         if request.sampling.logprobs:
             told = [x for delta in deltas if delta.logprobs for x in delta.logprobs.logprobs]
             assert told == [-float(token) for token in got]
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -7,7 +7,7 @@ import pytest
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, ToScheduler
 from support.fake_engine import continuation
-from support.scripted_scheduler import Run, assert_nothing_is_held, generate, run
+from support.scripted_scheduler import Run, assert_nothing_is_allocated, generate, run
 
 ONE_SLOT = Capacity(num_pages=64, page_size=4, num_slots=1, context_length=64)
 SMALL = Capacity(num_pages=12, page_size=4, num_slots=4, context_length=48)
@@ -35,7 +35,7 @@ def test_a_higher_priority_preempts_a_lower_one(capacity: Capacity, overlap: boo
         ("highest", [10, 11, 12], 30),
     ):
         assert outcome.channel.tokens(rid) == continuation(prompt, count)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 def test_equal_priorities_do_not_preempt() -> None:
@@ -66,7 +66,7 @@ def test_a_preempted_request_can_be_aborted() -> None:
     outcome = run(script, capacity=ONE_SLOT, enable_priority_scheduling=True)
     assert outcome.channel.reason("low") == "abort"
     assert outcome.channel.tokens("high") == continuation([2], 10)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs"])

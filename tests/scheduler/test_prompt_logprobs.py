@@ -6,7 +6,7 @@ import pytest
 
 from mla_router.worker.messages import Abort, ToScheduler
 from support.fake_engine import continuation, logprob
-from support.scripted_scheduler import assert_nothing_is_held, generate, run
+from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
 PROMPT = [i * 7 % 50 for i in range(30)]
 
@@ -32,7 +32,7 @@ def test_the_first_delta_has_the_requested_logprobs(
     # Only rows without logprobs come from the cache, in whole pages of 4.
     assert told.cached_tokens == max(0, min(first, len(PROMPT)) - 1) // 4 * 4
     assert outcome.channel.tokens("a") == continuation(PROMPT, 4)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 def test_a_prompt_with_logprobs_does_not_wait_for_a_prefix_that_it_cannot_use() -> None:
@@ -53,4 +53,4 @@ def test_a_request_can_be_aborted_while_logprobs_are_computed(when: int, overlap
     }
     outcome = run(script, chunk_size=7, overlap=overlap)
     assert outcome.channel.tokens("b") == continuation(PROMPT, 4)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)

@@ -9,7 +9,7 @@ from mla_router.worker.messages import Abort, Deltas, ToScheduler
 from mla_router.worker.scheduler.request import Request, State
 from mla_router.worker.scheduler.retraction import all_but_strongest, cheapest
 from support.fake_engine import continuation, logprob
-from support.scripted_scheduler import assert_nothing_is_held, generate, run
+from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
 # 80 tokens; the requests below need 6 * 58.
 TINY = Capacity(num_pages=20, page_size=4, num_slots=6, context_length=64)
@@ -42,7 +42,7 @@ def test_each_request_gets_all_tokens_once(
     stats = outcome.scheduler.stats()
     assert stats.retracted > 0
     assert stats.prompt_tokens == sum(len(prompt) for prompt in PROMPTS)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 def test_the_oldest_request_is_never_delayed() -> None:
@@ -69,7 +69,7 @@ def test_a_stop_token_ends_a_request_that_was_just_retracted(overlap: bool) -> N
             script[0].append(generate(f"r{i}", prompt, 40, seed=shift, stop_token_ids=[stop]))
         outcome = run(script, overlap=overlap, capacity=TINY, schedule_conservativeness=OPTIMIST)
         assert {rid: outcome.channel.tokens(rid) for rid in wanted} == wanted
-        assert_nothing_is_held(outcome)
+        assert_nothing_is_allocated(outcome)
         retracted += outcome.scheduler.stats().retracted
     assert retracted > 25
 
@@ -85,7 +85,7 @@ def test_a_retracted_request_can_be_aborted(when: int, overlap: bool) -> None:
     assert outcome.channel.tokens("r0") == continuation(PROMPTS[0], 40)
     for i in range(1, 6):
         assert outcome.channel.reason(f"r{i}") in ("abort", "length")
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mla_router.worker.core import Capacity
 from mla_router.worker.messages import Abort, FlushCache, GetStats, Stats, ToScheduler
 from support.fake_engine import VOCAB, continuation
-from support.scripted_scheduler import assert_nothing_is_held, generate, run
+from support.scripted_scheduler import assert_nothing_is_allocated, generate, run
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -19,7 +19,7 @@ def test_a_request_gets_its_tokens(overlap: bool, chunk_size: int) -> None:
     outcome = run({0: [generate("a", prompt, 7)]}, overlap=overlap, chunk_size=chunk_size)
     assert outcome.channel.tokens("a") == continuation(prompt, 7)
     assert outcome.channel.reason("a") == "length"
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -37,7 +37,7 @@ def test_a_stop_token_costs_one_step_too_many_under_overlap(overlap: bool, steps
     assert outcome.channel.tokens("a") == expected[: expected.index(stop) + 1]
     assert outcome.channel.reason("a") == "stop"
     assert outcome.scheduler.stats().steps == expected.index(stop) + 1 + steps
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 def test_prefill_chunks_run_beside_decode_rows() -> None:
@@ -121,7 +121,7 @@ def test_more_requests_than_memory_are_served_in_turn() -> None:
     outcome = run(script, capacity=capacity)
     for i in range(12):
         assert outcome.channel.tokens(f"r{i}") == continuation([i] * 15, 18)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_abort_is_legal_in_every_state(when: int, overlap: bool) -> None:
     )
     assert outcome.channel.tokens("b") == continuation([1, 2], 5)
     assert outcome.channel.tokens("c") == continuation([3], 20)
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -179,7 +179,7 @@ def test_no_step_is_computed_after_an_abort(heard: int, overlap: bool) -> None:
     outcome = run(script, overlap=overlap)
     assert outcome.channel.reason("a") == "abort"
     assert outcome.scheduler.stats().steps == heard
-    assert_nothing_is_held(outcome)
+    assert_nothing_is_allocated(outcome)
 
 
 # -- both loops give the same tokens ----------------------------------------------------------------
@@ -229,4 +229,4 @@ def test_overlap_and_normal_give_identical_tokens(
                 assert got == tokens[: len(got)]
             else:
                 assert got == tokens
-        assert_nothing_is_held(outcome)
+        assert_nothing_is_allocated(outcome)

@@ -1,1 +1,1 @@
-"""What several tests need: tiny models, processes under test."""
+"""Helpers of several tests: tiny models, processes under test."""

@@ -1,4 +1,4 @@
-"""Attention of a model by one backend, without a choice."""
+"""The attention of a model by a given backend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CPU = torch.device("cpu")
 
 
 def torch_attention(config: ModelConfig) -> ModelAttention:
-    """The reference, on any device and in any dtype."""
+    """Returns the torch backend, for any device and dtype."""
     return ModelAttention(
         [TorchBackend(spec, CPU, torch.float32) for spec in config.attention_specs]
     )
 
 
 def triton_attention(config: ModelConfig, device: torch.device = CPU) -> ModelAttention:
-    """On a CPU, where each op takes its torch form, as well."""
+    """Returns the Triton backend, for a CPU as well, where each op uses its torch form."""
     specs = config.attention_specs
     return ModelAttention([TritonBackend(spec, device, torch.bfloat16) for spec in specs])

@@ -1,4 +1,4 @@
-"""What an engine's KV cache holds, as one tensor: of models whose layers all keep the same rows."""
+"""The content of an engine's KV cache as one tensor, for models with equal rows in all layers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mla_router.worker.engine.engine import Engine
 
 
 def cached_rows(engine: Engine) -> Tensor:
-    """A copy: [layers, pages, page_size, width]."""
+    """Returns a copy: [layers, pages, page_size, width]."""
     return torch.stack(engine.kv_cache.layers)
 
 
 def put_back(engine: Engine, rows: Tensor) -> None:
-    """Write the result of `cached_rows` over the cache."""
+    """Overwrites the cache with a result of `cached_rows`."""
     for layer, own in zip(engine.kv_cache.layers, rows, strict=True):
         layer.copy_(own)
 

@@ -1,4 +1,4 @@
-"""For tests on a GPU."""
+"""Helpers of tests on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @contextmanager
 def forbid_waiting() -> Iterator[None]:
-    """Any call that would make the host wait for the device raises inside."""
+    """Raises inside at each call that makes the host wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -23,8 +23,8 @@ def forbid_waiting() -> Iterator[None]:
 
 
 def captured(call: Callable[[], T]) -> tuple[Callable[[], None], T]:
-    """`call` captured in a CUDA graph: what replays it, and the result that replaying writes."""
-    call()  # compiles, which a capture does not allow
+    """Captures `call` in a CUDA graph. Returns the replay function, and the result that a replay writes."""
+    call()  # compiles, which a capture does not permit
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -33,6 +33,6 @@ def captured(call: Callable[[], T]) -> tuple[Callable[[], None], T]:
 
 
 def assert_rows_close(got: Tensor, expected: Tensor, most: float = 1e-2) -> None:
-    """By the norm of each row's difference: single numbers near 0 are nothing but rounding."""
+    """Compares the norm of each row's difference, because single numbers near 0 are mostly rounding."""
     error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max().item() < most, error  # NaN fails, too

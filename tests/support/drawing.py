@@ -1,4 +1,4 @@
-"""`sample` of rows by themselves: each gets a slot, which the caller need not know."""
+"""Calls `sample` for rows, each of which gets a slot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mla_router.worker.core import NO_TOKEN
 
-SPARE = 3  # slots that no row has
+SPARE = 3  # unused slots
 UNTOUCHED = -7
 
 
@@ -22,7 +22,7 @@ def with_slots(
     *,
     out_on_host: bool = False,
 ) -> tuple[Any, ...]:
-    """The arguments of `sample` for rows of these temperatures and seeds, all [R]. With `out_on_host` tokens go to
+    """Returns the arguments of `sample` for rows of these temperatures and seeds, all [R]. With `out_on_host` tokens go to
     pinned memory."""
     rows, device = len(logits), logits.device
     slots = torch.randperm(rows + SPARE, generator=torch.Generator().manual_seed(rows))
@@ -48,7 +48,7 @@ def drawn(arguments: tuple[Any, ...]) -> Tensor:
 
 
 def draw(op: Any, *row_inputs: Any) -> Tensor:
-    """[R] int64: the tokens that `op`, a form of `sample`, draws."""
+    """Returns [R] int64: the tokens of `op`, a form of `sample`."""
     arguments = with_slots(*row_inputs)
     op(*arguments)
     return drawn(arguments)

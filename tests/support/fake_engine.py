@@ -1,8 +1,8 @@
-"""An engine without a model: it keeps real pages and samples a hash of what it reads from them.
+"""An engine without a model: it keeps real pages and samples a hash of the tokens that it reads from them.
 
-A token that is written to the wrong page, read through a stale page table or lost changes every
-later token, so equal outputs mean equal caches. Like a device it runs what it was given later: a
-step is computed only when its result is waited for, or when the next one is launched.
+A token that is lost, written to a wrong page or read through a stale page table changes all later tokens, so equal
+outputs mean equal caches. Like a device it works asynchronously: it computes a step when the host waits for its result,
+or when the next step is launched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VOCAB = 50
 
 
 def next_token(history: list[int], seed: int, allowed: Sequence[int] = range(VOCAB)) -> int:
-    """The model: the next token of a text is a hash of all of it."""
+    """The model: the next token is a hash of all tokens before it."""
     state = seed + 17
     for token in history:
         state = (state * 1103515245 + token + 12345) % (1 << 31)
@@ -40,8 +40,8 @@ def continuation(
     stops: Collection[int] = (),
     output: Sequence[int] = (),
 ) -> list[int]:
-    """What an endless cache and no scheduler would give: at most `count` tokens after `prompt` and
-    `output`."""
+    """Returns at most `count` tokens after `prompt` and `output`, computed without cache and
+    scheduler."""
     history = [*prompt, *output]
     begin = len(history)
     for _ in range(count):
@@ -52,7 +52,7 @@ def continuation(
 
 
 def logprob(history: list[int], token: int) -> float:
-    """What the model gives `token` after `history`."""
+    """Returns the logprob of `token` after `history`."""
     return -1.0 - next_token([*history, token], 1)
 
 
@@ -71,7 +71,7 @@ class FakeStep:
 
 
 class FakeEngine:
-    """Implements `StepEngine`; every cache location remembers the token written to it."""
+    """Implements `StepEngine`. Each cache location keeps its token."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity

@@ -1,9 +1,9 @@
-"""A scheduler process without a model: speaks the real wire, and does what a request's salt says.
+"""A scheduler process without a model: it has the real messages, and follows the script in a request's salt.
 
     python fake_scheduler.py RECORD [flags of a scheduler] --ipc-dir DIR
 
-A request's `cache_salt` is its script, in JSON; without one the prompt is repeated. Every message
-that arrives is appended to the file RECORD, one JSON line each, for tests to look at.
+A request's `cache_salt` is its script in JSON; without a script the prompt is repeated. Each received message is
+appended to the file RECORD as a JSON line, for the tests.
 """
 
 from __future__ import annotations
@@ -46,19 +46,23 @@ HEARTBEAT_MS = 100
 
 
 class Script(msgspec.Struct):
-    say: list[int] | None = None  # the answer's tokens, repeated as needed; none: the prompt's
-    say_from: str | None = None  # a file beside RECORD that has them: salts are short
-    by_seed: list[list[int]] | None = None  # the answer's tokens: of all these, the seed's
+    say: list[int] | None = (
+        None  # tokens of the answer, repeated as needed; None: those of the prompt
+    )
+    say_from: str | None = None  # a file beside RECORD with these tokens, because salts are short
+    by_seed: list[list[int]] | None = None  # one answer for each seed
     cached: int = 0
     burst: int = 1  # tokens a step
-    hold_after: int | None = None  # say nothing more after so many tokens
-    hold_own_after: int | None = None  # the same, of answers that no other worker has begun
-    error: str = ""  # fail: at once, or after `hold_after` tokens, when the cache is flushed
-    refuse: str = ""  # say that the request is at fault
+    hold_after: int | None = None  # stop sending after so many tokens
+    hold_own_after: int | None = None  # the same, for answers that no other worker began
+    error: str = (
+        ""  # fail with this error: at once, or at a flush of the cache after `hold_after` tokens
+    )
+    refuse: str = ""  # refuse the request with this message
     die_after: int | None = None  # end this process after so many tokens
-    only: int | None = None  # all this is for a prompt of this length; others hold after a token
-    silent: bool = False  # no more heartbeats from now on
-    token_s: float | None = None  # what heartbeats say of prompt tokens from now on
+    only: int | None = None  # the script is for a prompt of this length; others stop after a token
+    silent: bool = False  # send no heartbeats from now on
+    token_s: float | None = None  # `Stats.token_s` of heartbeats from now on
 
 
 @dataclass
@@ -81,7 +85,7 @@ class FakeScheduler:
     token_s: float = 0.0
 
     def send(self, message: ToServer, *servers: int) -> None:
-        """To some, or to all."""
+        """Sends to `servers`, or to all by default."""
         for server in servers or range(len(self.outboxes)):
             self.outboxes[server].send(msgspec.msgpack.encode(message))
 
@@ -215,7 +219,7 @@ class FakeScheduler:
 
 
 def logprobs_of(tokens: list[int], sampling: SamplingParams) -> Logprobs:
-    """A token's logprob tells which it is; those that follow it in the vocabulary come next."""
+    """Returns logprobs that identify the tokens. The top tokens are the next ones of the vocabulary."""
     top = range(sampling.top_logprobs)
     return Logprobs(
         [-token / 1024 for token in tokens],

@@ -1,4 +1,4 @@
-"""A fake engine that fails on order."""
+"""A fake engine with scripted failures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from support.fake_engine import FakeEngine, FakeStep
 
 
 class KernelFailed(Exception):
-    """What a broken step raises."""
+    """The error of a failed step."""
 
 
 class FaultyEngine(FakeEngine):
-    """Steps are counted from 0, as they are given to `forward`."""
+    """Steps are counted from 0, in the order of `forward`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class FaultyEngine(FakeEngine):
 
     @property
     def last_fault(self) -> int:
-        """The last step that has failed or is going to."""
+        """Returns the last step that fails."""
         return max([-1, *self.fail_forward, *self.fail_sample, *self.fail_wait])
 
     def forward(self, plan: StepPlan) -> FakeStep:
@@ -72,7 +72,7 @@ class FaultyEngine(FakeEngine):
 
 @dataclass
 class FaultyStep(FakeStep):
-    """A step whose result passes through the engine that fails."""
+    """A step whose result may fail."""
 
     def wait(self) -> StepResult:
         assert isinstance(self.engine, FaultyEngine)

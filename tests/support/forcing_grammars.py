@@ -1,7 +1,7 @@
-"""Grammars without processes: now and then they force some tokens, and allow all others otherwise.
+"""Grammars without processes: at some places they force tokens, at others they allow all.
 
-What is forced is a hash of the output so far, so a run that is lost, told twice, or begun at another
-place changes every later token.
+The forced tokens are a hash of the output so far, so a run that is lost, repeated or shifted changes all later
+tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORCING = Grammar("regex", "any")
 
 
 def forced_run(output: Sequence[int]) -> list[int]:
-    """What must come after `output`: nothing, or one to seven tokens of a run."""
+    """Returns the tokens forced after `output`: none, or a run of one to seven."""
     run: list[int] = []
     for length in range(len(output) + 1):
         if length:
@@ -41,7 +41,7 @@ def forced_continuation(
     stops: Collection[int] = (),
     output: Sequence[int] = (),
 ) -> list[int]:
-    """As `continuation`, under the grammar: at most `count` tokens after `prompt` and `output`."""
+    """Returns `continuation` under the grammar: at most `count` tokens after `prompt` and `output`."""
     tokens = list(output)
     while len(tokens) < len(output) + count:
         run = forced_run(tokens)
@@ -55,7 +55,7 @@ LOST = Problem("the process has ended", is_of_grammar=False)
 
 
 class ForcingGrammars:
-    """Takes the place of `Grammars`."""
+    """Replaces `Grammars`."""
 
     def __init__(self, max_rows: int = 64) -> None:
         self.masks = np.zeros((max_rows, -(-VOCAB // 32)), dtype=np.int32)

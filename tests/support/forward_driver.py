@@ -1,7 +1,7 @@
-"""Drives a model through `ForwardBatch` as the engine does, with plain Python bookkeeping.
+"""Runs a model on `ForwardBatch`es as the engine does, with simple bookkeeping in Python.
 
-Pages are dealt out in random order, and memory that no token was written to holds NaN: a kernel
-that reads a row which is not the request's own cannot go unnoticed.
+Pages are allocated in random order, and unwritten memory is NaN: a kernel that reads a row of another request is
+noticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.attention import torch_attention
 def nan_caches(
     specs: Sequence[KVCacheSpec], pages: int, page_size: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """The caches of a pool, full of NaN."""
+    """Returns the caches of a pool, filled with NaN."""
     caches = KVCachePool(specs, pages, page_size, device).layers
     for cache in caches:
         cache.fill_(float("nan"))
@@ -55,8 +55,8 @@ class ForwardDriver:
         self.caches = nan_caches(specs, len(pages), page_size, self.device)
 
     def share(self, owner: int, slot: int, pages: int) -> int:
-        """Let the empty `slot` begin with the first `pages` pages of `owner`, as after a hit in the
-        prefix cache. How many tokens it has now."""
+        """Starts the empty `slot` with the first `pages` pages of `owner`, as after a hit in the
+        prefix cache. Returns its number of tokens."""
         assert self.lengths[slot] == 0 and pages * self.page_size <= self.lengths[owner]
         self.page_table[slot, :pages] = self.page_table[owner, :pages]
         self.lengths[slot] = pages * self.page_size
@@ -67,7 +67,7 @@ class ForwardDriver:
         decodes: Mapping[int, int] | None = None,
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> Tensor:
-        """Log-probabilities [T, vocab] after each token of `batch`."""
+        """Returns the log-probabilities [T, vocab] after each token of `batch`."""
         hidden = self.model(self.batch(decodes, chunks), self.caches)
         return self.model.logits(hidden).log_softmax(dim=-1)
 
@@ -76,7 +76,7 @@ class ForwardDriver:
         decodes: Mapping[int, int] | None = None,
         chunks: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> ForwardBatch:
-        """The next step: one token of each slot in `decodes`, then the (slot, tokens) in `chunks`."""
+        """Returns the next step: one token of each slot in `decodes`, then the (slot, tokens) in `chunks`."""
         decodes = decodes or {}
         runs = [(slot, [token]) for slot, token in decodes.items()]
         runs += [(slot, list(tokens)) for slot, tokens in chunks]

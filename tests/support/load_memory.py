@@ -1,4 +1,4 @@
-"""Loads a model in a process of its own and prints by how much its memory grew at most, in bytes.
+"""Loads a model in a separate process and prints the largest growth of its memory, in bytes.
 
     python load_memory.py FOLDER
 
@@ -17,7 +17,7 @@ from mla_router.worker.model.loader import load_model
 
 
 def status(name: str) -> int:
-    """A size in /proc/self/status, in bytes."""
+    """Returns a size of /proc/self/status in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None, name
     return int(found[1]) * 1024
@@ -25,7 +25,7 @@ def status(name: str) -> int:
 
 def main() -> None:
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     load_model(Path(sys.argv[1]), device="cpu", dtype=torch.float32)
     print(status("VmHWM") - before)
 

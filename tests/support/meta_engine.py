@@ -1,8 +1,8 @@
-"""An engine on a GPU that is not there: it launches what it would on an H200, and Triton can be asked what that was.
+"""An engine on a GPU that need not exist: it launches the kernels of an H200, and Triton reports them.
 
-Its tensors are torch's `meta` ones, which have shapes and no memory, and say that they are on a GPU. What is left out
-is what depends on addresses but for those within a tensor. Only for processes in which Triton does not interpret, and
-which do nothing else.
+Its tensors are torch's `meta` tensors, which have shapes but no memory, and claim to be on a GPU. Their addresses count
+as offsets within a tensor only. It is for processes without Triton's interpreter that do
+nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ H200 = "NVIDIA H200"
 
 
 class Launches(triton.AsyncCompileMode):  # type: ignore[misc]
-    """The kernels that are launched while it is entered, by all that makes one another kernel."""
+    """Collects the kernels that are launched inside, by all properties that distinguish kernels."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -45,7 +45,7 @@ class Launches(triton.AsyncCompileMode):  # type: ignore[misc]
 
 
 def pretend() -> None:
-    """From now on."""
+    """Patches torch and Triton in this process."""
     driver.set_active(NoDevice())  # type: ignore[no-untyped-call]
     torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment, method-assign]
     torch.cuda.get_device_name = lambda _=None: H200
@@ -55,7 +55,7 @@ def pretend() -> None:
 
 
 def meta_engines(folder: Path, layers: int, capacity: Capacity) -> Iterator[Engine]:
-    """Of a model with the shapes of that in `folder` but for the number of layers, one after another."""
+    """Yields engines of a model with the shapes of `folder` and `layers` layers."""
     config = replace(read_config(folder), num_layers=layers)
     with META, default_dtype(torch.bfloat16):
         model = build_model(config)

@@ -1,4 +1,4 @@
-"""A paged KV cache of some requests, and attention over it as its formulas say, in float64."""
+"""A paged KV cache of some requests, and attention over it in float64, by its formulas."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class PagedCache:
     rows: list[Tensor]  # each request's [length, width]
 
     def first(self, requests: int) -> PagedCache:
-        """The same with the rows of the first few alone."""
+        """Returns the cache with the first `requests` requests only."""
         return replace(self, rows=self.rows[:requests])
 
     def share(self, requests: range, pages: int) -> None:
-        """Some requests, which are that long at least, get the first one's first pages."""
+        """Gives the requests the first `pages` pages of the first of them. Each must be long enough."""
         head, page_size = requests[0], self.cache.shape[1]
         for other in requests[1:]:
             self.page_table[self.slots[other], :pages] = self.page_table[self.slots[head], :pages]
             self.rows[other][: pages * page_size] = self.rows[head][: pages * page_size]
 
     def idle_slot(self) -> int:
-        """One that no request has, all of whose pages are made page 0, as those of padding are."""
+        """Returns a slot without a request, whose pages are set to page 0, as for padding."""
         taken = self.slots.tolist()
         idle = next(slot for slot in range(len(self.page_table)) if slot not in taken)
         self.page_table[idle] = 0
@@ -44,7 +44,7 @@ def random_cache(
     generator: torch.Generator,
     device: str = "cpu",
 ) -> PagedCache:
-    """Pages and slots in random order; `generator` is of that device."""
+    """Returns a cache with pages and slots in random order. `generator` must be on `device`."""
 
     def permutation(n: int) -> Tensor:
         return torch.randperm(n, generator=generator, device=device)

@@ -1,4 +1,4 @@
-"""Configs that nobody chose: every size and rule of a tiny model drawn from a seed."""
+"""Random configs: each size and rule of a tiny model is drawn from a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAMILIES = ("deepseek_v2", "deepseek_v3", "llama")
 
 
 def random_config(seed: int) -> dict[str, Any]:
-    """For `write_tiny_model`; the families take turns."""
+    """Returns a config for `write_tiny_model`. The families alternate."""
     draw = Random(seed)
     family = FAMILIES[seed % len(FAMILIES)]
     common = {

@@ -1,4 +1,4 @@
-"""Random requests for a scripted scheduler on a tiny model."""
+"""Random requests for a scripted scheduler with a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.tiny_model import VOCAB_SIZE
 
 
 def random_script(seed: int, count: int, aborts: bool) -> dict[int, list[ToScheduler]]:
-    """`count` requests of random arrival, prefix, length and settings; a fifth of them aborted."""
+    """Returns `count` requests with random arrival, prefix, length and sampling parameters. A fifth of them is aborted."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(VOCAB_SIZE) for _ in range(60)] for _ in range(5)]
     script: dict[int, list[ToScheduler]] = {}

@@ -1,4 +1,4 @@
-"""Sampling settings as clients may mix them in one batch."""
+"""Random sampling parameters, to be mixed in one batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.token_masks import token_bits
 
 
 def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -> SamplingParams:
-    """Each feature on for about a third of the requests, independently of the others."""
+    """Uses each feature for about a third of the requests, independently."""
 
     def some(value: object, off: object) -> object:
         return value if rng.random() < 0.35 else off
@@ -18,11 +18,11 @@ def random_sampling(rng: random.Random, vocab_size: int, max_tokens: int = 16) -
         return rng.randrange(vocab_size)
 
     scored = rng.random() < 0.35
-    # transformers' SequenceBiasLogitsProcessor takes no token 0.
+    # transformers' SequenceBiasLogitsProcessor refuses token 0.
     biased = {rng.randrange(1, vocab_size) for _ in range(5)}
     bias = [(token, rng.choice([-100.0, -1.5, 2.5, 100.0])) for token in biased]
     stop_token_ids = frozenset(token() for _ in range(rng.choice([0, 1, 20])))
-    # With one that ends no answer: else min_tokens might leave none.
+    # At least one token that is no stop token, or min_tokens might leave none.
     allowed = {token() for _ in range(30)} | {min(set(range(30)) - stop_token_ids)}
     return SamplingParams(
         max_tokens=max_tokens,

@@ -1,4 +1,4 @@
-"""Greedy decoding with the model of `transformers`: the reference that shares no code with ours."""
+"""Greedy decoding with a model of `transformers`, the independent reference."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Reference:
 
     @torch.inference_mode()
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
-        """[len(tokens), vocab] float32: row i is of the token that comes after tokens[: i + 1]."""
+        """Returns [len(tokens), vocab] float32: row i is for the token after tokens[: i + 1]."""
         logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
         return logits.float().log_softmax(-1)
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], max_new_tokens: int) -> Continuation:
-        """One step a token, each from the logits of the whole cache before it."""
+        """Generates token by token, each from the logits of all tokens before it."""
         step, cache = torch.tensor([prompt]), None
         tokens, logprobs, margin = [], [], float("inf")
         for _ in range(max_new_tokens):

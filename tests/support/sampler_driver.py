@@ -1,4 +1,4 @@
-"""Drives a `Sampler` as the engine does, with logits that the test makes up."""
+"""Calls a `Sampler` as the engine does, with logits of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mla_router.worker.engine.upload import Upload
 
 
 class SamplerDriver:
-    """`guard` is around everything that the engine does between two waits."""
+    """`guard` wraps all work of the engine between two waits."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SamplerDriver:
         self.sampler = Sampler(num_slots, vocab_size, self.device)
         self.copies = AsyncCopyBuffers(self.device)
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=self.device)
-        self.contexts: dict[int, list[int]] = {}  # prompt and output of every slot
+        self.contexts: dict[int, list[int]] = {}  # by slot: prompt and output
         self._upload = Upload(self.device)
         self._admitted: list[Admitted] = []
 
@@ -41,19 +41,19 @@ class SamplerDriver:
         prompt: Sequence[int],
         output: Sequence[int] = (),
     ) -> None:
-        """From the next step on."""
+        """Admits the requests with the next step."""
         self._admitted.append(Admitted(slot, sampling, prompt, output))
         self.contexts[slot] = [*prompt, *output]
 
     def step(self, logits: Mapping[int, Tensor], masks: TokenMasks | None = None) -> StepResult:
-        """Sample once for every slot in `logits`."""
+        """Samples a token for each slot in `logits`."""
         return self.step_and_look(logits, masks)[0]
 
     @torch.inference_mode()
     def step_and_look(
         self, logits: Mapping[int, Tensor], masks: TokenMasks | None = None
     ) -> tuple[StepResult, Tensor]:
-        """The same, and [R, V] what penalties, biases and masks have made of the logits."""
+        """Returns the same, and the logits [R, V] after penalties, biases and bitmasks."""
         slots = tuple(logits)
         lengths = tuple(len(self.contexts[slot]) for slot in slots)
         plan = StepPlan(slots, lengths, (), (), tuple(self._admitted))

@@ -1,4 +1,4 @@
-"""A scheduler whose server is a script: what it is told at which step, and what it says."""
+"""A scheduler with a scripted server: messages at given steps, and the scheduler's replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.fake_engine import VOCAB, FakeEngine
 
 
 def generate(rid: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> Generate:
-    """A request as the server sends it; `fields` are those of `Generate` or `SamplingParams`."""
+    """Returns a request as the server sends it. `fields`: those of `Generate` or `SamplingParams`."""
     own = {name: fields.pop(name) for name in Generate.__struct_fields__ if name in fields}
     sampling = SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
     return Generate(rid, prompt, sampling, **own)  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ class ScriptedChannel:
 
     script: dict[int, list[ToScheduler]]
     said: list[ToServer] = field(default_factory=list)
-    when: list[int] = field(default_factory=list)  # at which receive it was said
+    when: list[int] = field(default_factory=list)  # number of the receive before it
     after_receive: object = None
     now: int = 0
     is_idle: Callable[[], bool] = lambda: True
@@ -71,7 +71,7 @@ class ScriptedChannel:
         return [token for delta in self.deltas()[rid] for token in delta.token_ids]
 
     def turns(self, rid: str) -> list[int]:
-        """When something of this request was said."""
+        """Returns the receives before each delta of this request."""
         return [
             now
             for said, now in zip(self.said, self.when, strict=True)
@@ -103,8 +103,8 @@ def run(
     measured: StepSeconds | None = None,
     **settings: Any,
 ) -> Run:
-    """Run a scheduler over a script until it is idle, checking its books at every step. `measured` are the
-    times of the engine's first steps, `settings` fields of WorkerConfig."""
+    """Runs a scheduler over a script until it is idle, and checks its memory at every step. `measured`: the
+    times of the engine's first steps; `settings`: fields of WorkerConfig."""
     capacity = capacity or Capacity(num_pages=64, page_size=4, num_slots=8, context_length=128)
     engine = engine or FakeEngine(capacity)
     channel = ScriptedChannel(dict(script))
@@ -134,8 +134,8 @@ def run(
     return Run(scheduler, channel)
 
 
-def assert_nothing_is_held(outcome: Run) -> None:
-    """Every page and slot is free, or would be without what is only cached."""
+def assert_nothing_is_allocated(outcome: Run) -> None:
+    """Asserts that each page and slot is free, or cached without a request that uses it."""
     stats = outcome.scheduler.stats()
     assert (stats.running, stats.waiting) == (0, 0)
     assert stats.free_slots == stats.total_slots

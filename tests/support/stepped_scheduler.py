@@ -1,4 +1,4 @@
-"""A scheduler that takes one turn of its loop at a time, whenever a test says so."""
+"""A scheduler that runs one turn of its loop when a test asks for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mla_router.worker.scheduler.scheduler import Scheduler
 from support.fake_engine import VOCAB, FakeEngine
 from support.forcing_grammars import ForcingGrammars
 
-TURN_S = 60.0  # a turn takes microseconds: longer means that the loop has stopped turning
+TURN_S = 60.0  # a turn takes microseconds; after a longer time the loop has stopped
 
 
 class SteppedScheduler:
-    """Runs a loop in a thread that waits in `receive`; also the channel of that scheduler."""
+    """Runs a loop in a thread that waits in `receive`. It is also the channel of that scheduler."""
 
     def __init__(self, engine: FakeEngine, config: WorkerConfig, *, overlap: bool) -> None:
         self.num_servers = 1
@@ -34,7 +34,7 @@ class SteppedScheduler:
         self._wait()
 
     def turn(self, *messages: ToScheduler) -> None:
-        """Deliver messages, and return when the scheduler asks for the next ones. Raises what has
+        """Delivers messages, and returns when the scheduler asks for the next ones. Raises the error that
         ended the loop."""
         assert self._thread.is_alive(), "the loop has ended"
         self._answers.put(messages)
@@ -51,7 +51,7 @@ class SteppedScheduler:
     def tokens(self, rid: str) -> list[int]:
         return [token for delta in self.deltas[rid] for token in delta.token_ids]
 
-    # -- the scheduler's side --------------------------------------------------------------------
+    # -- called by the scheduler -----------------------------------------------------------------
 
     def receive(self, timeout_s: float) -> list[ToScheduler]:  # noqa: ARG002 (turns have no time)
         self._asks.put(None)

@@ -1,4 +1,4 @@
-"""A fake engine on a device of some speed: its steps take virtual seconds."""
+"""A fake engine whose steps take virtual seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.fake_engine import FakeEngine, FakeStep
 
 
 class TimedEngine(FakeEngine):
-    """The time of a step follows from its chunks and rows. `slowdown` may change at any time."""
+    """Computes the time of a step from its chunks and rows. `slowdown` may change at any time."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class TimedEngine(FakeEngine):
         super().__init__(capacity)
         self.step_s, self.token_s = step_s, token_s
         self.context_s, self.prefix_s = context_s, prefix_s
-        self.cache = defaultdict(int)  # the first steps attend to what nobody has written
+        self.cache = defaultdict(int)  # the first steps read unwritten locations
         self.slowdown = 1.0
-        self.steps: list[tuple[StepPlan, float]] = []  # with the seconds that each took
+        self.steps: list[tuple[StepPlan, float]] = []  # plans and seconds
 
     def seconds(self, plan: StepPlan) -> float:
         seconds = self.step_s + 0.0001 * len(plan.decode_slots)

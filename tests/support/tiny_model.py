@@ -1,4 +1,4 @@
-"""Small random checkpoints, written by transformers' own classes, with a tokenizer.
+"""Small random checkpoints with a tokenizer, written by transformers' classes.
 
 `CONFIGS` covers DeepSeek's family (V2 and V3 routing, with and without q_lora, YaRN on and off, one
 and several expert groups, tied embeddings, both layouts of the rotary pairs) and Llama's (multi-head,
@@ -175,14 +175,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def raw_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A whole config.json, as far as it concerns us: `raw_config(CONFIGS["v3"])`."""
+    """Returns a config.json with the fields that matter: `raw_config(CONFIGS["v3"])`."""
     return DEFAULTS[config["model_type"]] | config
 
 
 def write_tiny_model(
     folder: Path, *, seed: int = 0, shard_size: str = "1GB", **config: Any
 ) -> None:
-    """Write a random float32 checkpoint with a tokenizer to `folder`.
+    """Writes a random float32 checkpoint with a tokenizer to `folder`.
 
     `config` overrides the defaults of its `model_type`: `**CONFIGS["v3"]`.
     """
@@ -196,7 +196,7 @@ def write_tiny_model(
 
 
 def _spread(model: torch.nn.Module) -> None:
-    """Draw every weight so that no part of the model is close to doing nothing."""
+    """Draws the weights so that each part of the model has an effect."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
@@ -209,7 +209,7 @@ def _spread(model: torch.nn.Module) -> None:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every text has tokens, every token sequence has a text."""
+    """Returns a byte-level BPE tokenizer: each text has tokens, each token sequence has a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

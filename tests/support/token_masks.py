@@ -1,4 +1,4 @@
-"""Masks as a grammar makes them, from lists of tokens."""
+"""Token bitmasks from lists of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mla_router.worker.core import TokenMasks
 
 
 def token_masks(allowed: Mapping[int, Collection[int]], vocab_size: int) -> TokenMasks:
-    """Of rows, in ascending order, and the tokens that each may draw."""
+    """Returns the bitmasks of `rows`, ascending, with the allowed tokens of each."""
     table = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.uint8)
     for row, tokens in enumerate(allowed.values()):
         table[row, list(tokens)] = 1
@@ -18,5 +18,5 @@ def token_masks(allowed: Mapping[int, Collection[int]], vocab_size: int) -> Toke
 
 
 def token_bits(allowed: Collection[int], vocab_size: int) -> bytes:
-    """A set of tokens as `SamplingParams.allowed` has it."""
+    """Returns a set of tokens in the form of `SamplingParams.allowed`."""
     return token_masks({0: allowed}, vocab_size).bits.tobytes()[: -(-vocab_size // 8)]

@@ -1,4 +1,4 @@
-"""Where tests run Triton kernels: on the GPU, or where there is none on the CPU, in Triton's
+"""The device on which tests run Triton kernels: the GPU if there is one, else the CPU with Triton's
 interpreter (`conftest.py`), which takes float16 and float32 and is silently wrong for bfloat16."""
 
 from __future__ import annotations
