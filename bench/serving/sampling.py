@@ -1,4 +1,4 @@
-"""What drawing a step's tokens costs, by what the batch asks for: on the device, and of the host.
+"""The time of sampling a step's tokens, by the features that the batch uses: on the device and on the host.
 
     python bench/serving/sampling.py [--device cuda] [--out bench/results/sampling.jsonl]
 
@@ -55,7 +55,7 @@ def parse_args() -> argparse.Namespace:
 
 
 class Case:
-    """One batch: `asking` of its rows have the settings of the case, the others are greedy."""
+    """A batch in which `asking` rows have the sampling parameters of the case, and the others are greedy."""
 
     def __init__(self, name: str, batch: int, asking: int, args: argparse.Namespace) -> None:
         self.device = torch.device(args.device)
@@ -67,6 +67,7 @@ class Case:
         self.plan = StepPlan(tuple(range(batch)), (len(PROMPT),) * batch, (), (), ())
         self.slots = torch.arange(batch, device=self.device)
         self.positions = torch.full_like(self.slots, len(PROMPT))
+        self.last_token = torch.zeros_like(self.slots)
         self.masks = None
         if name == "masks":
             words = -(-args.vocab_size // 32)
@@ -75,8 +76,18 @@ class Case:
 
     @torch.inference_mode()
     def step(self, logits: Tensor) -> Any:
-        sampled = self.sampler.sample(logits, self.slots, self.positions, self.plan, self.masks)
-        return self.copies.start(self.plan, sampled, None)
+        began = time.perf_counter()
+        tokens = self.copies.tokens(len(self.slots))
+        logprobs = self.sampler.sample(
+            logits,
+            self.slots,
+            self.positions,
+            self.plan,
+            self.masks,
+            last_token=self.last_token,
+            out=tokens,
+        )
+        return self.copies.start(self.plan, tokens, logprobs, None, began=began)
 
 
 def copy_speed(device: torch.device) -> float:

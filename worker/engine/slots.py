@@ -60,15 +60,15 @@ class SlotState:
         return rows
 
     def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """As `cache_locations`."""
+        """Returns the out_cache_loc [T] int64 of `slots` and `positions` [T] int64 (`cache_locations`)."""
         return cache_locations(self.page_table, slots, positions, page_size=self._page_size)
 
     def prompt_locations(self, prompt: Tensor, rows: int) -> Tensor:
-        """As `prompt_locations` of one whose slot and length are `prompt` [2] int64."""
+        """Returns the out_cache_loc [rows] int64 of a prompt with slot and length `prompt` [2] int64."""
         return prompt_locations(self.page_table, prompt, rows, page_size=self._page_size)
 
     def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
-        """As `look_up` of decode rows: slots, lengths, and indices of tokens in `input_tokens`, `rows` [3, B] int64."""
+        """Looks up the state of decode rows. `rows` [3, B] int64: slots, lengths, indices in `input_tokens`."""
         return look_up(
             rows, self.input_tokens, self.page_table, page_size=self._page_size, into=into
         )
