@@ -16,7 +16,7 @@ from mla_router import Router, RouterConfig
 from mla_router._router import router_flags
 from mla_router.launch.arguments import LAUNCHERS, launch_parser
 from mla_router.worker.__main__ import worker_parser
-from mla_router.worker.server.openapi import document
+from mla_router.worker.server.endpoints.openapi import document
 from mla_router.worker.server.routes import ROUTES
 from support.processes import get_json
 

@@ -15,7 +15,8 @@ MAX_LINES = 500
 
 # Bottom first: a module imports from its own layer and from those before it.
 LAYERS = (
-    "worker.core worker.messages worker.config worker.child worker.heartbeat worker.logs worker.model_folder",
+    "worker.core worker.messages worker.config worker.child worker.heartbeat worker.logs",
+    "worker.model_folder worker.tokenizer_files",
     "worker.sglang_flags worker.flags",
     "worker.kernels",
     "worker.kv_cache",
@@ -23,11 +24,29 @@ LAYERS = (
     "worker.engine",
     "worker.grammar",
     "worker.scheduler",
+    # The rooms of the server. It talks with a scheduler and imports nothing of it: see SERVER_MAY_NOT.
+    "worker.server.errors",
+    "worker.server.schema",
+    "worker.server.text",
+    "worker.server.ipc",
+    "worker.server.metrics worker.server.request_names",
+    "worker.server.state",
+    "worker.server.http",
+    "worker.server.validation",
+    "worker.server.requests",
+    "worker.server.endpoints",
+    "worker.server.routes worker.server.app",
+    "worker.server.processes",
     "worker.server",
     "worker.preflight worker.__main__",
     "launch",
 )
-# Modules that can execute data.
+# The server runs without torch.
+SERVER_MAY_NOT = tuple(
+    f"mla_router.worker.{room}."
+    for room in ("kernels", "kv_cache", "model", "engine", "grammar", "scheduler")
+)
+# Names whose import means that data can be executed.
 EXECUTES_DATA = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 UNFINISHED = re.compile(
     "|".join((r"\bTO" + r"DO\b", r"\bFIX" + r"ME\b", r"\bXX" + r"X\b", "Not" + "ImplementedError"))
@@ -100,6 +119,17 @@ def test_a_worker_never_imports_the_router() -> None:
         if path.relative_to(ROOT).parts[0] == "worker"
         for imported in imports(path)
         if imported in router or imported.startswith("mla_router._router.")
+    ]
+    assert offenders == []
+
+
+def test_a_server_imports_nothing_of_the_scheduler() -> None:
+    offenders = [
+        f"{name(path)} imports {imported}"
+        for path in PACKAGE
+        if path.relative_to(ROOT).parts[:2] == ("worker", "server")
+        for imported in imports(path)
+        if imported.startswith(SERVER_MAY_NOT)
     ]
     assert offenders == []
 

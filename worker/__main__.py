@@ -16,7 +16,7 @@ from mla_router.worker import flags, preflight
 from mla_router.worker.child import die_with_parent
 from mla_router.worker.config import ConfigError
 from mla_router.worker.model_folder import locate
-from mla_router.worker.server.setup import set_up
+from mla_router.worker.server.processes.setup import set_up
 
 EXIT_BAD_FLAGS = 2
 SCHEDULER = (sys.executable, "-u", "-m", "mla_router.worker.scheduler")
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     set_up(config)
     if ignored := flags.without_effect(arguments):
         log.warning("without effect here: %s", ", ".join(ignored))
-    # These imports take a second: only after the flags are validated.
-    from mla_router.worker.server import process
-    from mla_router.worker.server.listeners import listen
-    from mla_router.worker.server.serving import EXIT_FAILED
+    # Only now, when the flags are known to be good: these imports take a second.
+    from mla_router.worker.server.processes import first
+    from mla_router.worker.server.processes.listeners import listen
+    from mla_router.worker.server.processes.serving import EXIT_FAILED
 
     try:
         listeners, config = listen(config)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     with ExitStack() as opened:
         for listener in listeners:
             opened.enter_context(listener)
-        return asyncio.run(process.run(config, listeners, scheduler))
+        return asyncio.run(first.run(config, listeners, scheduler))
 
 
 if __name__ == "__main__":

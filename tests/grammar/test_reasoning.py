@@ -8,7 +8,7 @@ import pytest
 
 from mla_router.worker.grammar.pool import Grammars
 from mla_router.worker.messages import Grammar
-from mla_router.worker.server.constraint import Constraint
+from mla_router.worker.server.validation.constraint import Constraint
 from support.grammar_driver import EOS_ID, TOKENIZER, allowed, open_request
 
 FORMAT = {"type": "regex", "pattern": "b+"}

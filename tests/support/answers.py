@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import xgrammar
 
-from mla_router.worker.server.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
+from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 
 TEMPLATES = Path(__file__).resolve().with_name("chat_templates")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from mla_router.worker.server.signature import sign
+from mla_router.worker.server.http.signature import sign
 from support.processes import REPLAY_KEY
 
 DONE = "[DONE]"

@@ -17,7 +17,7 @@ from setproctitle import setproctitle
 
 from mla_router.worker import flags
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.server.setup import set_up
+from mla_router.worker.server.processes.setup import set_up
 
 
 def main() -> int:
@@ -40,8 +40,8 @@ def main() -> int:
     setproctitle(f"mla_router server {config.name} {arguments.number}")
 
     from mla_router.worker.heartbeat import Heartbeat
-    from mla_router.worker.server import sibling
-    from mla_router.worker.server.board import Board
+    from mla_router.worker.server.ipc.shared_counters import Board
+    from mla_router.worker.server.processes import extra
     from mla_router.worker.server.state import Birth, ServerState
 
     number, servers = arguments.number, config.tokenizer_worker_num
@@ -52,7 +52,7 @@ def main() -> int:
         Heartbeat(arguments.heartbeat_fd),
     )
     with socket.socket(fileno=arguments.listener_fd) as listener:
-        return asyncio.run(sibling.run(state, number, listener, arguments.ipc_dir))
+        return asyncio.run(extra.run(state, number, listener, arguments.ipc_dir))
 
 
 if __name__ == "__main__":

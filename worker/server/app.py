@@ -8,16 +8,16 @@ import uuid
 
 from aiohttp import web
 
-from mla_router.worker.server.access import check_access
 from mla_router.worker.server.errors import (
     ApiError,
     InternalError,
     UnsupportedMediaType,
     of_status,
 )
+from mla_router.worker.server.http.access import check_access
+from mla_router.worker.server.http.json_response import error_response, json_response
+from mla_router.worker.server.http.route import ROUTED, Handler
 from mla_router.worker.server.request_names import trace_of
-from mla_router.worker.server.responses import error_response, json_response
-from mla_router.worker.server.route import ROUTED, Handler
 from mla_router.worker.server.routes import ROUTES
 from mla_router.worker.server.state import STATE, ServerState
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from mla_router.worker.server import (
+from mla_router.worker.server.endpoints import (
+    admin,
     completions,
     generate,
     info,
     native_answer,
-    openai_models,
     openapi,
-    profile,
     tokenize,
 )
-from mla_router.worker.server.chat import handler, shapes
-from mla_router.worker.server.responses_api.handler import responses
-from mla_router.worker.server.responses_api.shapes import Response
-from mla_router.worker.server.route import Route
+from mla_router.worker.server.endpoints.chat import handler, schema
+from mla_router.worker.server.endpoints.responses.handler import responses
+from mla_router.worker.server.endpoints.responses.schema import Response
+from mla_router.worker.server.http.route import Route
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.native import (
@@ -35,8 +34,8 @@ ROUTES = (
         handler.chat_completions,
         "Answer a conversation.",
         ChatRequest,
-        shapes.Completion,
-        shapes.Chunk,
+        schema.Completion,
+        schema.Chunk,
     ),
     Route(
         "POST",
@@ -104,8 +103,8 @@ ROUTES = (
         DetokenizeRequest,
         tokenize.DetokenizeResponse,
     ),
-    Route("GET", "/v1/models", openai_models.models, "The model that is served, as a list."),
-    Route("GET", "/v1/models/{model:.+}", openai_models.model, "The model that is served."),
+    Route("GET", "/v1/models", info.models, "The model that is served, as a list."),
+    Route("GET", "/v1/models/{model:.+}", info.model, "The model that is served."),
     Route("GET", "/health", info.health, "Whether it can serve.", needs_key=False),
     Route("GET", "/health_generate", info.health, "The same as /health.", needs_key=False),
     Route("GET", "/get_model_info", info.model_info, "What is served."),
@@ -117,14 +116,14 @@ ROUTES = (
     Route(
         "POST",
         "/flush_cache",
-        info.flush_cache,
+        admin.flush_cache,
         "Forget all cached prefixes.",
         for_admins=True,
     ),
     Route(
         "POST",
         "/start_profile",
-        profile.start_profile,
+        admin.start_profile,
         "Trace the next steps of the scheduler.",
         StartProfileRequest,
         for_admins=True,
@@ -132,14 +131,14 @@ ROUTES = (
     Route(
         "POST",
         "/stop_profile",
-        profile.stop_profile,
+        admin.stop_profile,
         "Write the trace now.",
         for_admins=True,
     ),
     Route(
         "POST",
         "/abort_request",
-        info.abort_request,
+        admin.abort_request,
         "End a request, or all.",
         AbortRequest,
         for_admins=True,

@@ -13,14 +13,14 @@ from aiohttp import web
 from mla_router.worker.config import WorkerConfig
 from mla_router.worker.heartbeat import Heartbeat
 from mla_router.worker.messages import Ready
-from mla_router.worker.server.answer import AnswerFormat
-from mla_router.worker.server.board import Board
 from mla_router.worker.server.errors import NotFound, Unavailable
-from mla_router.worker.server.heartbeat_watch import HeartbeatWatch
-from mla_router.worker.server.metrics import Metrics, Reading
-from mla_router.worker.server.named_requests import NamedRequests
-from mla_router.worker.server.scheduler_client import SchedulerClient, Shared
-from mla_router.worker.server.tokenizer import Tokenizer
+from mla_router.worker.server.ipc.heartbeat_watch import HeartbeatWatch
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
+from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.metrics.metrics import Metrics, Reading
+from mla_router.worker.server.request_names import NamedRequests
+from mla_router.worker.server.text.answer import AnswerFormat
+from mla_router.worker.server.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "default"  # SGLang's clients write it where they mean the only one
 

@@ -1,0 +1,28 @@
+"""Messages in the form that chat templates read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mla_router.worker.server.endpoints.chat.messages import for_template
+from mla_router.worker.server.schema.chat import CalledFunction, ChatMessage, ToolCall
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"city": "Paris"}', {"city": "Paris"}),
+        ("", {}),
+        ('{"city": "Par', '{"city": "Par'),  # cut off, and sent back by its client
+        ("[1]", "[1]"),
+        ("[" * 5000, "[" * 5000),
+    ],
+)
+def test_arguments_are_objects_where_they_can_be(written: str, read: Any) -> None:
+    call = ToolCall("1", CalledFunction("f", written))
+    (message,) = for_template(
+        [ChatMessage("assistant", tool_calls=[call])], arguments_as_objects=True
+    )
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": read}

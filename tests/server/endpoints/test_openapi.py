@@ -1,0 +1,61 @@
+"""/openapi.json: what it says is so, as schemathesis finds by asking for it at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+)
+
+from mla_router.worker.config import SMALL_MODEL, WorkerConfig
+from mla_router.worker.server.app import make_app
+from mla_router.worker.server.endpoints.openapi import document
+from mla_router.worker.server.routes import ROUTES
+from mla_router.worker.server.state import ServerState
+from support.fake_worker import FakeWorker
+from support.processes import PATIENCE_S, get_json
+
+# Not: that any body which fits the document is accepted. Its types do not hold all limits.
+PROMISES = [not_a_server_error, content_type_conformance, response_schema_conformance]
+
+
+OPERATIONS = [
+    result.ok() for result in schemathesis.openapi.from_dict(document(ROUTES)).get_all_operations()
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+@given(data=st.data())
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+def test_random_requests(
+    worker: FakeWorker, operation: APIOperation[Any, Any, Any, Any], data: st.DataObject
+) -> None:
+    case = data.draw(operation.as_strategy())
+    case.call_and_validate(base_url=worker.url, checks=PROMISES, timeout=PATIENCE_S)
+
+
+def test_every_route_is_described(worker: FakeWorker) -> None:
+    app = make_app(ServerState(WorkerConfig(str(SMALL_MODEL))))
+    served = {
+        (route.method.lower(), route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    document = get_json(worker.url + "/openapi.json")
+    described = {(method, path) for path, item in document["paths"].items() for method in item}
+    assert served == described
+
+
+def test_what_is_refused_is_not_described(worker: FakeWorker) -> None:
+    document = get_json(worker.url + "/openapi.json")
+    fields = document["components"]["schemas"]["GenerateRequest"]["properties"]
+    assert {"text", "input_ids", "sampling_params", "stream"} <= set(fields)
+    assert {"lora_path", "image_data", "session_params"}.isdisjoint(fields)

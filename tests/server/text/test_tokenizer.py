@@ -1,0 +1,126 @@
+"""The tokenizer of a folder, against transformers' own path and the library alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from mla_router.worker.config import SMALL_MODEL
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.text.chat_template import Conversation
+from mla_router.worker.server.text.tokenizer import MAX_INLINE_CHARS, Tokenizer, TokenizerError
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+TOKENIZER = Tokenizer(SMALL_MODEL)
+REFERENCE = transformers.AutoTokenizer.from_pretrained(str(SMALL_MODEL))
+
+
+def encode(text: str) -> list[int]:
+    return asyncio.run(TOKENIZER.encode(text, context_length=100_000))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in FILES:
+        shutil.copy(SMALL_MODEL / name, tmp_path)
+    return tmp_path
+
+
+@given(st.text(max_size=50))
+def test_raw_prompts_are_encoded_as_transformers_does(text: str) -> None:
+    assert encode(text) == REFERENCE.encode(text)
+
+
+def test_long_texts_too() -> None:
+    text = "a long prompt " * MAX_INLINE_CHARS
+    assert encode(text) == REFERENCE.encode(text)
+
+
+def test_a_long_text_lets_the_event_loop_run() -> None:
+    """What probes a worker does not wait for somebody's megabytes."""
+
+    async def turns_meanwhile() -> int:
+        text = "a long prompt, and so on. " * 20_000
+        encoding = asyncio.create_task(TOKENIZER.encode(text, context_length=1_000_000))
+        turns = 0
+        while not encoding.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert len(await encoding) > 100_000
+        return turns
+
+    assert asyncio.run(turns_meanwhile()) >= 10
+
+
+TURNS = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=20))
+
+
+@given(st.lists(TURNS, min_size=1))
+def test_chats_are_encoded_as_transformers_does(turns: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    text = TOKENIZER.template.render(Conversation(messages))
+    ids = asyncio.run(TOKENIZER.encode_rendered(text, context_length=100_000))
+    assert ids == REFERENCE.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_text_that_no_context_can_hold_is_refused_unread() -> None:
+    with pytest.raises(InvalidRequest, match="characters") as caught:
+        asyncio.run(TOKENIZER.encode("a" * 10_000, context_length=10))
+    assert caught.value.body.error.code == "context_length_exceeded"
+
+
+def test_every_tokens_bytes(backend: tokenizers.Tokenizer) -> None:
+    """Of a byte-level vocabulary, all bytes are known, and they are those of the whole text."""
+    ids = encode("naïve 😀 日本 mixed")
+    assert b"".join(bytes(TOKENIZER.bytes_of(token) or []) for token in ids) == (
+        backend.decode(ids, skip_special_tokens=False).encode()
+    )
+    parts = [backend.get_vocab()[piece] for piece in "ðŁĺĢ"]
+    assert [TOKENIZER.bytes_of(token) for token in parts] == [(0xF0,), (0x9F,), (0x98,), (0x80,)]
+    assert TOKENIZER.text_of(parts[0]) == "\ufffd"
+
+
+def test_a_tokens_space_is_its_own_where_decoders_leave_the_first_one_out(folder: Path) -> None:
+    """As SentencePiece's do."""
+    vocabulary = {"<unk>": 0, "a": 1, "▁cat": 2, "<0x0A>": 3, "<0xF0>": 4, "▁": 5}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>")
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    assert list(map(tokenizer.text_of, range(1, 6))) == ["a", " cat", "\n", "\ufffd", " "]
+    assert tokenizer.bytes_of(2) == tuple(b" cat")
+    assert (tokenizer.bytes_of(3), tokenizer.bytes_of(4)) == ((10,), (0xF0,))
+
+
+def test_eos_of_all_files_counts(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 5}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [6, 7]}))
+    assert {5, 6, 7} < Tokenizer(folder).eos_ids
+    assert REFERENCE.eos_token_id in Tokenizer(folder).eos_ids
+
+
+def test_a_folder_without_a_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=str(folder)):
+        Tokenizer(folder)

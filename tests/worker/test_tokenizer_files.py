@@ -1,0 +1,16 @@
+"""What a model's folder says of its tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mla_router.worker.tokenizer_files import read_eos_ids
+
+
+def test_all_files_may_name_ends_but_none_that_the_model_has_not(tmp_path: Path) -> None:
+    assert read_eos_ids(tmp_path, 3) == {3}
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "eos_token_id": 7}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 100, -1]}))
+    assert read_eos_ids(tmp_path, 3) == {3, 7, 9}
+    assert read_eos_ids(tmp_path, None) == {7, 9}

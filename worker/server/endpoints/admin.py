@@ -1,0 +1,64 @@
+"""POST /start_profile and /stop_profile: traces of the scheduler's steps.
+
+The file lies where the operator said, by `--profile-dir`; clients choose only how much to record.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.messages import Profiled
+from mla_router.worker.server.endpoints.info import stats_fields
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.schema.native import AbortRequest, StartProfileRequest
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import STATE
+
+DEFAULT_STEPS = 100
+MAX_STEPS = 1000  # what they take of memory until they are written grows with them
+
+
+_abort_decoder = msgspec.json.Decoder(AbortRequest)
+_profile_decoder = msgspec.json.Decoder(StartProfileRequest)
+
+
+async def flush_cache(request: web.Request) -> web.Response:
+    stats = await request.app[STATE].ready().scheduler.flush_cache()
+    return json_response({"success": True, "scheduler": stats_fields(stats)})
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    body = parse(await read_body(request), _abort_decoder)
+    service = state.ready()
+    if body.abort_all:
+        return json_response({"aborted": await service.names.abort_all()})
+    if body.rid is None:
+        raise InvalidField("rid", "name the request, or set abort_all")
+    return json_response({"aborted": await service.names.abort(body.rid)})
+
+
+async def start_profile(request: web.Request) -> web.Response:
+    service = request.app[STATE].ready()
+    body = parse(await read_body(request) or b"{}", _profile_decoder)
+    refuse_unsupported(body)
+    num_steps = DEFAULT_STEPS if body.num_steps is None else body.num_steps
+    if not 1 <= num_steps <= MAX_STEPS:
+        raise InvalidField("num_steps", f"must be between 1 and {MAX_STEPS}")
+    _check(await service.scheduler.start_profile(num_steps))
+    return json_response({"success": True, "num_steps": num_steps})
+
+
+async def stop_profile(request: web.Request) -> web.Response:
+    answer = _check(await request.app[STATE].ready().scheduler.stop_profile())
+    return json_response({"success": True, "file": answer.file})
+
+
+def _check(answer: Profiled) -> Profiled:
+    if answer.problem:
+        raise InvalidRequest(f"No profile: {answer.problem}", code="profile_failed")
+    return answer

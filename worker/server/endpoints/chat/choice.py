@@ -1,0 +1,118 @@
+"""One choice of a conversation: from its outputs to the parts of a message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.server.endpoints.chat.run import ChatRun
+from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, ScoredTokens, chat_logprobs
+from mla_router.worker.server.requests.generation import Finish, Output
+from mla_router.worker.server.requests.usage import CompletionTokensDetails, Usage
+from mla_router.worker.server.text.answer import AnswerParser
+from mla_router.worker.server.text.tool_calls.parts import Call, Content, Part, Reasoning
+
+
+@dataclass(slots=True)
+class ChatChoice:
+    run: ChatRun
+    index: int
+    calls: int = 0  # begun so far
+    prompt_logprobs: Logprobs | None = None
+    _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
+    _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
+    _reasoning: list[str] = field(default_factory=list)
+    _parser: AnswerParser = field(init=False)
+    _echoed: str = field(init=False)
+    _ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._parser = self.run.parser()
+        self._echoed = self.run.echoed
+
+    def take(self, output: Output) -> list[Part]:
+        """What has become certain by `output`. Depends on the tokens so far and not on how they came,
+        so that another worker can go on (replay.py)."""
+        details, parts = self.run.details, self._echo()
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if details.logprobs is not None:
+            self._tokens.add(output)
+        if details.token_ids:
+            self._token_ids += output.token_ids
+        parts += self._parser.push(output.text)
+        if output.finish is not None and not self._ended:
+            self._ended = True
+            parts += self._parser.finish()
+        if self.run.splits_reasoning:
+            self._reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
+        if self.run.reasoning_shown:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
+
+    def _echo(self) -> list[Part]:
+        """The message that the answer continues, once, if the client wants it before the answer."""
+        echoed, self._echoed = self._echoed, ""
+        return [Content(echoed)] if echoed else []
+
+    @property
+    def held(self) -> int:
+        """The characters of the text so far that are in no part yet."""
+        return self._parser.held
+
+    def skip(self, output: Output) -> None:
+        """The client has had what `output` made certain."""
+        self.calls += sum(isinstance(part, Call) for part in self.take(output))
+        self._tokens, self._token_ids = ScoredTokens(), []
+
+    @property
+    def has_details(self) -> bool:
+        """Some tokens' logprobs or ids are not shown yet."""
+        return bool(self._tokens.token_ids or self._token_ids)
+
+    def take_logprobs(self) -> ChatLogprobs | None:
+        """Those of the tokens since the last time; None if nobody wants them."""
+        if self.run.details.logprobs is None:
+            return None
+        tokens, self._tokens = self._tokens, ScoredTokens()
+        return chat_logprobs(self.run.generation.service.tokenizer, tokens, self.run.details)
+
+    def take_token_ids(self) -> list[int]:
+        """Those since the last time, if they are wanted."""
+        token_ids, self._token_ids = self._token_ids, []
+        return token_ids
+
+    async def reasoning_tokens(self) -> int:
+        """How many tokens the text of its reasoning has: the marks around it are none of them."""
+        text = "".join(self._reasoning)
+        if not text:
+            return 0
+        tokenizer = self.run.generation.service.tokenizer
+        most = len(text)  # at least a character a token
+        return len(await tokenizer.encode_rendered(text, context_length=most))
+
+    def next_call_id(self) -> str:
+        """The same on every worker that goes on with this answer."""
+        name = f"{self.run.generation.origin.id.hex()} {self.index} {self.calls}"
+        self.calls += 1
+        return "call_" + hashlib.sha256(name.encode()).hexdigest()[:24]
+
+    def reason_of(self, finish: Finish | None) -> str | None:
+        """OpenAI's finish_reason."""
+        if finish is None:
+            return None
+        stopped = finish.reason == FinishReason.STOP.value
+        return "tool_calls" if stopped and self.calls else finish.reason
+
+
+async def usage_of(run: ChatRun, choices: Iterable[ChatChoice]) -> Usage:
+    """The counts at the end, with those of the reasoning if it is told apart."""
+    usage = run.generation.usage
+    if not run.splits_reasoning:
+        return usage
+    tokens = sum([await choice.reasoning_tokens() for choice in choices])
+    return msgspec.structs.replace(usage, completion_tokens_details=CompletionTokensDetails(tokens))

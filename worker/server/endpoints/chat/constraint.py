@@ -1,0 +1,51 @@
+"""What the answer to a conversation must be a sentence of: JSON, calls of tools, or either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mla_router.worker.server.endpoints.chat.tools import ToolUse
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.text.reasoning import END
+from mla_router.worker.server.text.tool_calls.parts import ToolFormat
+from mla_router.worker.server.validation.constraint import Constraint, structural_tag
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def constraint_of(
+    asked: Constraint | None,
+    tools: ToolUse,
+    format: ToolFormat | None,
+    special: Mapping[str, int],
+    *,
+    inside: bool,
+) -> Constraint | None:
+    """`asked` is what the client wants of an answer that calls no tools. A model that may call tools
+    may do so in place of it; one that must, writes nothing else. Calls follow their schemas then, and
+    those of strict functions always. None of this applies to reasoning that the prompt has opened
+    (`inside`). `special` has the ids of markers of `format` that are special tokens. Raises
+    InvalidRequest, naming the field."""
+    constraint = asked
+    if tools.required:
+        if asked is not None:
+            raise InvalidField(
+                "tool_choice", f"a call must be made, so there is no answer for {asked.field}"
+            )
+        if format is None:
+            raise InvalidField("tool_choice", "this worker runs with --tool-call-parser none")
+        calls = format.grammar(tools.functions, several=tools.several)
+        constraint = structural_tag(calls, "tools")
+    elif asked is None and tools.strict and format is not None:
+        schemas = {
+            name: schema if name in tools.strict else ANY_OBJECT
+            for name, schema in tools.functions.items()
+        }
+        calls = format.grammar_in_text(schemas, special, several=tools.several)
+        constraint = structural_tag(calls, "tools")
+    elif asked is not None and tools.functions and format is not None:
+        calls = format.grammar(tools.functions, several=tools.several)
+        either = {"type": "or", "elements": [asked.format, calls]}
+        constraint = structural_tag(either, asked.field)
+    return constraint.after(END) if constraint is not None and inside else constraint

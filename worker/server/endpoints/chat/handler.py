@@ -1,0 +1,35 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.endpoints.chat.response import completion
+from mla_router.worker.server.endpoints.chat.run import prepare
+from mla_router.worker.server.endpoints.chat.stream import chunks
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.sse import stream
+from mla_router.worker.server.request_names import trace_of
+from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.state import STATE
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    model = service.check_model(body.model)
+    replay = read_replay(request, body.continuation, possible=bool(body.stream))
+    trace = trace_of(request.headers, body.request_id)
+    run = await prepare(service, body, replay, trace=trace)
+    generation = run.generation
+    async with generation.running():
+        if body.stream:
+            events = chunks(run, model, body)
+            return await stream(request, events, lambda: generation.headers)
+        return json_response(await completion(run, model), headers=generation.headers)

@@ -1,0 +1,101 @@
+"""A conversation's answers, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mla_router.worker.core import Logprobs
+from mla_router.worker.server.endpoints.chat.choice import ChatChoice, usage_of
+from mla_router.worker.server.endpoints.chat.run import ChatRun
+from mla_router.worker.server.endpoints.chat.schema import (
+    Choice,
+    Completion,
+    Function,
+    Message,
+    ToolCall,
+)
+from mla_router.worker.server.endpoints.logprobs import prompt_logprobs
+from mla_router.worker.server.requests.generation import Finish
+from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
+
+
+@dataclass(slots=True)
+class Draft:
+    """The parts of a choice so far."""
+
+    choice: ChatChoice
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, arguments
+    finish: Finish | None = None
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, Reasoning):
+            self.reasoning.append(part.text)
+        elif isinstance(part, Content):
+            self.content.append(part.text)
+        elif isinstance(part, Call):
+            self.calls.append((self.choice.next_call_id(), part.name, []))
+        elif isinstance(part, Arguments):
+            self.calls[-1][2].append(part.text)
+
+    def message(self) -> Message:
+        content = "".join(self.content)
+        calls = [
+            ToolCall(call_id, "function", Function(name, "".join(arguments)))
+            for call_id, name, arguments in self.calls
+        ]
+        reasoning = "".join(self.reasoning) or None
+        return Message(
+            content=content or (None if calls else ""),
+            reasoning_content=reasoning,
+            reasoning=reasoning,
+            tool_calls=calls or msgspec.UNSET,
+        )
+
+
+async def draft(run: ChatRun) -> list[Draft]:
+    """Run it to the end."""
+    generation = run.generation
+    drafts = [Draft(ChatChoice(run, index)) for index in range(generation.size)]
+    while outputs := await generation.next():
+        for output in outputs:
+            of = drafts[output.index]
+            for part in of.choice.take(output):
+                of.add(part)
+            of.finish = output.finish
+    return drafts
+
+
+async def completion(run: ChatRun, model: str) -> Completion:
+    generation, details = run.generation, run.details
+    drafts = await draft(run)
+    answer = Completion(
+        **generation.envelope("chatcmpl-", model),
+        choices=[_choice(index, of) for index, of in enumerate(drafts)],
+        usage=await usage_of(run, [of.choice for of in drafts]),
+    )
+    prompt = generation.prompts[0]
+    if details.token_ids:
+        answer.prompt_token_ids = prompt
+    if details.prompt_logprobs is not None:
+        scores = drafts[0].choice.prompt_logprobs or Logprobs()
+        answer.prompt_logprobs = prompt_logprobs(
+            generation.service.tokenizer, prompt, scores, details.prompt_logprobs
+        )
+    return answer
+
+
+def _choice(index: int, of: Draft) -> Choice:
+    assert of.finish is not None, f"choice {index} has not ended"
+    return Choice(
+        index,
+        of.message(),
+        of.choice.take_logprobs(),
+        of.choice.reason_of(of.finish) or "",
+        of.finish.matched,
+        of.finish.stop_reason,
+        of.choice.take_token_ids() if of.choice.run.details.token_ids else None,
+    )

@@ -1,0 +1,139 @@
+"""What a conversation comes to: the generation of its answers, and how to read their text."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from mla_router.worker.server.endpoints.chat.constraint import constraint_of
+from mla_router.worker.server.endpoints.chat.prompt import echoed, rendered
+from mla_router.worker.server.endpoints.chat.tools import ToolUse, read_tools
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.request_names import check_rid
+from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.replay import Replay
+from mla_router.worker.server.schema.chat import ChatRequest
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import Service
+from mla_router.worker.server.text.answer import AnswerParser
+from mla_router.worker.server.text.reasoning import begins_inside
+from mla_router.worker.server.validation.details import Details
+from mla_router.worker.server.validation.prompts import Truncation, cache_key, check_ids
+from mla_router.worker.server.validation.sampling import check_sampling
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """How the client calls what endpoints call differently, for error messages."""
+
+    messages: str = "messages"
+    max_tokens: str = "max_completion_tokens"
+    tool: str = "tools[{}].function.name"  # by its index
+    schema: str = "response_format.json_schema.schema"
+
+
+CHAT_NAMES = FieldNames()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRun:
+    """Everything of a request that is checked and rendered; nothing of it runs yet."""
+
+    generation: Generation
+    tools: ToolUse
+    details: Details
+    reasoning_apart: bool
+    reasoning_shown: bool
+    begins_inside: bool  # the prompt has opened the reasoning
+    echoed: str  # content that comes before the answer's own
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Reasoning is told apart from content, whether it is shown or not."""
+        return self.reasoning_apart and self.generation.service.answers.reasons
+
+    def parser(self) -> AnswerParser:
+        """For the text of one choice."""
+        return self.generation.service.answers.parser(
+            self.tools.functions,
+            reasoning=self.reasoning_apart,
+            inside=self.begins_inside,
+            several=self.tools.several,
+        )
+
+
+async def prepare(
+    service: Service,
+    body: ChatRequest,
+    replay: Replay | None,
+    names: FieldNames = CHAT_NAMES,
+    *,
+    trace: str | None = None,
+    token_by_token: bool = False,
+) -> ChatRun:
+    """`trace` is the client's X-Request-Id; `token_by_token`: an output for each token. Raises
+    InvalidRequest, naming the field."""
+    refuse_unsupported(body)
+    tools = read_tools(body, names.tool)
+    details = Details.of(body, _top_logprobs(body))
+    truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
+    named = body.max_completion_tokens is not None
+    sampling = check_sampling(
+        body,
+        max_tokens=body.max_completion_tokens if named else body.max_tokens,
+        max_tokens_field=names.max_tokens if named else "max_tokens",
+        min_tokens=body.min_tokens,
+        seed=body.seed,
+        logprobs=details.scored,
+        top_logprobs=details.top,
+        prompt_logprobs_from=None if details.prompt_logprobs is None else 1,
+        vocab_size=service.limits.vocab_size,
+        response_format=body.response_format,
+    )
+    tokenizer, answers = service.tokenizer, service.answers
+    text = await rendered(service, body, tools, names.messages)
+    prompt = await tokenizer.encode(
+        text,
+        context_length=service.limits.context_length,
+        add_special_tokens=bool(body.add_special_tokens),  # the chat template has written its own
+    )
+    prompt = truncation.cut(prompt, service.limits, sampling.max_tokens)
+    check_ids(prompt, service.limits.vocab_size, names.messages)
+    inside = begins_inside(text)
+    markers = answers.tools.markers if answers.tools and tools.functions else frozenset()
+    special = tokenizer.special_ids(markers)
+    constraint = constraint_of(sampling.constraint, tools, answers.tools, special, inside=inside)
+    if constraint is not None and constraint.field == CHAT_NAMES.schema:
+        constraint = dataclasses.replace(constraint, field=names.schema)
+    generation = Generation(
+        service,
+        [prompt],
+        dataclasses.replace(sampling, constraint=constraint),
+        cache_key=cache_key(body.cache_salt, body.extra_key),
+        name=check_rid(body.rid, sampling.n),
+        trace=trace,
+        replay=replay,
+        priority=body.priority,
+        markers=markers,
+        token_by_token=token_by_token,
+    )
+    return ChatRun(
+        generation,
+        tools,
+        details,
+        reasoning_apart=body.separate_reasoning is not False,
+        reasoning_shown=body.include_reasoning is not False,
+        begins_inside=inside,
+        echoed=echoed(body),
+    )
+
+
+def _top_logprobs(body: ChatRequest) -> int | None:
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidField("top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    if top and not body.logprobs:
+        raise InvalidField("top_logprobs", "needs logprobs: true")
+    return top if body.logprobs else None

@@ -1,0 +1,140 @@
+"""One choice of /v1/completions, collected until it is sent: whole, or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+
+from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.server.endpoints.logprobs import (
+    CompletionLogprobs,
+    CompletionScorer,
+    PromptLogprobs,
+    ScoredTokens,
+    prompt_logprobs,
+)
+from mla_router.worker.server.requests.generation import Finish, Output
+from mla_router.worker.server.text.tokenizer import Tokenizer
+from mla_router.worker.server.validation.details import Details
+
+# Writing the scores of one token takes some microseconds: those of more would hold up the event loop.
+MAX_INLINE_TOKENS = 512
+
+
+class Choice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None  # SGLang's
+    stop_reason: str | int | None = None  # vLLM's
+    # vLLM's; a chunk leaves out those that it has not, a whole answer says null
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of the answers the client wants to see."""
+
+    n: int  # answers to each prompt
+    details: Details
+    echo: bool  # the prompt, before the answer
+    no_answer: bool  # only the prompt: what is computed behind it is not shown
+
+
+class Part:
+    """What of a choice has not been sent yet."""
+
+    def __init__(self, tokenizer: Tokenizer, wanted: Wanted, prompt: list[int], shown: str) -> None:
+        """`shown` is the prompt's text, if it is wanted."""
+        self.begun = False  # the client knows of this choice
+        self._tokenizer = tokenizer
+        self._wanted = wanted
+        self._details = wanted.details
+        self._prompt = prompt
+        self._prompt_logprobs: Logprobs | None = None
+        self._scorer = CompletionScorer(tokenizer, wanted.details)
+        self._text = [shown]
+        self._after: int | None = None  # the prompt's first token, if it is to be shown
+        self._tokens = ScoredTokens()
+        self._token_ids: list[int] = []
+        self._finish: Finish | None = None
+        self._sum_logprobs = 0.0  # of all tokens of the answer, also those that do not show
+        self._num_logprobs = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        return self._sum_logprobs / max(1, self._num_logprobs)
+
+    def add(self, output: Output) -> None:
+        scored = self._details.logprobs is not None
+        if output.prompt_logprobs is not None and not self.begun:
+            self._prompt_logprobs = output.prompt_logprobs
+            if self._wanted.echo and scored:
+                self._after, *others = self._prompt
+                self._tokens.extend(others, output.prompt_logprobs)
+        if self._wanted.no_answer:
+            self._finish = Finish(FinishReason.LENGTH.value)
+            return
+        self._text.append(output.text)
+        self._token_ids += output.token_ids
+        if scored:
+            self._tokens.add(output)
+        self._finish = output.finish
+        if output.logprobs is not None:
+            self._sum_logprobs += sum(output.logprobs.logprobs)
+            self._num_logprobs += len(output.logprobs.logprobs)
+
+    def skip(self, output: Output) -> None:
+        """Go on behind what the client has been given."""
+        if self._details.logprobs is not None:
+            if self._wanted.echo and not self.begun:
+                self._scorer.skip(self._prompt)
+            self._scorer.skip(output.shown_ids)
+        self._text, self.begun = [], True
+
+    async def whole(self, index: int) -> Choice:
+        """The choice from its beginning to its end."""
+        choice = await self.take(index)
+        for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+            if getattr(choice, name) is msgspec.UNSET:
+                setattr(choice, name, None)
+        return choice
+
+    async def take(self, index: int) -> Choice:
+        """Everything so far as a choice; begin anew."""
+        finish = self._finish or Finish("")
+        choice = Choice(
+            index,
+            "".join(self._text),
+            await self._take_logprobs(),
+            finish.reason or None,
+            finish.matched,
+            finish.stop_reason,
+        )
+        if self._details.token_ids:
+            choice.token_ids = self._token_ids
+            if not self.begun:
+                choice.prompt_token_ids = self._prompt
+        if self._details.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                self._tokenizer,
+                self._prompt,
+                self._prompt_logprobs or Logprobs(),
+                self._details.prompt_logprobs,
+            )
+        self._text, self._token_ids, self.begun = [], [], True
+        return choice
+
+    async def _take_logprobs(self) -> CompletionLogprobs | None:
+        if self._details.logprobs is None:
+            return None
+        tokens, after = self._tokens, self._after
+        self._tokens, self._after = ScoredTokens(), None
+        if len(tokens.token_ids) <= MAX_INLINE_TOKENS:
+            return self._scorer.score(tokens, after=after)
+        return await asyncio.to_thread(self._scorer.score, tokens, after=after)

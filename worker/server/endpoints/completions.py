@@ -1,0 +1,192 @@
+"""POST /v1/completions: text or token ids, one prompt or several."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.endpoints.completion_choice import Choice, Part, Wanted
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.sse import HOLE, TextEvent, event, stream
+from mla_router.worker.server.request_names import check_rid, trace_of
+from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.requests.usage import Usage
+from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import STATE, Service
+from mla_router.worker.server.validation.details import Details
+from mla_router.worker.server.validation.prompts import Truncation, cache_key, read_prompts
+from mla_router.worker.server.validation.sampling import check_sampling
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_LOGPROBS = 5  # OpenAI's
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer, and each chunk of a stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | msgspec.UnsetType | None
+    system_fingerprint: str
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    model = service.check_model(body.model)
+    refuse_unsupported(body)
+    wanted, computed = _wanted(body)
+    details = wanted.details
+    shows_prompt = wanted.echo and details.logprobs is not None
+    truncation = Truncation(body.truncate_prompt_tokens, body.truncation_side)
+    sampling = check_sampling(
+        body,
+        max_tokens=1 if wanted.no_answer else body.max_tokens,
+        max_tokens_field="max_tokens",
+        min_tokens=body.min_tokens,
+        seed=body.seed,
+        logprobs=details.scored or computed > wanted.n,
+        top_logprobs=details.top,
+        prompt_logprobs_from=1 if shows_prompt or details.prompt_logprobs is not None else None,
+        vocab_size=service.limits.vocab_size,
+        response_format=body.response_format,
+    )
+    sampling = dataclasses.replace(sampling, n=computed)
+    replay = read_replay(request, body.continuation, possible=bool(body.stream))
+    prompts = await read_prompts(
+        service, body.prompt, "prompt", add_special_tokens=body.add_special_tokens is not False
+    )
+    prompts = [truncation.cut(prompt, service.limits, sampling.max_tokens) for prompt in prompts]
+    if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
+        raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
+    parts = await _parts(service, prompts, wanted, computed)
+    generation = Generation(
+        service,
+        prompts,
+        sampling,
+        DEFAULT_MAX_TOKENS,
+        cache_key(body.cache_salt, body.extra_key),
+        check_rid(body.rid, len(prompts) * computed),
+        replay=replay,
+        priority=body.priority,
+        trace=trace_of(request.headers, body.request_id),
+    )
+    async with generation.running():
+        if body.stream:
+            events = _events(generation, parts, wanted, model, body)
+            return await stream(request, events, lambda: generation.headers)
+        return await _whole(generation, parts, wanted, model)
+
+
+def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
+    """What is to be shown, and how many answers to each prompt are to be computed for it."""
+    n = 1 if body.n is None else body.n
+    computed = n if body.best_of is None else body.best_of
+    if body.best_of is not None and not n <= computed <= MAX_PROMPTS:
+        raise InvalidField("best_of", f"must be between n, which is {n}, and {MAX_PROMPTS}")
+    if computed > n and body.stream:
+        raise InvalidField("best_of", "the best are known only at the end: not with stream")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
+        raise InvalidField("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+    echo = bool(body.echo)
+    details = Details.of(body, body.logprobs)
+    return Wanted(n, details, echo, no_answer=body.max_tokens == 0), computed
+
+
+async def _parts(
+    service: Service, prompts: Sequence[list[int]], wanted: Wanted, computed: int
+) -> list[Part]:
+    parts = []
+    for prompt in prompts:
+        shown = ""
+        if wanted.echo:
+            shown = await asyncio.to_thread(service.tokenizer.decode_shown, prompt)
+        parts += [Part(service.tokenizer, wanted, prompt, shown) for _ in range(computed)]
+    return parts
+
+
+async def _whole(
+    generation: Generation, parts: list[Part], wanted: Wanted, model: str
+) -> web.Response:
+    while outputs := await generation.next():
+        for output in outputs:
+            parts[output.index].add(output)
+    shown: list[Part] = []
+    for start in range(0, len(parts), generation.sampling.n):
+        answers = parts[start : start + generation.sampling.n]
+        if len(answers) > wanted.n:
+            answers = sorted(answers, key=lambda part: -part.mean_logprob)[: wanted.n]
+        shown += answers
+    completion = Completion(
+        **generation.envelope("cmpl-", model),
+        choices=[await part.whole(index) for index, part in enumerate(shown)],
+        usage=_usage(generation, wanted),
+    )
+    return json_response(completion, headers=generation.headers)
+
+
+async def _events(
+    generation: Generation, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
+) -> AsyncIterator[bytes]:
+    shared = generation.envelope("cmpl-", model)
+    counted, details = body.wants_continuous_usage, wanted.details
+    # Chunks before the last say null, if any says it
+    no_usage = None if body.wants_usage else msgspec.UNSET
+    # Chunks differ in their text alone, but for those that begin or end a choice
+    uniform = details.logprobs is None and not details.token_ids and not counted
+    for output in generation.resumed:
+        parts[output.index].skip(output)
+    marks = generation.marks()
+
+    def chunk(
+        choices: list[Choice], usage: Usage | msgspec.UnsetType | None, marks: bytes = b""
+    ) -> bytes:
+        return event(Completion(**shared, choices=choices, usage=usage), marks)
+
+    plain = [
+        TextEvent(Completion(**shared, choices=[Choice(index, HOLE)], usage=no_usage))
+        for index in range(generation.size)
+    ]
+    while outputs := await generation.next():
+        events = []
+        for output in outputs:
+            part = parts[output.index]
+            part.add(output)
+            marks.add(output.index, output.token_ids)
+            # The first token goes out even if it shows nothing yet: the headers go with it.
+            if output.text or output.finish or not part.begun:
+                choice = await part.take(output.index)
+                mark = marks.take(output.index, choice.finish_reason)
+                if uniform and choice.finish_reason is None:
+                    events.append(plain[output.index].of(choice.text, mark))
+                else:
+                    usage = _usage_of(generation, output.index, wanted) if counted else no_usage
+                    events.append(chunk([choice], usage, mark))
+        if events:
+            yield b"".join(events)  # in one write, however far the client is behind
+    if body.wants_usage:
+        yield chunk([], _usage(generation, wanted))
+
+
+def _usage(generation: Generation, wanted: Wanted) -> Usage:
+    return generation.usage.of_prompt if wanted.no_answer else generation.usage
+
+
+def _usage_of(generation: Generation, index: int, wanted: Wanted) -> Usage:
+    usage = generation.usage_of(index)
+    return usage.of_prompt if wanted.no_answer else usage

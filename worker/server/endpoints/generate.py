@@ -1,0 +1,134 @@
+"""POST /generate: SGLang's native form. A stream repeats the whole text so far in each event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.endpoints.native_answer import GrowingAnswer
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.sse import event, stream
+from mla_router.worker.server.request_names import check_rid
+from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.schema.fields import PromptItems
+from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import STATE, Service
+from mla_router.worker.server.validation.prompts import cache_key, read_prompts
+from mla_router.worker.server.validation.sampling import Sampling, check_sampling
+
+_decoder = msgspec.json.Decoder(GenerateRequest)
+
+DEFAULT_MAX_TOKENS = 128  # SGLang's
+MAX_TOP_LOGPROBS = 20  # as in a chat
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    begun = time.monotonic()
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    refuse_unsupported(body)
+    sampling = _sampling(body, service)
+    # An event repeats the logprobs of all tokens: those that another worker has sampled are not here.
+    replay = read_replay(
+        request,
+        body.continuation,
+        possible=bool(body.stream) and not body.return_logprob,
+    )
+    prompts, single = await _prompts(body, service)
+    start = body.logprob_start_len
+    if start is not None and not -1 <= start < min(map(len, prompts)):
+        raise InvalidField("logprob_start_len", "must be -1, or a place within each prompt")
+    generation = Generation(
+        service,
+        prompts,
+        sampling,
+        DEFAULT_MAX_TOKENS,
+        cache_key(body.cache_salt, body.extra_key),
+        check_rid(body.rid, len(prompts) * sampling.n),
+        replay=replay,
+        priority=body.priority,
+    )
+    async with generation.running():
+        answers = [
+            GrowingAnswer(
+                generation,
+                index,
+                begun,
+                token_texts=bool(body.return_text_in_logprobs),
+                no_answer=body.no_answer,
+            )
+            for index in range(generation.size)
+        ]
+        numbered = not (single and sampling.n == 1)
+        if body.stream:
+            events = _events(generation, answers, numbered)
+            return await stream(request, events, lambda: generation.headers)
+        while outputs := await generation.next():
+            for output in outputs:
+                answers[output.index].add(output)
+        whole = [answer.so_far(numbered=False) for answer in answers]
+        return json_response(whole if numbered else whole[0], headers=generation.headers)
+
+
+async def _events(
+    generation: Generation, answers: Sequence[GrowingAnswer], numbered: bool
+) -> AsyncIterator[bytes]:
+    for output in generation.resumed:
+        answers[output.index].add(output)
+    marks = generation.marks()
+    while outputs := await generation.next():
+        for output in outputs:
+            answers[output.index].add(output)
+            marks.add(output.index, output.token_ids)
+        # One event a choice, however many of its tokens have come.
+        events = []
+        for index in dict.fromkeys(output.index for output in outputs):
+            finish = answers[index].finish
+            mark = marks.take(index, finish.reason if finish else None)
+            events.append(event(answers[index].so_far(numbered=numbered), mark))
+        yield b"".join(events)
+
+
+def _sampling(body: GenerateRequest, service: Service) -> Sampling:
+    native = body.sampling_params or NativeSampling()
+    top = body.top_logprobs_num or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidField("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    scored = bool(body.return_logprob)
+    return check_sampling(
+        native,
+        # The scheduler knows no request without a token: what is computed behind the prompt is not shown
+        max_tokens=1 if body.no_answer else native.max_new_tokens,
+        max_tokens_field="sampling_params.max_new_tokens",
+        min_tokens=native.min_new_tokens,
+        min_tokens_field="sampling_params.min_new_tokens",
+        seed=native.sampling_seed,
+        seed_field="sampling_params.sampling_seed",
+        logprobs=scored,
+        top_logprobs=top if scored else 0,
+        prompt_logprobs_from=start + 1 if scored and start >= 0 else None,
+        vocab_size=service.limits.vocab_size,
+        prefix="sampling_params.",
+    )
+
+
+async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[int]], bool]:
+    """The prompts, and whether there was one by itself, and not a list."""
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidField("text", "give either text or input_ids")
+    if body.input_ids is not None:
+        prompts = await read_prompts(service, body.input_ids, "input_ids")
+        return prompts, isinstance(body.input_ids[0], int)
+    # A list of strings is a list of prompt items, which the type checker cannot see.
+    texts = cast("str | PromptItems", body.text)
+    return await read_prompts(service, texts, "text"), isinstance(texts, str)

@@ -1,0 +1,144 @@
+"""What a worker tells about itself, and the two things it can be told to do."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
+from mla_router.worker.messages import Stats
+from mla_router.worker.server.errors import InvalidRequest, Unavailable
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.state import STATE, ServerState
+
+
+async def health(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    if not state.complete:
+        return json_response({"status": "starting"}, status=503)
+    if state.draining:
+        return json_response({"status": "draining"}, status=503)
+    healthy = state.healthy()
+    said = {
+        "status": "ok" if healthy else "stuck",
+        "last_step_age": round(state.last_step_age(), 3),
+        "has_work": state.heartbeat.has_work,
+    }
+    return json_response(said, status=200 if healthy else 503)
+
+
+async def server_info(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    service = state.ready()
+    config, limits, scheduler = service.config, service.limits, service.scheduler
+    stats = stats_fields(await scheduler.stats())
+    return json_response(
+        {
+            **config.settings(),
+            # What the settings have led to, where they left it open.
+            **msgspec.structs.asdict(limits),
+            "model_path": str(config.folder),
+            "tokenizer_path": str(config.tokenizer_folder),
+            "served_model_name": config.model_name,
+            "worker_id": config.name,
+            "boot_id": state.birth.boot_id,
+            # A router need not hold back requests whose prefix another one is having computed.
+            "in_batch_prefix_sharing": True,
+            "version": package_version(),
+            "uptime_s": time.monotonic() - state.birth.started,
+            "scheduler": stats,
+            # SGLang's names and shape: its benchmarks read the first entry.
+            "internal_states": [
+                {
+                    **stats,
+                    "last_gen_throughput": scheduler.throughput,
+                    "load": stats["running"] + stats["waiting"],
+                    "effective_max_running_requests_per_dp": limits.max_running_requests,
+                    "memory_usage": {"token_capacity": limits.max_total_num_tokens},
+                }
+            ],
+        }
+    )
+
+
+async def load(request: web.Request) -> web.Response:
+    """As of the scheduler's last heartbeat: cheap enough to be asked often."""
+    reading = request.app[STATE].reading()
+    if reading is None:
+        raise Unavailable("The model is loading", code="starting", retry_after=1)
+    stats = reading.stats
+    return json_response(
+        [
+            {
+                "dp_rank": 0,
+                "num_reqs": stats.running + stats.waiting,
+                "num_waiting_reqs": stats.waiting,
+                "num_tokens": reading.used_tokens,
+            }
+        ]
+    )
+
+
+async def model_info(request: web.Request) -> web.Response:
+    config = request.app[STATE].ready().config
+    return json_response(
+        {
+            "model_path": str(config.folder),
+            "tokenizer_path": str(config.tokenizer_folder),
+            "served_model_name": config.model_name,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+        }
+    )
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    request.app[STATE].ready()
+    raise InvalidRequest(
+        "This model generates text; it has no embeddings", param="model", code="unsupported_model"
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body = request.app[STATE].metrics.render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+def stats_fields(stats: Stats) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(stats)
+    del fields["query"]
+    return fields
+
+
+def package_version() -> str:
+    try:
+        return version("mla-router")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+async def models(request: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": [_model(request.app[STATE])]})
+
+
+async def model(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    state.ready().check_model(request.match_info["model"])
+    return json_response(_model(state))
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    name = state.config.model_name
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.birth.created,
+        "owned_by": "mla-router",
+        "root": name,
+        "parent": None,
+        "max_model_len": state.ready().limits.context_length,
+    }

@@ -1,0 +1,129 @@
+"""One answer of /generate in SGLang's shape, collected as it grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from mla_router.worker.core import FinishReason, Logprobs
+from mla_router.worker.server.requests.generation import Finish, Generation, Output
+from mla_router.worker.server.text.tokenizer import Tokenizer
+
+# Logprob, token id, and the token's text if it is wanted. Nothing predicts the first of a prompt's
+# tokens that are scored: it has none.
+Scored = tuple[float | None, int, str | None]
+Top = list[Scored] | None
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    input_token_logprobs: list[Scored] | msgspec.UnsetType = msgspec.UNSET
+    output_token_logprobs: list[Scored] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
+    output_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
+    e2e_latency: float | msgspec.UnsetType = msgspec.UNSET  # seconds; of a whole answer
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer so far: each event of a stream repeats what was before."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | msgspec.UnsetType = msgspec.UNSET  # in a stream of several
+
+
+class ScoredList:
+    """Tokens with their logprobs, and with those of the likeliest in their places."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """`tokenizer` writes the tokens' texts, if they are wanted."""
+        self._tokenizer = tokenizer
+        self.tokens: list[Scored] = []
+        self.top: list[Top] = []
+
+    def add(self, token_ids: Sequence[int], scores: Logprobs) -> None:
+        self.tokens += map(self._scored, scores.logprobs, token_ids)
+        for ids, logprobs in zip(scores.top_ids, scores.top_logprobs, strict=True):
+            self.top.append(list(map(self._scored, logprobs, ids)))
+
+    def add_first(self, token_id: int) -> None:
+        self.tokens.append(self._scored(None, token_id))
+        self.top.append(None)
+
+    def _scored(self, logprob: float | None, token_id: int) -> Scored:
+        return logprob, token_id, self._tokenizer.text_of(token_id) if self._tokenizer else None
+
+
+class GrowingAnswer:
+    def __init__(
+        self,
+        generation: Generation,
+        index: int,
+        begun: float,
+        *,
+        token_texts: bool,
+        no_answer: bool,
+    ) -> None:
+        """`begun` is when the request came, by the monotonic clock. `no_answer`: only the prompt is shown."""
+        self._generation = generation
+        self._index = index
+        self._begun = begun
+        self._no_answer = no_answer
+        self._rid = generation.rid_of(index)
+        self._params = generation.sampling.params
+        self._prompt = generation.prompts[index // generation.sampling.n]
+        tokenizer = generation.service.tokenizer if token_texts else None
+        self._input = ScoredList(tokenizer)
+        self._output = ScoredList(tokenizer)
+        self._text = ""
+        self._ids: list[int] = []
+        self.finish: Finish | None = None
+
+    def add(self, output: Output) -> None:
+        self.finish = output.finish
+        if not self._no_answer:
+            self._text += output.text
+            self._ids += output.token_ids
+            if output.logprobs is not None:
+                self._output.add(output.token_ids, output.logprobs)
+        elif self.finish is not None and self.finish.reason == FinishReason.STOP.value:
+            self.finish = Finish(FinishReason.LENGTH.value)
+        start = self._params.prompt_logprobs_from
+        if start is not None and output.prompt_logprobs is not None:
+            self._input.add_first(self._prompt[start - 1])
+            self._input.add(self._prompt[start:], output.prompt_logprobs)
+
+    def so_far(self, *, numbered: bool) -> Answer:
+        generation, params = self._generation, self._params
+        usage = generation.usage_of(self._index)
+        scored, top = params.logprobs, params.logprobs and params.top_logprobs > 0
+        ended = self.finish is not None
+        meta = MetaInfo(
+            id=self._rid,
+            finish_reason=None if self.finish is None else self._finish_reason(self.finish),
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=0 if self._no_answer else usage.completion_tokens,
+            cached_tokens=usage.prompt_tokens_details.cached_tokens,
+            input_token_logprobs=self._input.tokens if scored else msgspec.UNSET,
+            output_token_logprobs=self._output.tokens if scored else msgspec.UNSET,
+            input_top_logprobs=self._input.top if top else msgspec.UNSET,
+            output_top_logprobs=self._output.top if top else msgspec.UNSET,
+            e2e_latency=time.monotonic() - self._begun if ended else msgspec.UNSET,
+        )
+        index = self._index if numbered else msgspec.UNSET
+        return Answer(text=self._text, output_ids=self._ids, meta_info=meta, index=index)
+
+    def _finish_reason(self, finish: Finish) -> dict[str, Any]:
+        if finish.reason == FinishReason.LENGTH.value:
+            return {"type": finish.reason, "length": len(self._ids)}
+        if finish.reason == FinishReason.STOP.value:
+            return {"type": finish.reason, "matched": finish.matched}
+        return {"type": finish.reason, "message": "Aborted"}

@@ -1,0 +1,176 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.core import FinishReason
+from mla_router.worker.server.endpoints.chat.choice import ChatChoice
+from mla_router.worker.server.endpoints.chat.prompt import beside_the_loop, check_count
+from mla_router.worker.server.endpoints.chat.run import ChatRun, FieldNames, prepare
+from mla_router.worker.server.endpoints.responses.builder import Event, ResponseBuilder
+from mla_router.worker.server.endpoints.responses.request import as_chat, wants_logprobs
+from mla_router.worker.server.endpoints.responses.schema import (
+    IncompleteDetails,
+    Response,
+    ResponseUsage,
+)
+from mla_router.worker.server.endpoints.responses.text_logprobs import TextLogprobs
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.http.sse import event, stream
+from mla_router.worker.server.request_names import trace_of
+from mla_router.worker.server.requests.generation import RESUMED_A_TURN, Output
+from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.responses import (
+    ResponsesRequest,
+    TextFormat,
+    TextSettings,
+)
+from mla_router.worker.server.state import STATE
+from mla_router.worker.server.text.tool_calls.parts import Content
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+
+FIELD_NAMES = FieldNames("input", "max_output_tokens", "tools[{}].name", "text.format.schema")
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    service = request.app[STATE].accepting()
+    body = parse(await read_body(request), _decoder)
+    model = service.check_model(body.model)
+    streams, scored = bool(body.stream), wants_logprobs(body)
+    # The last events repeat all log-probabilities, and nobody but this worker has those of the first tokens.
+    replay = read_replay(request, body.continuation, possible=streams and not scored)
+    items = len(body.input) if isinstance(body.input, list) else 1
+    check_count(items, service.limits.context_length, "input")
+    chat = await beside_the_loop(lambda: as_chat(body), things=items)
+    trace = trace_of(request.headers, body.request_id)
+    each = streams or scored
+    run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
+    answer = _Answer.of(run, body, model)
+    async with run.generation.running():
+        if body.stream:
+            # OpenAI's streams of this kind end with the last event, and without [DONE].
+            return await stream(request, answer.events(), lambda: run.generation.headers, done=b"")
+        while outputs := await run.generation.next():
+            for output in outputs:
+                answer.take(output)
+        return json_response(await answer.response(), headers=run.generation.headers)
+
+
+@dataclass(slots=True)
+class _Answer:
+    run: ChatRun
+    choice: ChatChoice
+    builder: ResponseBuilder
+    logprobs: TextLogprobs | None
+    begun: Response  # as it was before there was any output
+    reason: str = ""  # why it ended
+
+    @classmethod
+    def of(cls, run: ChatRun, body: ResponsesRequest, model: str) -> _Answer:
+        choice = ChatChoice(run, 0)
+        logprobs = TextLogprobs() if wants_logprobs(body) else None
+        return cls(run, choice, ResponseBuilder(choice), logprobs, _begun(run, body, model))
+
+    def take(self, output: Output) -> list[Event]:
+        """The events that `output` makes."""
+        events: list[Event] = []
+        parts = self.choice.take(output)
+        if self.logprobs is not None and (scores := self.choice.take_logprobs()):
+            self.logprobs.add(output.text, scores.content)
+        for part in parts:
+            tokens = []
+            if self.logprobs is not None and isinstance(part, Content):
+                tokens = self.logprobs.take(part.text, self.choice.held)
+            events += self.builder.add(part, tokens)
+        if output.finish is not None:
+            self.reason = output.finish.reason
+            stopped = self.reason == FinishReason.STOP.value
+            events += self.builder.close("completed" if stopped else "incomplete")
+        return events
+
+    async def response(self) -> Response:
+        """The whole of it, at the end."""
+        generation = self.run.generation
+        stopped = self.reason == FinishReason.STOP.value
+        reached = self.reason == FinishReason.LENGTH.value
+        details = IncompleteDetails("max_output_tokens" if reached else None)
+        return msgspec.structs.replace(
+            self.begun,
+            status="completed" if stopped else "incomplete",
+            completed_at=int(time.time()) if stopped else None,
+            incomplete_details=None if stopped else details,
+            output=self.builder.items,
+            usage=ResponseUsage.of(generation.usage, await self.choice.reasoning_tokens()),
+        )
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The stream; where it goes on with a broken one, what the client has not had of it."""
+        generation = self.run.generation
+        marks, replay = generation.marks(), generation.replay
+        had = 0 if replay is None else replay.events
+        made = 0
+
+        def written(events: Iterable[Event]) -> bytes:
+            """Those that the client has not had."""
+            nonlocal made
+            lines = []
+            for body in events:
+                if made >= had:
+                    numbered = {"type": body["type"], "sequence_number": made, **body}
+                    mark = marks.take(0, self.reason or None)
+                    lines.append(event(numbered, b"%bevent: %b\n" % (mark, body["type"].encode())))
+                made += 1
+            return b"".join(lines)
+
+        due = written(
+            {"type": f"response.{kind}", "response": self.begun}
+            for kind in ("created", "in_progress")
+        )
+        for place, output in enumerate(generation.resumed, 1):
+            due += written(self.take(output))
+            if place % RESUMED_A_TURN == 0:
+                await asyncio.sleep(0)
+        if replay is not None:
+            replay.check_events(made)
+        # Nothing goes out before the first output: until then another worker can answer.
+        while outputs := await generation.next():
+            for output in outputs:
+                marks.add(0, output.token_ids)
+                due += written(self.take(output))
+            if due:
+                yield due
+                due = b""
+        response = await self.response()
+        yield due + written([{"type": f"response.{response.status}", "response": response}])
+
+
+def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
+    origin, params = run.generation.origin, run.generation.sampling.params
+    return Response(
+        id=run.generation.id_of("resp_"),
+        created_at=origin.created,
+        status="in_progress",
+        model=model,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=run.tools.several,
+        temperature=params.temperature,
+        text=body.text or TextSettings(TextFormat()),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_p=params.top_p,
+        top_logprobs=body.top_logprobs or 0,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+    )

@@ -1,0 +1,98 @@
+"""POST /tokenize and /detokenize: between text and token ids, in the shapes of vLLM and SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+
+from mla_router.worker.server.endpoints.chat.prompt import rendered
+from mla_router.worker.server.endpoints.chat.tools import read_tools
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.http.body import read_body
+from mla_router.worker.server.http.json_response import json_response
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
+from mla_router.worker.server.schema.parse import parse
+from mla_router.worker.server.schema.tokenize import DetokenizeRequest, TokenizeRequest
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.state import STATE
+from mla_router.worker.server.validation.prompts import check_ids
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True):
+    """Of several prompts, each field but the length is a list with an entry for each."""
+
+    count: int | list[int]
+    max_model_len: int
+    tokens: list[int | list[int]]
+    token_strs: list[str | list[str]] | None  # as the vocabulary writes them
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True):
+    prompt: str | list[str]  # vLLM's name
+    text: str | list[str]  # SGLang's
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """What /v1/completions would feed to the model, or /v1/chat/completions."""
+    service = request.app[STATE].ready()
+    body = parse(await read_body(request), _tokenize_decoder)
+    service.check_model(body.model)
+    refuse_unsupported(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidField("prompt", "give either prompt or messages")
+    tokenizer, context_length = service.tokenizer, service.limits.context_length
+    several, special = isinstance(body.prompt, list), True
+    if body.prompt is None:
+        chat = body.as_chat()
+        texts, special = [await rendered(service, chat, read_tools(chat), "messages")], False
+    else:
+        texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if len(texts) > MAX_PROMPTS:
+        raise InvalidField("prompt", f"at most {MAX_PROMPTS} prompts")
+    if body.add_special_tokens is not None:
+        special = body.add_special_tokens
+    tokens: list[Any] = [
+        await tokenizer.encode(text, context_length=context_length, add_special_tokens=special)
+        for text in texts
+    ]
+    pieces: list[Any] | None = None
+    if body.return_token_strs:
+        pieces = [tokenizer.pieces_of(ids) for ids in tokens]
+    if several:
+        counts = [len(ids) for ids in tokens]
+        return json_response(TokenizeResponse(counts, context_length, tokens, pieces))
+    one = TokenizeResponse(len(tokens[0]), context_length, tokens[0], pieces and pieces[0])
+    return json_response(one)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The inverse. Special tokens are shown, too, unless the client wants them skipped."""
+    service = request.app[STATE].ready()
+    body = parse(await read_body(request), _detokenize_decoder)
+    service.check_model(body.model)
+    several = bool(body.tokens) and all(isinstance(item, list) for item in body.tokens)
+    lists = cast("list[list[int]]", body.tokens if several else [body.tokens])
+    if not several and any(isinstance(item, list) for item in body.tokens):
+        raise InvalidField("tokens", "do not mix ids and lists of ids")
+    if len(lists) > MAX_PROMPTS:
+        raise InvalidField("tokens", f"at most {MAX_PROMPTS} lists")
+    for ids in lists:
+        if len(ids) > service.limits.context_length:
+            raise InvalidField(
+                "tokens", f"at most {service.limits.context_length}, the context length"
+            )
+        if ids:
+            check_ids(ids, service.limits.vocab_size, "tokens")
+    decode = (
+        service.tokenizer.decode_shown if body.skip_special_tokens else service.tokenizer.decode
+    )
+    texts = [await asyncio.to_thread(decode, ids) for ids in lists]
+    text = texts if several else texts[0]
+    return json_response(DetokenizeResponse(text, text))

@@ -1,0 +1,126 @@
+"""The server processes of a worker among themselves: questions, and answers that are numbers.
+
+Each has a socket on which it hears the others. There is little to say: what is counted lies on the
+board, and what is computed comes from the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mla_router.worker.messages import PeerQuery, PeerReply, PeerRequest, ToPeer
+from mla_router.worker.server.errors import Unavailable
+from mla_router.worker.server.ipc.inbox import Inbox
+
+ANSWER_S = 10.0
+
+Answer = Callable[[PeerQuery], Awaitable[int]]
+
+
+class Peers:
+    """Use inside the event loop's thread only."""
+
+    def __init__(
+        self, own: int, receive: zmq.Socket[bytes], send: dict[int, zmq.Socket[bytes]]
+    ) -> None:
+        """`own` is the number of this process; `send` leads to each of the others."""
+        self._own = own
+        self._send = send
+        self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToPeer), self._handle)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._answer: Answer | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def start(self, answer: Answer) -> None:
+        """From now on `answer` is asked what the others ask; they may have done so before."""
+        self._answer = answer
+        self._inbox.start()
+
+    def stop(self) -> None:
+        self._inbox.stop()
+        for task in self._answering:
+            task.cancel()
+
+    async def ask(self, server: int, question: PeerQuery, timeout: float | None = ANSWER_S) -> int:
+        """Raises Unavailable after `timeout` seconds; None: however long it takes."""
+        query = next(self._numbers)
+        answer = self._waiting[query] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(server, PeerRequest(self._own, query, question))
+            return await asyncio.wait_for(answer, timeout)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
+            raise Unavailable("A process of this worker does not answer", retry_after=1) from None
+        finally:
+            del self._waiting[query]
+
+    async def ask_all(self, question: PeerQuery, timeout: float | None = ANSWER_S) -> list[int]:
+        """The answers of all the others."""
+        return await asyncio.gather(*(self.ask(server, question, timeout) for server in self._send))
+
+    def tell_all(self, question: PeerQuery) -> None:
+        """Without waiting for answers."""
+        for server in self._send:
+            self._post(server, PeerRequest(self._own, next(self._numbers), question))
+
+    def _post(self, server: int, message: ToPeer) -> None:
+        self._send[server].send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def _handle(self, message: ToPeer) -> None:
+        if isinstance(message, PeerReply):
+            answer = self._waiting.get(message.query)
+            if answer is not None and not answer.done():
+                answer.set_result(message.value)
+        else:
+            task = asyncio.create_task(self._reply(message))
+            self._answering.add(task)  # the loop itself holds tasks only weakly
+            task.add_done_callback(self._answering.discard)
+
+    async def _reply(self, asked: PeerRequest) -> None:
+        assert self._answer is not None
+        self._post(asked.sender, PeerReply(asked.query, await self._answer(asked.question)))
+
+
+@asynccontextmanager
+async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
+    """Become number `own` of so many server processes, whose sockets lie in `directory`."""
+    context = zmq.Context()
+    receive = context.socket(zmq.PULL)
+    receive.set_hwm(0)
+    receive.bind(f"ipc://{directory}/peer_{own}")
+    send = {server: context.socket(zmq.PUSH) for server in range(servers) if server != own}
+    for server, socket in send.items():
+        socket.set_hwm(0)
+        socket.connect(f"ipc://{directory}/peer_{server}")
+    peers = Peers(own, receive, send)
+    try:
+        yield peers
+    finally:
+        peers.stop()
+        context.destroy(linger=200)  # milliseconds, for a last Stop to leave
+
+
+class Meeting:
+    """Where `size` tasks wait for each other, again and again. asyncio has the same from 3.11 on."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._here = 0
+        self._all_here = asyncio.Event()
+
+    async def attend(self) -> None:
+        """Return when all have come."""
+        self._here += 1
+        if self._here < self._size:
+            await self._all_here.wait()
+            return
+        self._all_here.set()
+        self._here, self._all_here = 0, asyncio.Event()

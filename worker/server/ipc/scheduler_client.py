@@ -1,0 +1,326 @@
+"""The server's end of the line to its scheduler.
+
+Owns the table of running requests: who waits for the tokens of which request id. A request leaves
+the table when its last delta comes, or when it is aborted; so it is aborted at most once, and
+deltas that were already on their way are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from mla_router.worker.core import FinishReason
+from mla_router.worker.messages import (
+    Abort,
+    Delta,
+    Deltas,
+    FlushCache,
+    Generate,
+    GetStats,
+    Profiled,
+    Ready,
+    Shutdown,
+    StartProfile,
+    Stats,
+    StopProfile,
+    ToScheduler,
+    ToServer,
+)
+from mla_router.worker.server.errors import ApiError, Unavailable
+from mla_router.worker.server.ipc.inbox import Inbox
+from mla_router.worker.server.ipc.shared_counters import Board, Cells, Count
+
+HEARTBEAT = 0  # the query number of statistics that nobody asked for
+
+
+class Mailbox:
+    """What one HTTP request waits on: the deltas of its prompts, in the order of arrival.
+
+    Deltas pile up while the reader is busy, for instance because its client is slow, and are then
+    taken together: however far behind it is, it costs one wake-up.
+    """
+
+    __slots__ = ("_error", "_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[tuple[int, Delta]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ApiError | None = None
+
+    def put(self, index: int, delta: Delta) -> None:
+        self._items.append((index, delta))
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        self._error = error
+        self._wake()
+
+    async def take(self) -> list[tuple[int, Delta]]:
+        """All that has come since the last call, at least one. One reader at a time."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        items, self._items = self._items, []
+        return items
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Shared:
+    """What the clients of all server processes of a worker know together."""
+
+    def __init__(self, board: Board) -> None:
+        self.open_requests: Count = board.count()
+        self.heard: Cells = board.cells(1)  # when the scheduler last told its state; monotonic
+        self.complete: Count = board.count()  # 1, by the first process, when all of them serve
+        self.waiting_s: Count = board.count()  # of prompts that are not computed yet
+
+
+class SchedulerClient:
+    """Use inside the event loop's thread only, as all of the server."""
+
+    def __init__(
+        self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, shared: Shared
+    ) -> None:
+        """`server` is the number of this process."""
+        self._loop = asyncio.get_running_loop()
+        self.server = server
+        self._open = shared.open_requests
+        self._heard = shared.heard
+        self._waiting = shared.waiting_s
+        self._prompt_s: dict[str, float] = {}  # by request, until its first delta
+        self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
+        self._send = send
+        self._encoder = msgspec.msgpack.Encoder()
+        self._targets: dict[str, tuple[Mailbox, int]] = {}
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._last_query = HEARTBEAT
+        self._idle = asyncio.Event()
+        self._error: ApiError | None = None
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        self.last_stats: Stats | None = None
+        self._throughput = _Throughput()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    @property
+    def open_requests(self) -> int:
+        """Of all servers together."""
+        return int(self._open.total)
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that the prompts of all servers which are not computed yet take, as long as none of them is
+        cached."""
+        return self._waiting.total
+
+    async def until_idle(self) -> None:
+        """Return when no request of this server runs."""
+        while self._targets:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def submit(
+        self, generate: Generate, mailbox: Mailbox, index: int, *, computes: bool = True
+    ) -> None:
+        """Start a request; its deltas go to `mailbox` under `index`. `computes`: its prompt is not also that of
+        another request which has just been started."""
+        if self._error is not None:
+            raise self._error
+        self._targets[generate.rid] = (mailbox, index)
+        self._open.set(len(self._targets))
+        if computes and self.last_stats is not None:
+            tokens, stats = len(generate.prompt), self.last_stats
+            seconds = tokens * (stats.token_s + tokens / 2 * stats.context_s)
+            self._prompt_s[generate.rid] = seconds
+            self._waiting.add(seconds)
+        self._post(generate)
+
+    def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
+        """End a request if it is still running. Its reader gets a last delta if `tell_reader`."""
+        target = self._remove(rid)
+        if target is None:
+            return False
+        self._post(Abort(rid))
+        if tell_reader:
+            mailbox, index = target
+            mailbox.put(index, Delta(rid, [], finish_reason=FinishReason.ABORT.value))
+        return True
+
+    def abort_all(self) -> int:
+        """End what runs; returns how many requests that were."""
+        return sum(self.abort(rid, tell_reader=True) for rid in list(self._targets))
+
+    def fail(self, error: ApiError) -> None:
+        """Everything that runs, and whatever comes later, ends with `error`."""
+        self._error = error
+        for mailbox, _ in self._targets.values():
+            mailbox.fail(error)
+        self._targets.clear()
+        self._open.set(0)
+        self._prompt_s.clear()
+        self._waiting.set(0)
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    # -- questions -------------------------------------------------------------------------------
+
+    async def stats(self, timeout: float = 10.0) -> Stats:
+        """Exact accounting as of now."""
+        answer: Stats = await self._ask(GetStats, timeout)
+        return answer
+
+    async def flush_cache(self, timeout: float = 10.0) -> Stats:
+        answer: Stats = await self._ask(FlushCache, timeout)
+        return answer
+
+    async def start_profile(self, num_steps: int, timeout: float = 60.0) -> Profiled:
+        answer: Profiled = await self._ask(
+            lambda query, server: StartProfile(query, num_steps, server), timeout
+        )
+        return answer
+
+    async def stop_profile(self, timeout: float = 120.0) -> Profiled:
+        """Writing a long trace takes a while."""
+        answer: Profiled = await self._ask(StopProfile, timeout)
+        return answer
+
+    def shut_down(self) -> None:
+        self._post(Shutdown())
+
+    def heartbeat_age(self) -> float:
+        """Seconds since the scheduler last told its state, to the server that heard of it last: if one
+        is stuck, the worker is."""
+        return time.monotonic() - self._heard.lowest()
+
+    @property
+    def throughput(self) -> float:
+        """Generated tokens a second, lately."""
+        return self._throughput.value
+
+    async def _ask(self, question: Callable[[int, int], ToScheduler], timeout: float) -> Any:
+        """Send the question of the next number; returns what comes back under that number."""
+        if self._error is not None:
+            raise self._error
+        self._last_query += 1
+        query = self._last_query
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._queries[query] = answer
+        try:
+            self._post(question(query, self.server))
+            return await asyncio.wait_for(answer, timeout)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
+            raise Unavailable("The scheduler does not answer", retry_after=1) from None
+        finally:
+            del self._queries[query]
+
+    # -- wire ------------------------------------------------------------------------------------
+
+    def _post(self, message: ToScheduler) -> None:
+        # Never blocks: the queue has no limit of its own, the number of requests is limited.
+        self._send.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def start(self) -> None:
+        self._inbox.start()
+
+    def stop(self) -> None:
+        self._inbox.stop()
+
+    def _handle(self, message: ToServer) -> None:
+        if isinstance(message, Deltas):
+            self._deliver(message)
+        elif isinstance(message, Stats):
+            self._note(message)
+        elif isinstance(message, Profiled):
+            self._answer(message)
+        elif not self.ready.done():
+            self.ready.set_result(message)
+
+    def _deliver(self, message: Deltas) -> None:
+        targets = self._targets
+        for delta in message.items:
+            target = targets.get(delta.rid)
+            if target is None:
+                continue  # it was aborted
+            if delta.finish_reason:
+                self._remove(delta.rid)
+            elif delta.queue_seconds:  # the first one
+                self._prompt_ended(delta.rid)
+            mailbox, index = target
+            mailbox.put(index, delta)
+
+    def _remove(self, rid: str) -> tuple[Mailbox, int] | None:
+        target = self._targets.pop(rid, None)
+        self._open.set(len(self._targets))
+        self._prompt_ended(rid)
+        if not self._targets:
+            self._idle.set()
+        return target
+
+    def _prompt_ended(self, rid: str) -> None:
+        """It is computed, or will not be."""
+        if (seconds := self._prompt_s.pop(rid, None)) is not None:
+            # Nothing is left of rounding when nobody waits.
+            self._waiting.set(self._waiting.own - seconds if self._prompt_s else 0.0)
+
+    def _note(self, stats: Stats) -> None:
+        self._heard.own[0] = now = time.monotonic()
+        self.last_stats = stats
+        self._throughput.update(now, stats.generated_tokens)
+        self._answer(stats)
+
+    def _answer(self, message: Stats | Profiled) -> None:
+        answer = self._queries.get(message.query)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+@asynccontextmanager
+async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator[SchedulerClient]:
+    """Listen in `directory` and talk to the scheduler that will listen there too."""
+    context = zmq.Context()
+    receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    receive.set_hwm(0)
+    send.set_hwm(0)
+    receive.bind(f"ipc://{directory}/to_server_{server}")
+    send.connect(f"ipc://{directory}/to_scheduler")
+    client = SchedulerClient(receive, send, server, shared)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        context.destroy(linger=200)  # milliseconds, for a last Shutdown to leave
+
+
+class _Throughput:
+    """Tokens a second between readings that are far enough apart to be meaningful."""
+
+    WINDOW = 0.4  # seconds; heartbeats come every 0.5
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._since: tuple[float, int] | None = None
+
+    def update(self, now: float, tokens: int) -> None:
+        if self._since is None:
+            self._since = (now, tokens)
+        elif now - self._since[0] >= self.WINDOW:
+            self.value = (tokens - self._since[1]) / (now - self._since[0])
+            self._since = (now, tokens)

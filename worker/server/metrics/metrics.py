@@ -1,0 +1,218 @@
+"""What /metrics shows, under the names that SGLang's and vLLM's dashboards look for.
+
+Numbers that the scheduler counts are read from its last heartbeat when somebody scrapes; the rest
+is counted here, over all server processes of the worker together. All label values come from the
+configuration or from closed sets, so a client cannot make series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
+
+from mla_router.worker.core import FinishReason
+from mla_router.worker.messages import Ready, Stats
+from mla_router.worker.server.ipc.shared_counters import Board, Count
+from mla_router.worker.server.metrics.series import Counter, Histogram
+
+SECONDS_QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 60, 120)
+SECONDS_TO_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
+SECONDS_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5)
+SECONDS_IN_ALL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
+TOKENS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
+
+# What means the same there: each of these is shown under both names.
+VLLM_NAMES = {
+    "sglang:num_running_reqs": "vllm:num_requests_running",
+    "sglang:num_queue_reqs": "vllm:num_requests_waiting",
+    "sglang:token_usage": "vllm:kv_cache_usage_perc",
+    "sglang:prompt_tokens": "vllm:prompt_tokens",
+    "sglang:generation_tokens": "vllm:generation_tokens",
+    "sglang:cached_tokens": "vllm:prefix_cache_hits",
+    "sglang:num_retracted_requests": "vllm:num_preemptions",
+    "sglang:queue_time_seconds": "vllm:request_queue_time_seconds",
+    "sglang:prompt_tokens_histogram": "vllm:request_prompt_tokens",
+    "sglang:generation_tokens_histogram": "vllm:request_generation_tokens",
+    "sglang:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "sglang:inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "sglang:e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
+}
+WHOLE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
+ENDS = tuple(reason.value for reason in FinishReason)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The scheduler's numbers at one moment."""
+
+    limits: Ready
+    stats: Stats
+    throughput: float
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens' worth of pages that running requests hold."""
+        stats = self.stats
+        pages = stats.total_pages - stats.free_pages - stats.cached_pages
+        return pages * self.limits.page_size
+
+    @property
+    def token_usage(self) -> float:
+        return self.used_tokens / self.limits.max_total_num_tokens
+
+    @property
+    def cache_hit_rate(self) -> float:
+        return self.stats.cached_tokens / max(1, self.stats.prompt_tokens)
+
+
+class Metrics:
+    def __init__(
+        self, model_name: str, reading: Callable[[], Reading | None], board: Board
+    ) -> None:
+        """`reading` gives the scheduler's last word; None before there is one. What is counted goes
+        to the `board`."""
+        self._registry = CollectorRegistry()
+        self._registry.register(_SchedulerCollector(model_name, reading))
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(board, name, help, model_name, buckets)
+            self._registry.register(made)
+            return made
+
+        def counter(name: str, help: str) -> Count:
+            made = Counter(board, name, help, ["model_name"], [[model_name]])
+            self._registry.register(made)
+            return made.counts[0]
+
+        self.requests = counter("sglang:num_requests", "Answers begun.")
+        self._aborted = counter(
+            "sglang:num_aborted_requests",
+            "Answers that were aborted, most of them for lost clients.",
+        )
+        ends = Counter(
+            board,
+            "vllm:request_success",
+            "Answers by how they ended.",
+            ["model_name", "finished_reason"],
+            [[model_name, reason] for reason in ENDS],
+        )
+        self._registry.register(ends)
+        self._ends = dict(zip(ENDS, ends.counts, strict=True))
+        self._prompt_tokens = histogram(
+            "sglang:prompt_tokens_histogram", "Prompt tokens of an answer.", TOKENS
+        )
+        self._generated_tokens = histogram(
+            "sglang:generation_tokens_histogram", "Generated tokens of an answer.", TOKENS
+        )
+        self.queue_time = histogram(
+            "sglang:queue_time_seconds",
+            "From arrival to the first place in a batch.",
+            SECONDS_QUEUED,
+        )
+        self.time_to_first_token = histogram(
+            "sglang:time_to_first_token_seconds", "From request to first token.", SECONDS_TO_FIRST
+        )
+        self.inter_token_latency = histogram(
+            "sglang:inter_token_latency_seconds", "Between two tokens.", SECONDS_BETWEEN
+        )
+        self._e2e_latency = histogram(
+            "sglang:e2e_request_latency_seconds", "From request to last token.", SECONDS_IN_ALL
+        )
+
+    def ended(self, reason: str, seconds: float, prompt_tokens: int, generated: int) -> None:
+        """An answer has ended; `reason` is one of `ENDS`. Sizes and times are those of whole ones."""
+        self._ends[reason].inc()
+        if reason == FinishReason.ABORT.value:
+            self._aborted.inc()
+        if reason not in WHOLE:
+            return
+        self._e2e_latency.observe(seconds)
+        self._prompt_tokens.observe(prompt_tokens)
+        self._generated_tokens.observe(generated)
+
+    def render(self) -> bytes:
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            yield _under(family.name, family)
+            if (name := VLLM_NAMES.get(family.name)) is not None:
+                yield _under(name, family)
+
+
+class _SchedulerCollector:
+    def __init__(self, model_name: str, reading: Callable[[], Reading | None]) -> None:
+        self._model_name = model_name
+        self._reading = reading
+
+    def describe(self) -> list[Metric]:
+        return []  # there may be nothing to read yet when the registry asks
+
+    def collect(self) -> Iterator[Metric]:
+        reading = self._reading()
+        if reading is None:
+            return
+        stats = reading.stats
+        for name, meaning, value in (
+            ("sglang:num_running_reqs", "Requests in the batch.", stats.running),
+            ("sglang:num_queue_reqs", "Requests waiting for a place.", stats.waiting),
+            (
+                "sglang:num_grammar_queue_reqs",
+                "Requests waiting for their grammar.",
+                stats.compiling,
+            ),
+            ("sglang:num_used_tokens", "KV cache tokens held by requests.", reading.used_tokens),
+            ("sglang:token_usage", "Share of the KV cache held, 0 to 1.", reading.token_usage),
+            (
+                "sglang:max_total_num_tokens",
+                "KV cache size in tokens.",
+                reading.limits.max_total_num_tokens,
+            ),
+            (
+                "sglang:cache_hit_rate",
+                "Share of prompt tokens found cached, since the start.",
+                reading.cache_hit_rate,
+            ),
+            ("sglang:gen_throughput", "Generated tokens a second, lately.", reading.throughput),
+            (
+                "sglang:num_retracted_reqs",
+                "sglang:num_retracted_requests_total, by its older name.",
+                stats.retracted,
+            ),
+        ):
+            yield self._add(GaugeMetricFamily(name, meaning, labels=["model_name"]), value)
+        for name, meaning, value in (
+            ("sglang:prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens),
+            ("sglang:cached_tokens", "Prompt tokens found cached.", stats.cached_tokens),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache.",
+                stats.prompt_tokens,
+            ),
+            ("sglang:generation_tokens", "Tokens generated.", stats.generated_tokens),
+            (
+                "sglang:num_retracted_requests",
+                "Times that a running request had to wait again for memory.",
+                stats.retracted,
+            ),
+        ):
+            yield self._add(CounterMetricFamily(name, meaning, labels=["model_name"]), value)
+
+    def _add(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
+        family.add_metric([self._model_name], value)
+        return family
+
+
+def _under(name: str, family: Metric) -> Metric:
+    """`family` by this name, without the times at which the library made its series."""
+    copy = Metric(name, family.documentation, family.type, family.unit)
+    copy.samples = [
+        Sample(name + sample.name.removeprefix(family.name), *sample[1:])
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+    return copy

@@ -1,0 +1,62 @@
+"""Counters and histograms for Prometheus that add up over the server processes of a worker.
+
+The library's own would keep a file of each process on the disk, and take two locks a value, which is much
+where every token of every stream has one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from mla_router.worker.server.ipc.shared_counters import Board
+
+
+class Counter:
+    """One count for each of the series, which are told apart by the values of their labels."""
+
+    def __init__(
+        self,
+        board: Board,
+        name: str,
+        help: str,
+        labels: Sequence[str],
+        series: Sequence[Sequence[str]],
+    ) -> None:
+        self._name, self._help, self._labels, self._series = name, help, labels, series
+        self.counts = [board.count() for _ in series]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, count in zip(self._series, self.counts, strict=True):
+            family.add_metric(values, count.total)
+        yield family
+
+
+class Histogram:
+    """Counts the values of one series."""
+
+    def __init__(
+        self, board: Board, name: str, help: str, model_name: str, buckets: tuple[float, ...]
+    ) -> None:
+        """`buckets` are the upper bounds, inclusive and ascending; above them is one more."""
+        self._name, self._help, self._model_name = name, help, model_name
+        self._bounds = buckets
+        self._cells = board.cells(len(buckets) + 2)  # the last one is the values' sum
+        self._own = self._cells.own
+
+    def observe(self, value: float) -> None:
+        self._own[bisect_left(self._bounds, value)] += 1
+        self._own[-1] += value
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
+        *counts, total = self._cells.totals()
+        bounds = map(floatToGoString, (*self._bounds, float("inf")))
+        buckets = list(zip(bounds, accumulate(counts), strict=True))
+        family.add_metric([self._model_name], buckets, total)
+        yield family

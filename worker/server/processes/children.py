@@ -1,0 +1,112 @@
+"""The processes that the first server of a worker starts: the scheduler and the other servers.
+
+They are in our process group and have our output. None outlives us: each asks the kernel for that itself
+(`worker/child.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket
+
+import msgspec
+
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
+from mla_router.worker.server.state import ServerState
+
+SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
+# For the other servers, whose last answers take as long as ours (`serving.py`)
+SIBLING_STOP_S = 1.5
+SIBLING = (sys.executable, "-u", "-m", "mla_router.worker.server")
+
+
+class Child:
+    """A running process; `name` is what the log calls it."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name = name
+        self._process = process
+
+    async def wait(self) -> int:
+        """Its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def end(self, grace_s: float) -> None:
+        """It was told to leave: kill it if it does not."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        if self.is_running:
+            self._process.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self.is_running:
+            self._process.kill()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+
+@asynccontextmanager
+async def scheduler_process(
+    command: Sequence[str], state: ServerState, directory: Path, client: SchedulerClient
+) -> AsyncIterator[Child]:
+    """The scheduler, by `command` without its flags; surely gone afterwards."""
+    heartbeat = state.heartbeat.descriptor
+    flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
+    flags += ["--ipc-dir", str(directory)]
+    process = await asyncio.create_subprocess_exec(
+        *command, *flags, stdin=DEVNULL, pass_fds=(heartbeat,)
+    )
+    child = Child("the scheduler", process)
+    try:
+        yield child
+    finally:
+        if child.is_running:
+            client.shut_down()
+        await child.end(SCHEDULER_STOP_S)
+
+
+@asynccontextmanager
+async def sibling_processes(
+    state: ServerState, directory: Path, listeners: Sequence[socket]
+) -> AsyncIterator[list[Child]]:
+    """The other servers, one for each of `listeners`, which are theirs from now on. Whoever leaves has
+    told them to stop; they are surely gone afterwards."""
+    children: list[Child] = []
+    try:
+        for number, listener in enumerate(listeners, 1):
+            children.append(await _start_sibling(state, directory, number, listener))
+        yield children
+    finally:
+        await asyncio.gather(*(child.end(SIBLING_STOP_S) for child in children))
+
+
+async def _start_sibling(
+    state: ServerState, directory: Path, number: int, listener: socket
+) -> Child:
+    board, heartbeat = state.board.descriptor, state.heartbeat.descriptor
+    with listener:
+        process = await asyncio.create_subprocess_exec(
+            *SIBLING,
+            *state.config.to_argv(),
+            f"--ipc-dir={directory}",
+            f"--parent-pid={os.getpid()}",
+            f"--number={number}",
+            f"--birth={msgspec.json.encode(state.birth).decode()}",
+            f"--listener-fd={listener.fileno()}",
+            f"--board-fd={board}",
+            f"--heartbeat-fd={heartbeat}",
+            stdin=DEVNULL,
+            pass_fds=(listener.fileno(), board, heartbeat),
+            env=state.config.child_environment(),
+        )
+    return Child(f"server process {number}", process)

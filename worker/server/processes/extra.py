@@ -1,0 +1,90 @@
+"""The life of a worker's second, third, ... server process. The first one starts it, tells it when to drain
+and when to stop, and ends with it if it dies (`process.py`).
+
+Its socket listens only when all that an answer takes is there: from then on the kernel deals connections
+to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+
+from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
+from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
+from mla_router.worker.server.ipc.peers import Peers, join
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
+from mla_router.worker.server.processes.serving import (
+    EXIT_BAD_SETTINGS,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    prepare,
+    serving,
+)
+from mla_router.worker.server.request_names import NamedRequests
+from mla_router.worker.server.state import ServerState
+from mla_router.worker.server.text.tokenizer import TokenizerError
+
+log = logging.getLogger(__name__)
+
+FIRST = 0  # the number of the process that started us
+
+
+async def run(state: ServerState, number: int, listener: socket.socket, directory: Path) -> int:
+    """Serve on `listener` until told to end; returns the exit status. `state` is made of what the first
+    process has passed on, `directory` has the sockets."""
+    async with (
+        connect(directory, number, state.shared) as client,
+        join(directory, number, state.config.tokenizer_worker_num) as peers,
+    ):
+        sibling = _Sibling(state, client, peers)
+        peers.start(sibling.answer)
+        living = asyncio.create_task(sibling.live(listener))
+        stopped = asyncio.create_task(sibling.stopped.wait())
+        await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        failure = living.exception() if living.done() else None
+        living.cancel()
+        await asyncio.wait((living,))  # the last answers go out
+    if failure is None:
+        return EXIT_STOPPED
+    if not isinstance(failure, TokenizerError | ApiError):
+        raise failure
+    log.error("%s", failure)
+    return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
+
+
+class _Sibling:
+    def __init__(self, state: ServerState, client: SchedulerClient, peers: Peers) -> None:
+        self.stopped = asyncio.Event()
+        self._state = state
+        self._client = client
+        self._peers = peers
+        self._names = NamedRequests(client, peers)
+
+    async def live(self, listener: socket.socket) -> None:
+        """Returns never. Raises TokenizerError, ApiError."""
+        await self._peers.ask_all(Ping(), timeout=None)
+        service = await prepare(self._state, self._client, self._names)
+        await self._peers.ask(FIRST, Barrier(), timeout=None)  # all can answer
+        self._state.service = service
+        async with serving(self._state, listener):
+            await self._peers.ask(FIRST, Barrier(), timeout=None)  # all do
+            await asyncio.Event().wait()
+
+    async def answer(self, question: PeerQuery) -> int:
+        """What the first process says, and what all ask."""
+        match question:
+            case Drain():
+                self._state.draining = True
+                await self._client.until_idle()
+                return 0
+            case Stop(reason):
+                self._state.draining = True
+                self._client.fail(Unavailable(reason, code=ENGINE_DIED))
+                self.stopped.set()
+                return 0
+            case _:
+                return await self._names.answer(question)

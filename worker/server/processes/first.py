@@ -1,0 +1,209 @@
+"""The life of a worker's first server process: start the scheduler and the other servers, serve, end.
+
+The listening socket is there before anything else, so that a wrong port costs a moment and not a
+load of the weights; until the scheduler and all servers are ready, /health says "starting".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mla_router.worker.config import WorkerConfig
+from mla_router.worker.messages import Drain, Meet, Question, Ready, Stop
+from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
+from mla_router.worker.server.ipc.peers import Meeting, Peers, join
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
+from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.processes.children import Child, scheduler_process, sibling_processes
+from mla_router.worker.server.processes.serving import (
+    EXIT_BAD_SETTINGS,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    prepare,
+    serving,
+)
+from mla_router.worker.server.request_names import NamedRequests
+from mla_router.worker.server.state import ServerState
+from mla_router.worker.server.text.tokenizer import TokenizerError
+
+log = logging.getLogger(__name__)
+
+EXIT_CHILD_DIED = 3
+
+# So many times --watchdog-timeout without a heartbeat, and there is no hope left: a hung GPU does not come back.
+HOPELESS = 4
+
+DRAIN_GRACE_S = 30.0  # how long requests may still run after SIGTERM
+
+
+async def run(
+    config: WorkerConfig, listeners: Sequence[socket.socket], scheduler: Sequence[str]
+) -> int:
+    """Serve until told to end; returns the exit status. `listeners` and `config` are those of
+    `listeners.listen`, `scheduler` is the command that starts a scheduler, without its flags."""
+    servers = config.tokenizer_worker_num
+    state = ServerState(config, board=Board.create(servers))
+    signals = Signals()
+    with ipc_directory() as directory:
+        # Left from right to left: first the answers go out, then the scheduler is ended.
+        async with (
+            connect(directory, 0, state.shared) as client,
+            join(directory, 0, servers) as peers,
+            scheduler_process(scheduler, state, directory, client) as engine,
+            sibling_processes(state, directory, listeners[1:]) as siblings,
+            serving(state, listeners[0]),
+        ):
+            worker = _Worker(state, client, peers, [engine, *siblings])
+            peers.start(worker.answer)
+            return await worker.live(directory, signals)
+
+
+class _Worker:
+    """All processes of a worker, seen from the first."""
+
+    def __init__(
+        self, state: ServerState, client: SchedulerClient, peers: Peers, children: list[Child]
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._peers = peers
+        self._children = children
+        self._names = NamedRequests(client, peers)
+        self._meeting = Meeting(state.config.tokenizer_worker_num)
+
+    async def answer(self, question: PeerQuery) -> int:
+        """What the other servers ask."""
+        if isinstance(question, Barrier):
+            await self._meeting.attend()
+            return 0
+        return await self._names.answer(question)
+
+    async def live(self, directory: Path, signals: Signals) -> int:
+        """Open for requests when all can answer them, and wait for the end; returns the exit status.
+        All requests that are open then have theirs."""
+        starting = asyncio.create_task(self._start(directory))
+        watching = asyncio.create_task(self._watch())
+        deaths = [asyncio.create_task(child.wait()) for child in self._children]
+        stop = asyncio.create_task(signals.stop.wait())
+        drain = asyncio.create_task(signals.drain.wait())
+        try:
+            await _first(starting, *deaths, drain, stop)
+            if starting.done() and (failure := starting.exception()) is not None:
+                if not isinstance(failure, TokenizerError | ApiError):
+                    raise failure
+                log.error("%s", failure)
+                return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
+            await _first(*deaths, drain, stop)
+            if drain.done() and not any(task.done() for task in (*deaths, stop)):
+                idle = asyncio.create_task(self._drain())
+                await _first(idle, *deaths, stop, timeout=DRAIN_GRACE_S)
+                idle.cancel()
+            return self._status(deaths)
+        finally:
+            # 503 and not 500: what has had no byte yet can be answered by another worker, and the
+            # router knows from this status that it may ask one.
+            died = any(death.done() for death in deaths)
+            self._fail(
+                "A process of this worker has ended" if died else "This worker is shutting down"
+            )
+            for task in (starting, watching, *deaths, stop, drain):
+                task.cancel()
+
+    async def _start(self, directory: Path) -> None:
+        """Raises TokenizerError, ApiError."""
+        state = self._state
+        service = await prepare(state, self._client, self._names)
+        await self._meeting.attend()  # all can answer
+        # The sockets are connected by now. Their names are no longer needed, and what is gone already
+        # cannot be left behind by a process that gets killed.
+        shutil.rmtree(directory, ignore_errors=True)
+        state.service = service
+        await self._meeting.attend()  # all do
+        seconds = time.monotonic() - state.birth.started
+        log.info(_startup_line(state.config, service.limits, seconds))
+        state.shared.complete.set(1)
+
+    async def _watch(self) -> None:
+        """Ends a scheduler that has been stuck for long, and so the worker: a new one may do better."""
+        timeout = HOPELESS * self._state.config.watchdog_timeout
+        while True:
+            await asyncio.sleep(self._state.config.watchdog_timeout)
+            if self._state.service is not None and self._client.heartbeat_age() > timeout:
+                scheduler = self._children[0]
+                log.error("%s has been stuck for %g seconds, and is ended", scheduler.name, timeout)
+                scheduler.kill()
+
+    async def _drain(self) -> None:
+        """Returns when nothing runs."""
+        if self._state.service is None:
+            return
+        self._state.draining = True
+        log.info("draining: %d requests are running", self._client.open_requests)
+        await asyncio.gather(self._client.until_idle(), self._peers.ask_all(Drain(), timeout=None))
+
+    def _status(self, deaths: Sequence[asyncio.Task[int]]) -> int:
+        for child, death in zip(self._children, deaths, strict=True):
+            if not death.done():
+                continue
+            if self._state.service is None and death.result() == EXIT_BAD_SETTINGS:
+                return EXIT_BAD_SETTINGS  # it has said why
+            log.error("%s has ended with status %d", child.name, death.result())
+            return EXIT_CHILD_DIED
+        return EXIT_STOPPED
+
+    def _fail(self, reason: str) -> None:
+        """End all requests of all servers."""
+        self._state.draining = True
+        self._client.fail(Unavailable(reason, code=ENGINE_DIED))
+        self._peers.tell_all(Stop(reason))
+
+
+def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    overlap = "off" if config.disable_overlap_schedule else "on"
+    servers = config.tokenizer_worker_num
+    return (
+        f"worker {config.name} ready: http://{host}:{config.port}, model {config.model_name}, "
+        f"{limits.device} {limits.dtype}, {limits.max_total_num_tokens} KV tokens in pages of "
+        f"{limits.page_size}, overlap {overlap}, "
+        f"{servers} server {'process' if servers == 1 else 'processes'}, {seconds:.1f} s"
+    )
+
+
+class Signals:
+    """SIGTERM: finish what runs, then end. SIGINT, or a second SIGTERM: end now."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
+        loop.add_signal_handler(signal.SIGINT, self.stop.set)
+
+    def _on_term(self) -> None:
+        (self.stop if self.drain.is_set() else self.drain).set()
+
+
+@contextmanager
+def ipc_directory() -> Iterator[Path]:
+    """A fresh directory that only this user can enter (0700): who can write to the sockets in it
+    can command the scheduler."""
+    directory = Path(tempfile.mkdtemp(prefix="mla-router-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _first(*tasks: asyncio.Task[Any], timeout: float | None = None) -> None:
+    await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

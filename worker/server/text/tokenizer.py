@@ -1,0 +1,136 @@
+"""The model folder's tokenizer.
+
+Loading goes through transformers, which knows the folders' many dialects; encoding goes straight
+to the Rust tokenizer underneath, without transformers' batch and tensor handling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mla_router.worker.server.errors import InvalidRequest
+from mla_router.worker.server.text.chat_template import ChatTemplate
+from mla_router.worker.server.text.detokenizer import Detokenizer
+from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
+
+# Encoding takes about 0.2 microseconds a character: longer texts would hold up the event loop, most
+# of all when many come at once.
+MAX_INLINE_CHARS = 1024
+
+NAMED_TOKENS = 1 << 14  # of which text and bytes are kept: some megabytes
+
+
+class TokenizerError(Exception):
+    """The folder has no tokenizer that can be used; the message says why."""
+
+
+class Tokenizer:
+    def __init__(
+        self, folder: Path, model_folder: Path | None = None, chat_template: Path | None = None
+    ) -> None:
+        """The tokenizer in `folder`. `model_folder`, if that is another one, says which tokens end an
+        answer; the file `chat_template` takes the place of the tokenizer's own. Raises TokenizerError.
+        """
+        import transformers  # takes a second: in the thread that loads, not before the port is open
+
+        try:
+            loaded: Any = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever the file's reader raised
+            raise TokenizerError(f"{folder}: no usable tokenizer ({error})") from error
+        backend = getattr(loaded, "backend_tokenizer", None)
+        if not isinstance(backend, tokenizers.Tokenizer):
+            raise TokenizerError(f"{folder}: no tokenizer.json that the tokenizers library reads")
+        if chat_template is not None:
+            loaded.chat_template = chat_template.read_text(encoding="utf-8")
+        self.template = ChatTemplate(loaded)
+        self._backend = backend
+        # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._longest_token = max(map(len, vocabulary))
+        self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_token_id)
+        added = backend.get_added_tokens_decoder()
+        self._byte_of = byte_level_alphabet()
+        self._before = [vocabulary["a"]] if "a" in vocabulary else []
+        # Log-probabilities name the same few thousand tokens over and over, twenty and more in each place
+        self.text_of = lru_cache(NAMED_TOKENS)(self._text_of)
+        self.bytes_of = lru_cache(NAMED_TOKENS)(self._bytes_of)
+        self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
+
+    async def encode(
+        self, text: str, *, context_length: int, add_special_tokens: bool = True
+    ) -> list[int]:
+        """The token ids of a raw prompt, with the BOS token if the model wants one."""
+        return await self._encode(text, add_special_tokens, context_length)
+
+    async def encode_rendered(self, text: str, *, context_length: int) -> list[int]:
+        """The token ids of a conversation as the chat template has rendered it, BOS token and all."""
+        return await self._encode(text, False, context_length)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: Collection[str] = ()
+    ) -> Detokenizer:
+        """Leaves special tokens out, but those in `shown`."""
+        hidden = self.hidden_ids if skip_special_tokens else frozenset()
+        shown_ids = {self._backend.token_to_id(token) for token in shown}
+        return Detokenizer(self._backend, hidden - shown_ids if shown_ids else hidden)
+
+    def special_ids(self, tokens: Iterable[str]) -> dict[str, int]:
+        """The ids of those of `tokens` that are special."""
+        ids = ((token, self._backend.token_to_id(token)) for token in tokens)
+        return {token: number for token, number in ids if number in self.hidden_ids}
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of all of them, special tokens included."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def decode_shown(self, token_ids: list[int]) -> str:
+        """Their text as an answer would show it: without special tokens."""
+        detokenizer = self.detokenizer()
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def pieces_of(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary writes it; empty for ids that it does not have."""
+        return [self._backend.id_to_token(token) or "" for token in token_ids]
+
+    def _text_of(self, token_id: int) -> str:
+        """One token on its own; U+FFFD stands for a part of a character."""
+        # Behind another one: some decoders leave the first one's space out
+        return self.decode([*self._before, token_id]).removeprefix(self.decode(self._before))
+
+    def _bytes_of(self, token_id: int) -> tuple[int, ...] | None:
+        """The bytes of one token, also where they are only a part of a character."""
+        text = self.text_of(token_id)
+        if "\ufffd" not in text:
+            return tuple(text.encode())
+        piece = self._backend.id_to_token(token_id) or ""
+        if piece.startswith("<0x"):
+            return (int(piece[3:5], 16),)
+        if all(char in self._byte_of for char in piece):
+            return tuple(self._byte_of[char] for char in piece)
+        return None
+
+    async def _encode(self, text: str, special: bool, context_length: int) -> list[int]:
+        if len(text) > context_length * self._longest_token:
+            raise InvalidRequest(
+                f"The prompt has {len(text)} characters, more than {context_length} tokens, "
+                "which is the context length, can hold",
+                code="context_length_exceeded",
+            )
+        if len(text) <= MAX_INLINE_CHARS:
+            return self._encode_now(text, special)
+        return await asyncio.to_thread(self._encode_now, text, special)
+
+    def _encode_now(self, text: str, special: bool) -> list[int]:
+        # As a batch of one: `encode` keeps the interpreter to itself until it is done, so that not
+        # even from a thread would it let the event loop run. And twice as fast without offsets.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = batch[0].ids
+        return ids

@@ -1,0 +1,250 @@
+"""The one check of sampling parameters, used by every endpoint.
+
+What passes here can be trusted further in: finite numbers in range, ids within the vocabulary.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from mla_router.worker.core import SamplingParams
+from mla_router.worker.messages import Ready
+from mla_router.worker.server.errors import InvalidField, InvalidRequest
+from mla_router.worker.server.schema.continuation import MAX_PROMPTS
+from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.response_format import ResponseFormat
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+from mla_router.worker.server.text.stop_regex import StopPatterns
+from mla_router.worker.server.validation.allowed_tokens import AllowedTokens
+from mla_router.worker.server.validation.constraint import Constraint
+from mla_router.worker.server.validation.constraint_fields import read_constraint
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+MAX_STOP_TOKEN_IDS = 256
+# Every slot of the device has room for as many entries as the longest list that has come.
+MAX_LOGIT_BIASES = 1024
+SHOWN_KEYS, SHOWN_CHARS = 8, 32  # of wrong keys, in an error message
+MAX_INT = 2**31 - 1
+MAX_PRIORITY = 100
+
+# Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
+MIN_TEMPERATURE = 1e-6
+MIN_TOP_P = 1e-30  # which float32 can tell from 0: all of them keep the likeliest token alone
+# Below this a logit divided by the penalty may overflow; what was there before wins by far anyway.
+MIN_REPETITION_PENALTY = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled. In `params`, the limit, the seed and the model's own stop tokens
+    are still missing: `params_of` fills them in for each prompt."""
+
+    params: SamplingParams
+    max_tokens: int | None  # None: as many as there is room for
+    max_tokens_field: str  # how the client calls it, for error messages
+    seed: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    stop_regex: StopPatterns | None = None
+    n: int = 1  # answers to each prompt
+    skip_special_tokens: bool = True  # in the text
+    keep_stop: bool = False  # whatever ends the answer is a part of its text
+    constraint: Constraint | None = None  # what the answers must be a sentence of
+    allowed: AllowedTokens | None = None  # None: all
+
+    def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
+        """Raises InvalidField if there may be a place where no token can be drawn."""
+        stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
+        if self.allowed is not None and self.constraint is not None:
+            raise self.allowed.refused(f"cannot be combined with {self.constraint.field}")
+        if self.allowed is not None and self.params.min_tokens and self.allowed.ids <= stop_ids:
+            raise self.allowed.refused("all of them end the answer, which min_tokens forbids")
+        return msgspec.structs.replace(
+            self.params, max_tokens=max_tokens, seed=seed, stop_token_ids=stop_ids
+        )
+
+
+def check_sampling(
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    min_tokens: int | None = None,
+    min_tokens_field: str = "min_tokens",
+    seed: int | None,
+    seed_field: str = "seed",
+    logprobs: bool,
+    top_logprobs: int = 0,
+    prompt_logprobs_from: int | None = None,
+    vocab_size: int,
+    response_format: ResponseFormat | None = None,
+    prefix: str = "",
+) -> Sampling:
+    """Check `fields`; the arguments are what the endpoints spell differently. `prefix` is where
+    the fields lie in the body."""
+    refuse_unsupported(fields, prefix)
+
+    temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
+    top_p = _within(fields.top_p, 1.0, 0.0, 1.0, prefix + "top_p", above=True)
+    top_k = 0 if fields.top_k is None else fields.top_k
+    if top_k < -1:
+        raise InvalidField(prefix + "top_k", "must be at least 1, or 0 or -1 to switch it off")
+    if max_tokens is not None and not 1 <= max_tokens <= MAX_INT:
+        raise InvalidField(max_tokens_field, f"must be between 1 and {MAX_INT}")
+    if min_tokens is not None and not 0 <= min_tokens <= (max_tokens or MAX_INT):
+        most = MAX_INT if max_tokens is None else f"{max_tokens_field} ({max_tokens})"
+        raise InvalidField(min_tokens_field, f"must be between 0 and {most}")
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise InvalidField(seed_field, "must fit in 64 bits")
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_PROMPTS:
+        raise InvalidField(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
+
+    repetition_penalty = _within(
+        fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
+    )
+    allowed = AllowedTokens.read(fields.allowed_token_ids, vocab_size, prefix + "allowed_token_ids")
+    params = SamplingParams(
+        max_tokens=0,
+        temperature=0.0 if temperature < MIN_TEMPERATURE else temperature,
+        top_k=0 if top_k < 1 or top_k >= vocab_size else top_k,
+        top_p=max(top_p, MIN_TOP_P),
+        min_p=_within(fields.min_p, 0.0, 0.0, 1.0, prefix + "min_p"),
+        repetition_penalty=max(repetition_penalty, MIN_REPETITION_PENALTY),
+        frequency_penalty=_within(
+            fields.frequency_penalty, 0.0, -2.0, 2.0, prefix + "frequency_penalty"
+        ),
+        presence_penalty=_within(
+            fields.presence_penalty, 0.0, -2.0, 2.0, prefix + "presence_penalty"
+        ),
+        logit_bias=_logit_bias(fields.logit_bias, vocab_size, prefix + "logit_bias"),
+        min_tokens=min_tokens or 0,
+        stop_token_ids=_stop_ids(fields.stop_token_ids, vocab_size, prefix + "stop_token_ids"),
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        prompt_logprobs_from=prompt_logprobs_from,
+        allowed=b"" if allowed is None else allowed.bits,
+    )
+    return Sampling(
+        params=params,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        seed=None if seed is None else seed & (2**63 - 1),
+        stop=_stop_strings(fields.stop, prefix + "stop"),
+        ignore_eos=bool(fields.ignore_eos),
+        stop_regex=StopPatterns.read(fields.stop_regex, prefix + "stop_regex"),
+        n=n,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
+        constraint=read_constraint(fields, response_format, prefix),
+        allowed=allowed,
+    )
+
+
+def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
+    """The max_tokens of a prompt of this length. A client that named a number gets it or a 400;
+    one that named none gets `default`, or less if there is less room."""
+    room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
+    bound, limit = min(
+        (limits.context_length, "the context length"),
+        (limits.max_total_num_tokens, "the KV cache"),
+    )
+    if sampling.max_tokens is not None:
+        if sampling.max_tokens > room:
+            raise InvalidRequest(
+                f"{prompt_tokens} prompt tokens and {sampling.max_tokens_field} "
+                f"{sampling.max_tokens} make {prompt_tokens + sampling.max_tokens} tokens, but "
+                f"{limit} is {bound} tokens; shorten the prompt or the output",
+                param=sampling.max_tokens_field,
+                code="context_length_exceeded",
+            )
+        return sampling.max_tokens
+    if room < 1:
+        raise InvalidRequest(
+            f"The prompt has {prompt_tokens} tokens, but {limit} is {bound} tokens for prompt "
+            "and output together; shorten the prompt",
+            code="context_length_exceeded",
+        )
+    return room if default is None else min(default, room)
+
+
+def check_priority(priority: int | None, *, enabled: bool) -> None:
+    """Refuse a priority that nobody would heed: its client would wait like all others."""
+    if priority is None or priority == 0:
+        return
+    if not enabled:
+        raise InvalidField("priority", "this worker runs without --enable-priority-scheduling")
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidField("priority", f"must be between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+
+
+def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
+    """The seed of a request's first prompt, and the step to the next prompt's. A seed that somebody
+    has chosen is that of all prompts; the n answers to one prompt count on from there."""
+    if given is not None:
+        return given, 0
+    return (configured, 0) if configured else (secrets.randbits(63), 1)
+
+
+def _within(
+    value: float | None, default: float, low: float, high: float, field: str, *, above: bool = False
+) -> float:
+    """`value`, or `default` for none. `above`: it must be more than `low`."""
+    if value is None:
+        return default
+    if not low <= value <= high or (above and value == low):  # NaN is in no range
+        bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
+        raise InvalidField(field, f"must be {bounds}")
+    return value
+
+
+def _logit_bias(
+    biases: dict[str, float] | None, vocab_size: int, field: str
+) -> tuple[tuple[int, float], ...]:
+    if biases is None:
+        return ()
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise InvalidField(field, f"at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}")
+    wrong = [key for key in biases if not _is_token_id(key, vocab_size)]
+    if wrong:
+        named = ", ".join(repr(key[:SHOWN_CHARS]) for key in wrong[:SHOWN_KEYS])
+        raise InvalidField(
+            field,
+            f"keys must be ids of the {vocab_size} tokens, 0 to {vocab_size - 1}; not {named}",
+        )
+    checked = []
+    for key, bias in biases.items():
+        if not -100.0 <= bias <= 100.0:
+            raise InvalidField(field, f"the bias of token {key} must be between -100 and 100")
+        checked.append((int(key), bias))
+    return tuple(checked)
+
+
+def _is_token_id(key: str, vocab_size: int) -> bool:
+    """Whether `key` is the one spelling of a token's id, so that no token is there twice."""
+    is_number = len(key) <= len(str(vocab_size)) and key.isascii() and key.isdecimal()
+    return is_number and str(int(key)) == key and int(key) < vocab_size
+
+
+def _stop_strings(stop: str | list[str] | None, field: str) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidField(field, f"at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_LENGTH:
+            raise InvalidField(field, f"each string must have 1 to {MAX_STOP_LENGTH} characters")
+    return strings
+
+
+def _stop_ids(ids: list[int] | None, vocab_size: int, field: str) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidField(field, f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise InvalidField(field, f"ids must be between 0 and {vocab_size - 1}")
+    return frozenset(ids)
