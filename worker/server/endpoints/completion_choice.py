@@ -15,7 +15,7 @@ from mla_router.worker.server.endpoints.logprobs import (
     ScoredTokens,
     prompt_logprobs,
 )
-from mla_router.worker.server.requests.generation import Finish, Output
+from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.text.tokenizer import Tokenizer
 from mla_router.worker.server.validation.details import Details
 

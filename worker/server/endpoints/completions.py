@@ -15,7 +15,7 @@ from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import HOLE, TextEvent, event, stream
 from mla_router.worker.server.request_names import check_rid, trace_of
-from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.completions import CompletionRequest
@@ -75,7 +75,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if computed > wanted.n and len(prompts) * computed > MAX_PROMPTS:
         raise InvalidField("best_of", f"for all prompts together at most {MAX_PROMPTS}")
     parts = await _parts(service, prompts, wanted, computed)
-    generation = Generation(
+    handler = RequestHandler(
         service,
         prompts,
         sampling,
@@ -86,11 +86,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
         priority=body.priority,
         trace=trace_of(request.headers, body.request_id),
     )
-    async with generation.running():
+    async with handler.running():
         if body.stream:
-            events = _events(generation, parts, wanted, model, body)
-            return await stream(request, events, lambda: generation.headers)
-        return await _whole(generation, parts, wanted, model)
+            events = _events(handler, parts, wanted, model, body)
+            return await stream(request, events, lambda: handler.headers)
+        return await _whole(handler, parts, wanted, model)
 
 
 def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
@@ -121,37 +121,37 @@ async def _parts(
 
 
 async def _whole(
-    generation: Generation, parts: list[Part], wanted: Wanted, model: str
+    handler: RequestHandler, parts: list[Part], wanted: Wanted, model: str
 ) -> web.Response:
-    while outputs := await generation.next():
+    while outputs := await handler.next():
         for output in outputs:
             parts[output.index].add(output)
     shown: list[Part] = []
-    for start in range(0, len(parts), generation.sampling.n):
-        answers = parts[start : start + generation.sampling.n]
+    for start in range(0, len(parts), handler.sampling.n):
+        answers = parts[start : start + handler.sampling.n]
         if len(answers) > wanted.n:
             answers = sorted(answers, key=lambda part: -part.mean_logprob)[: wanted.n]
         shown += answers
     completion = Completion(
-        **generation.envelope("cmpl-", model),
+        **handler.identity.envelope("cmpl-", model),
         choices=[await part.whole(index) for index, part in enumerate(shown)],
-        usage=_usage(generation, wanted),
+        usage=_usage(handler, wanted),
     )
-    return json_response(completion, headers=generation.headers)
+    return json_response(completion, headers=handler.headers)
 
 
 async def _events(
-    generation: Generation, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
+    handler: RequestHandler, parts: list[Part], wanted: Wanted, model: str, body: CompletionRequest
 ) -> AsyncIterator[bytes]:
-    shared = generation.envelope("cmpl-", model)
+    shared = handler.identity.envelope("cmpl-", model)
     counted, details = body.wants_continuous_usage, wanted.details
     # Chunks before the last say null, if any says it
     no_usage = None if body.wants_usage else msgspec.UNSET
     # Chunks differ in their text alone, but for those that begin or end a choice
     uniform = details.logprobs is None and not details.token_ids and not counted
-    for output in generation.resumed:
+    for output in handler.resumed:
         parts[output.index].skip(output)
-    marks = generation.marks()
+    marks = handler.marks()
 
     def chunk(
         choices: list[Choice], usage: Usage | msgspec.UnsetType | None, marks: bytes = b""
@@ -160,9 +160,9 @@ async def _events(
 
     plain = [
         TextEvent(Completion(**shared, choices=[Choice(index, HOLE)], usage=no_usage))
-        for index in range(generation.size)
+        for index in range(handler.size)
     ]
-    while outputs := await generation.next():
+    while outputs := await handler.next():
         events = []
         for output in outputs:
             part = parts[output.index]
@@ -175,18 +175,18 @@ async def _events(
                 if uniform and choice.finish_reason is None:
                     events.append(plain[output.index].of(choice.text, mark))
                 else:
-                    usage = _usage_of(generation, output.index, wanted) if counted else no_usage
+                    usage = _usage_of(handler, output.index, wanted) if counted else no_usage
                     events.append(chunk([choice], usage, mark))
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
     if body.wants_usage:
-        yield chunk([], _usage(generation, wanted))
+        yield chunk([], _usage(handler, wanted))
 
 
-def _usage(generation: Generation, wanted: Wanted) -> Usage:
-    return generation.usage.of_prompt if wanted.no_answer else generation.usage
+def _usage(handler: RequestHandler, wanted: Wanted) -> Usage:
+    return handler.usage.of_prompt if wanted.no_answer else handler.usage
 
 
-def _usage_of(generation: Generation, index: int, wanted: Wanted) -> Usage:
-    usage = generation.usage_of(index)
+def _usage_of(handler: RequestHandler, index: int, wanted: Wanted) -> Usage:
+    usage = handler.usage_of(index)
     return usage.of_prompt if wanted.no_answer else usage

@@ -15,7 +15,7 @@ from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
 from mla_router.worker.server.request_names import check_rid
-from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.schema.fields import PromptItems
 from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
@@ -47,7 +47,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     start = body.logprob_start_len
     if start is not None and not -1 <= start < min(map(len, prompts)):
         raise InvalidField("logprob_start_len", "must be -1, or a place within each prompt")
-    generation = Generation(
+    handler = RequestHandler(
         service,
         prompts,
         sampling,
@@ -57,35 +57,35 @@ async def generate(request: web.Request) -> web.StreamResponse:
         replay=replay,
         priority=body.priority,
     )
-    async with generation.running():
+    async with handler.running():
         answers = [
             GrowingAnswer(
-                generation,
+                handler,
                 index,
                 begun,
                 token_texts=bool(body.return_text_in_logprobs),
                 no_answer=body.no_answer,
             )
-            for index in range(generation.size)
+            for index in range(handler.size)
         ]
         numbered = not (single and sampling.n == 1)
         if body.stream:
-            events = _events(generation, answers, numbered)
-            return await stream(request, events, lambda: generation.headers)
-        while outputs := await generation.next():
+            events = _events(handler, answers, numbered)
+            return await stream(request, events, lambda: handler.headers)
+        while outputs := await handler.next():
             for output in outputs:
                 answers[output.index].add(output)
         whole = [answer.so_far(numbered=False) for answer in answers]
-        return json_response(whole if numbered else whole[0], headers=generation.headers)
+        return json_response(whole if numbered else whole[0], headers=handler.headers)
 
 
 async def _events(
-    generation: Generation, answers: Sequence[GrowingAnswer], numbered: bool
+    handler: RequestHandler, answers: Sequence[GrowingAnswer], numbered: bool
 ) -> AsyncIterator[bytes]:
-    for output in generation.resumed:
+    for output in handler.resumed:
         answers[output.index].add(output)
-    marks = generation.marks()
-    while outputs := await generation.next():
+    marks = handler.marks()
+    while outputs := await handler.next():
         for output in outputs:
             answers[output.index].add(output)
             marks.add(output.index, output.token_ids)

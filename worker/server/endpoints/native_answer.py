@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from mla_router.worker.core import FinishReason, Logprobs
-from mla_router.worker.server.requests.generation import Finish, Generation, Output
+from mla_router.worker.server.requests.choice import Finish, Output
+from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.text.tokenizer import Tokenizer
 
 # Logprob, token id, and the token's text if it is wanted. Nothing predicts the first of a prompt's
@@ -65,7 +66,7 @@ class ScoredList:
 class GrowingAnswer:
     def __init__(
         self,
-        generation: Generation,
+        handler: RequestHandler,
         index: int,
         begun: float,
         *,
@@ -73,14 +74,14 @@ class GrowingAnswer:
         no_answer: bool,
     ) -> None:
         """`begun` is when the request came, by the monotonic clock. `no_answer`: only the prompt is shown."""
-        self._generation = generation
+        self._handler = handler
         self._index = index
         self._begun = begun
         self._no_answer = no_answer
-        self._rid = generation.rid_of(index)
-        self._params = generation.sampling.params
-        self._prompt = generation.prompts[index // generation.sampling.n]
-        tokenizer = generation.service.tokenizer if token_texts else None
+        self._rid = handler.identity.choice_id(index)
+        self._params = handler.sampling.params
+        self._prompt = handler.prompts[index // handler.sampling.n]
+        tokenizer = handler.service.tokenizer if token_texts else None
         self._input = ScoredList(tokenizer)
         self._output = ScoredList(tokenizer)
         self._text = ""
@@ -102,8 +103,8 @@ class GrowingAnswer:
             self._input.add(self._prompt[start:], output.prompt_logprobs)
 
     def so_far(self, *, numbered: bool) -> Answer:
-        generation, params = self._generation, self._params
-        usage = generation.usage_of(self._index)
+        handler, params = self._handler, self._params
+        usage = handler.usage_of(self._index)
         scored, top = params.logprobs, params.logprobs and params.top_logprobs > 0
         ended = self.finish is not None
         meta = MetaInfo(

@@ -11,7 +11,7 @@ import msgspec
 from mla_router.worker.core import FinishReason, Logprobs
 from mla_router.worker.server.endpoints.chat.run import ChatRun
 from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, ScoredTokens, chat_logprobs
-from mla_router.worker.server.requests.generation import Finish, Output
+from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.usage import CompletionTokensDetails, Usage
 from mla_router.worker.server.text.answer import AnswerParser
 from mla_router.worker.server.text.tool_calls.parts import Call, Content, Part, Reasoning
@@ -79,7 +79,7 @@ class ChatChoice:
         if self.run.details.logprobs is None:
             return None
         tokens, self._tokens = self._tokens, ScoredTokens()
-        return chat_logprobs(self.run.generation.service.tokenizer, tokens, self.run.details)
+        return chat_logprobs(self.run.handler.service.tokenizer, tokens, self.run.details)
 
     def take_token_ids(self) -> list[int]:
         """Those since the last time, if they are wanted."""
@@ -91,13 +91,13 @@ class ChatChoice:
         text = "".join(self._reasoning)
         if not text:
             return 0
-        tokenizer = self.run.generation.service.tokenizer
+        tokenizer = self.run.handler.service.tokenizer
         most = len(text)  # at least a character a token
         return len(await tokenizer.encode_rendered(text, context_length=most))
 
     def next_call_id(self) -> str:
         """The same on every worker that goes on with this answer."""
-        name = f"{self.run.generation.origin.id.hex()} {self.index} {self.calls}"
+        name = f"{self.run.handler.origin.id.hex()} {self.index} {self.calls}"
         self.calls += 1
         return "call_" + hashlib.sha256(name.encode()).hexdigest()[:24]
 
@@ -111,7 +111,7 @@ class ChatChoice:
 
 async def usage_of(run: ChatRun, choices: Iterable[ChatChoice]) -> Usage:
     """The counts at the end, with those of the reasoning if it is told apart."""
-    usage = run.generation.usage
+    usage = run.handler.usage
     if not run.splits_reasoning:
         return usage
     tokens = sum([await choice.reasoning_tokens() for choice in choices])

@@ -27,9 +27,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     trace = trace_of(request.headers, body.request_id)
     run = await prepare(service, body, replay, trace=trace)
-    generation = run.generation
-    async with generation.running():
+    handler = run.handler
+    async with handler.running():
         if body.stream:
             events = chunks(run, model, body)
-            return await stream(request, events, lambda: generation.headers)
-        return json_response(await completion(run, model), headers=generation.headers)
+            return await stream(request, events, lambda: handler.headers)
+        return json_response(await completion(run, model), headers=handler.headers)

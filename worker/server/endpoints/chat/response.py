@@ -17,7 +17,7 @@ from mla_router.worker.server.endpoints.chat.schema import (
     ToolCall,
 )
 from mla_router.worker.server.endpoints.logprobs import prompt_logprobs
-from mla_router.worker.server.requests.generation import Finish
+from mla_router.worker.server.requests.choice import Finish
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
 
 
@@ -58,9 +58,9 @@ class Draft:
 
 async def draft(run: ChatRun) -> list[Draft]:
     """Run it to the end."""
-    generation = run.generation
-    drafts = [Draft(ChatChoice(run, index)) for index in range(generation.size)]
-    while outputs := await generation.next():
+    handler = run.handler
+    drafts = [Draft(ChatChoice(run, index)) for index in range(handler.size)]
+    while outputs := await handler.next():
         for output in outputs:
             of = drafts[output.index]
             for part in of.choice.take(output):
@@ -70,20 +70,20 @@ async def draft(run: ChatRun) -> list[Draft]:
 
 
 async def completion(run: ChatRun, model: str) -> Completion:
-    generation, details = run.generation, run.details
+    handler, details = run.handler, run.details
     drafts = await draft(run)
     answer = Completion(
-        **generation.envelope("chatcmpl-", model),
+        **handler.identity.envelope("chatcmpl-", model),
         choices=[_choice(index, of) for index, of in enumerate(drafts)],
         usage=await usage_of(run, [of.choice for of in drafts]),
     )
-    prompt = generation.prompts[0]
+    prompt = handler.prompts[0]
     if details.token_ids:
         answer.prompt_token_ids = prompt
     if details.prompt_logprobs is not None:
         scores = drafts[0].choice.prompt_logprobs or Logprobs()
         answer.prompt_logprobs = prompt_logprobs(
-            generation.service.tokenizer, prompt, scores, details.prompt_logprobs
+            handler.service.tokenizer, prompt, scores, details.prompt_logprobs
         )
     return answer
 

@@ -10,7 +10,7 @@ from mla_router.worker.server.endpoints.chat.prompt import echoed, rendered
 from mla_router.worker.server.endpoints.chat.tools import ToolUse, read_tools
 from mla_router.worker.server.errors import InvalidField
 from mla_router.worker.server.request_names import check_rid
-from mla_router.worker.server.requests.generation import Generation
+from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import Replay
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
@@ -41,7 +41,7 @@ CHAT_NAMES = FieldNames()
 class ChatRun:
     """Everything of a request that is checked and rendered; nothing of it runs yet."""
 
-    generation: Generation
+    handler: RequestHandler
     tools: ToolUse
     details: Details
     reasoning_apart: bool
@@ -52,11 +52,11 @@ class ChatRun:
     @property
     def splits_reasoning(self) -> bool:
         """Reasoning is told apart from content, whether it is shown or not."""
-        return self.reasoning_apart and self.generation.service.answers.reasons
+        return self.reasoning_apart and self.handler.service.answers.reasons
 
     def parser(self) -> AnswerParser:
         """For the text of one choice."""
-        return self.generation.service.answers.parser(
+        return self.handler.service.answers.parser(
             self.tools.functions,
             reasoning=self.reasoning_apart,
             inside=self.begins_inside,
@@ -107,7 +107,7 @@ async def prepare(
     constraint = constraint_of(sampling.constraint, tools, answers.tools, special, inside=inside)
     if constraint is not None and constraint.field == CHAT_NAMES.schema:
         constraint = dataclasses.replace(constraint, field=names.schema)
-    generation = Generation(
+    handler = RequestHandler(
         service,
         [prompt],
         dataclasses.replace(sampling, constraint=constraint),
@@ -120,7 +120,7 @@ async def prepare(
         token_by_token=token_by_token,
     )
     return ChatRun(
-        generation,
+        handler,
         tools,
         details,
         reasoning_apart=body.separate_reasoning is not False,

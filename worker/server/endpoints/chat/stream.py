@@ -16,7 +16,7 @@ from mla_router.worker.server.endpoints.chat.schema import (
     Piece,
 )
 from mla_router.worker.server.http.sse import HOLE, TextEvent, event
-from mla_router.worker.server.requests.generation import Finish
+from mla_router.worker.server.requests.choice import Finish
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Content, Part, Reasoning
@@ -24,17 +24,17 @@ from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Cont
 
 async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
     """The events of a streamed answer to `body`."""
-    generation = run.generation
-    shared = generation.envelope("chatcmpl-", model)
+    handler = run.handler
+    shared = handler.identity.envelope("chatcmpl-", model)
     counted = body.wants_continuous_usage
     # Chunks before the last say null, if any says it
     no_usage = None if body.wants_usage else msgspec.UNSET
-    choices = [ChatChoice(run, index) for index in range(generation.size)]
-    begun = set(generation.known)
-    for output in generation.resumed:
+    choices = [ChatChoice(run, index) for index in range(handler.size)]
+    begun = set(handler.known)
+    for output in handler.resumed:
         choices[output.index].skip(output)
-    marks = generation.marks()
-    prompt_ids = generation.prompts[0] if run.details.token_ids else msgspec.UNSET
+    marks = handler.marks()
+    prompt_ids = handler.prompts[0] if run.details.token_ids else msgspec.UNSET
 
     def send(
         choice: ChatChoice, piece: Piece, finish: Finish | None = None, *, is_role: bool = False
@@ -42,7 +42,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
         """The next event of `choice`. The first of all tells the prompt, too. `is_role`: it tells the role alone."""
         nonlocal prompt_ids
         index, ending = choice.index, finish or Finish("")
-        usage = generation.usage_of(index) if counted else no_usage
+        usage = handler.usage_of(index) if counted else no_usage
         if is_role and isinstance(usage, Usage):
             usage = usage.of_prompt
         piece.role = msgspec.UNSET if index in begun else "assistant"
@@ -71,13 +71,13 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
         TextEvent(
             Chunk(**shared, choices=[ChunkChoice(index, Piece(content=HOLE))], usage=no_usage)
         )
-        for index in range(generation.size)
+        for index in range(handler.size)
     ]
-    outputs = await generation.next()
+    outputs = await handler.next()
     # The first event is there before it is known what the first token shows; a client for whom we go
     # on has had it. The other choices begin with their first piece.
     events = []
-    if generation.continues:
+    if handler.continues:
         prompt_ids = msgspec.UNSET
     else:
         events.append(send(choices[0], Piece(content=""), is_role=True))
@@ -97,7 +97,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
         if events:
             yield b"".join(events)  # in one write, however far the client is behind
             events.clear()
-        outputs = await generation.next()
+        outputs = await handler.next()
     if body.wants_usage:
         yield event(Chunk(**shared, choices=[], usage=await usage_of(run, choices)))
 

@@ -26,8 +26,9 @@ from mla_router.worker.server.http.body import read_body
 from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.sse import event, stream
 from mla_router.worker.server.request_names import trace_of
-from mla_router.worker.server.requests.generation import RESUMED_A_TURN, Output
+from mla_router.worker.server.requests.choice import Output
 from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.requests.resume import RESUMED_A_TURN
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.responses import (
     ResponsesRequest,
@@ -56,14 +57,14 @@ async def responses(request: web.Request) -> web.StreamResponse:
     each = streams or scored
     run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
     answer = _Answer.of(run, body, model)
-    async with run.generation.running():
+    async with run.handler.running():
         if body.stream:
             # OpenAI's streams of this kind end with the last event, and without [DONE].
-            return await stream(request, answer.events(), lambda: run.generation.headers, done=b"")
-        while outputs := await run.generation.next():
+            return await stream(request, answer.events(), lambda: run.handler.headers, done=b"")
+        while outputs := await run.handler.next():
             for output in outputs:
                 answer.take(output)
-        return json_response(await answer.response(), headers=run.generation.headers)
+        return json_response(await answer.response(), headers=run.handler.headers)
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class _Answer:
 
     async def response(self) -> Response:
         """The whole of it, at the end."""
-        generation = self.run.generation
+        handler = self.run.handler
         stopped = self.reason == FinishReason.STOP.value
         reached = self.reason == FinishReason.LENGTH.value
         details = IncompleteDetails("max_output_tokens" if reached else None)
@@ -110,13 +111,13 @@ class _Answer:
             completed_at=int(time.time()) if stopped else None,
             incomplete_details=None if stopped else details,
             output=self.builder.items,
-            usage=ResponseUsage.of(generation.usage, await self.choice.reasoning_tokens()),
+            usage=ResponseUsage.of(handler.usage, await self.choice.reasoning_tokens()),
         )
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream; where it goes on with a broken one, what the client has not had of it."""
-        generation = self.run.generation
-        marks, replay = generation.marks(), generation.replay
+        handler = self.run.handler
+        marks, replay = handler.marks(), handler.replay
         had = 0 if replay is None else replay.events
         made = 0
 
@@ -136,14 +137,14 @@ class _Answer:
             {"type": f"response.{kind}", "response": self.begun}
             for kind in ("created", "in_progress")
         )
-        for place, output in enumerate(generation.resumed, 1):
+        for place, output in enumerate(handler.resumed, 1):
             due += written(self.take(output))
             if place % RESUMED_A_TURN == 0:
                 await asyncio.sleep(0)
         if replay is not None:
             replay.check_events(made)
         # Nothing goes out before the first output: until then another worker can answer.
-        while outputs := await generation.next():
+        while outputs := await handler.next():
             for output in outputs:
                 marks.add(0, output.token_ids)
                 due += written(self.take(output))
@@ -155,9 +156,9 @@ class _Answer:
 
 
 def _begun(run: ChatRun, body: ResponsesRequest, model: str) -> Response:
-    origin, params = run.generation.origin, run.generation.sampling.params
+    origin, params = run.handler.origin, run.handler.sampling.params
     return Response(
-        id=run.generation.id_of("resp_"),
+        id=run.handler.identity.answer_id("resp_"),
         created_at=origin.created,
         status="in_progress",
         model=model,
