@@ -90,14 +90,14 @@ def drive(
 
 
 def cpu_seconds(pool: Grammars) -> dict[int, float]:
-    """CPU time of each grammar's process so far: they are children of one nursery."""
+    """CPU time of each grammar's process so far: they are children of one fork server."""
     seconds = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[1]) == pool.nursery.pid:
+        if int(fields[1]) == pool.fork_server.pid:
             seconds[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return seconds
 
@@ -168,7 +168,7 @@ def main() -> None:
             compiler = Compiler(read_vocabulary(folder, vocab_size))
             alone = compiler.compile(grammar())
             python_s = python_mask(alone, 5000)
-            open_all(pool, [grammar()])  # the nursery has loaded
+            open_all(pool, [grammar()])  # the fork server has loaded
             texts = [records(tokenizer, steps, random.Random(row)) for row in range(rows)]
 
             def begin() -> Matcher:

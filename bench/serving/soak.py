@@ -235,8 +235,8 @@ FAULTS = {
     "scheduler killed": ("mla_router scheduler", signal.SIGKILL),
     "server killed": ("mla_router server", signal.SIGKILL),
     "grammar killed": ("mla_router grammar", signal.SIGKILL),
-    "nursery killed": ("mla_router grammar nursery", signal.SIGKILL),
-    "keeper killed": ("mla_router grammar keeper", signal.SIGKILL),
+    "nursery killed": ("mla_router grammar fork server", signal.SIGKILL),
+    "keeper killed": ("mla_router grammar supervisor", signal.SIGKILL),
 }
 
 

@@ -210,12 +210,12 @@ def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
     short: Any = {"model": MODEL, "prompt": "x", "extra_body": {"regex": "[0-9]{3}"}}
     # Drawn at random, and so may the end be
     free: Any = {"model": MODEL, "prompt": "x", "max_tokens": 5, "logit_bias": {"1": -100}}
-    (nursery,) = [
-        p for p in procfs.descendants(worker.pid) if p.command.endswith("grammar nursery")
+    (fork_server,) = [
+        p for p in procfs.descendants(worker.pid) if p.command.endswith("grammar fork server")
     ]
     stream = api.completions.create(stream=True, **endless)
     next(stream)
-    os.kill(nursery.number, signal.SIGKILL)
+    os.kill(fork_server.number, signal.SIGKILL)
     with pytest.raises(openai.APIError, match="lost the processes") as lost:
         list(stream)
     assert lost.value.code == "engine_died", (

@@ -232,7 +232,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
     open_keys: list[int] = []
     most = 0
     while len(open_keys) < len(waiting):
-        most = max(most, sum(host.is_compiling for host in grammars._hosts.values()))
+        most = max(most, sum(worker.is_compiling for worker in grammars._workers.values()))
         open_keys += [key for key, problem in grammars.poll() if problem is None]
     assert most == MAX_QUICK
     assert sorted(open_keys) == waiting

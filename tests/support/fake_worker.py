@@ -25,7 +25,7 @@ import sys
 sys.modules["torch"] = None  # as the worker does: it would be imported here
 from mla_router.worker.__main__ import main
 from mla_router.worker.server.processes import children, first
-first.DRAIN_GRACE_S = children.SIBLING_STOP_S = 3600.0
+first.DRAIN_GRACE_S = children.EXTRA_STOP_S = 3600.0
 scheduler, record, *flags = sys.argv[1:]
 sys.exit(main(flags, [sys.executable, scheduler, record]))
 """

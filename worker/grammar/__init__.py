@@ -5,8 +5,8 @@ be bounded from within: with `(a*)*b` a token costs ten times more than the one 
 grammar lives in a process of its own, under limits that the kernel enforces (`limits.py`). What it
 costs too much of, ends it, and with it the requests that came with this grammar, nobody else's.
 
-    scheduler (`pool.py`) --- fork at start-up ---> nursery (`nursery.py`): vocabulary, xgrammar
+    scheduler (`pool.py`) --- fork at start-up ---> fork server (`fork_server.py`): vocabulary, xgrammar
         |                                              |
         |                                              | fork for each grammar: 20 ms, shared memory
-        `---- tokens, over a socket of its own ----> host (`host.py`): compile, then masks
+        `---- tokens, over a socket of its own ----> grammar worker (`grammar_worker.py`): compile, then masks
 """

@@ -14,14 +14,14 @@ import msgspec
 
 from mla_router.worker.grammar import protocol
 from mla_router.worker.grammar.errors import Problem
-from mla_router.worker.grammar.nursery import Nursery
+from mla_router.worker.grammar.fork_server import ForkServer
 from mla_router.worker.grammar.protocol import (
     Compiled,
     Ended,
     Fill,
     Filled,
     Frame,
-    FromHost,
+    FromWorker,
     Open,
     Order,
     Refused,
@@ -30,19 +30,19 @@ from mla_router.worker.grammar.protocol import (
 )
 from mla_router.worker.messages import Grammar
 
-# A host that takes too much CPU time is ended by the kernel, long before this. Seconds.
+# A grammar worker that takes too much CPU time is ended by the kernel, long before this. Seconds.
 STALL_S = 5
-# Signals by which a host is ended for its own doing: too much CPU time, too deep a recursion, no memory.
+# Signals by which a grammar worker is ended for its own doing: too much CPU time, too deep a recursion, no memory.
 _OWN_FAULTS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
 _LOST = "This worker has lost the processes of its grammars"
 _KILLED = "The process of this grammar was killed"
 _STOPPED = "The process of this grammar does not answer"
 
-_decoder: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(protocol.FromHost)
+_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(protocol.FromWorker)
 _encoder = msgspec.msgpack.Encoder()
 
 
-class HostLost(Exception):
+class WorkerLost(Exception):
     """The process has ended, or has refused the grammar."""
 
     def __init__(self, problem: Problem, *, out_of_time: bool = False) -> None:
@@ -52,16 +52,20 @@ class HostLost(Exception):
         self.out_of_time = out_of_time
 
 
-class HostClient:
+class GrammarWorker:
     """Starts the process; then says what its requests need, and takes the answers in order."""
 
     def __init__(
-        self, grammar: Grammar, control: socket.socket, nursery: Nursery, compile_cpu_s: float
+        self,
+        grammar: Grammar,
+        control: socket.socket,
+        fork_server: ForkServer,
+        compile_cpu_s: float,
     ) -> None:
         self.grammar = grammar
         self.compile_cpu_s = compile_cpu_s
-        self._nursery = nursery
-        self._generation = nursery.generation
+        self._fork_server = fork_server
+        self._generation = fork_server.generation
         self.keys: set[int] = set()
         self.eos_ids: frozenset[int] = frozenset()
         self.own_bytes = 0
@@ -116,7 +120,7 @@ class HostClient:
         self._opened = [item for item in self._opened if item[0] != key]
 
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """What has been answered by now, as `Grammars.poll`. Raises HostLost."""
+        """What has been answered by now, as `Grammars.poll`. Raises WorkerLost."""
         while self._is_asked and self._receive(wait=False):
             pass
         opened, self._opened = self._opened, []
@@ -127,7 +131,7 @@ class HostClient:
         self._fill_next()
 
     def wait_masks(self) -> Filled:
-        """What the host says of the rows; but for strays, their masks are there. Raises HostLost."""
+        """What the grammar worker says of the rows; but for strays, their masks are there. Raises WorkerLost."""
         strays: list[int] = []
         runs: dict[int, list[int]] = {}
         while True:
@@ -144,7 +148,7 @@ class HostClient:
         self._connection.close()
 
     def _receive(self, *, wait: bool) -> bool:
-        """Take one answer; False if there is none yet. Raises HostLost."""
+        """Take one answer; False if there is none yet. Raises WorkerLost."""
         try:
             frame = self._connection.recv(protocol.MAX_FRAME, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:  # or STALL_S are over
@@ -159,14 +163,14 @@ class HostClient:
 
     def _take(self, frame: bytes) -> None:
         if not frame:
-            lost = self._nursery.has_lost(self._generation)
-            raise HostLost(Problem(_LOST if lost else _STOPPED, is_of_grammar=False))
+            lost = self._fork_server.has_lost(self._generation)
+            raise WorkerLost(Problem(_LOST if lost else _STOPPED, is_of_grammar=False))
         message = _decoder.decode(frame)
         if isinstance(message, Ended):
             raise self._end_of(message.status)
         if self.is_compiling:
             if isinstance(message, Refused):
-                raise HostLost(Problem(message.reason))
+                raise WorkerLost(Problem(message.reason))
             if isinstance(message, Started):
                 self.has_started = True
                 return
@@ -188,14 +192,14 @@ class HostClient:
             else:
                 self._opened.append((key, None))
 
-    def _end_of(self, status: int) -> HostLost:
+    def _end_of(self, status: int) -> WorkerLost:
         """Why the process has ended with `status`."""
         if status < 0 and -status not in _OWN_FAULTS:
-            return HostLost(Problem(_KILLED, is_of_grammar=False))
+            return WorkerLost(Problem(_KILLED, is_of_grammar=False))
         work = "compile" if self.is_compiling else "match text with"
         out_of_time = self.is_compiling and status == -signal.SIGPROF
         problem = Problem(f"takes too much time or memory to {work}")
-        return HostLost(problem, out_of_time=out_of_time)
+        return WorkerLost(problem, out_of_time=out_of_time)
 
     def _fill_next(self) -> None:
         rows, self._unsaid = self._unsaid[: protocol.FILL_ROWS], self._unsaid[protocol.FILL_ROWS :]

@@ -90,10 +90,10 @@ class Filled(Frame, frozen=True):
 
 
 class Ended(Frame, frozen=True):
-    """The process has ended by itself or was killed. The nursery says so, on the socket of that process."""
+    """The process has ended by itself or was killed. The fork server says so, on the socket of that process."""
 
     status: int  # 0 and more: the exit status; less: the number of the signal, negated
 
 
-ToHost = Union[Open, Fill]  # noqa: UP007 (msgspec)
-FromHost = Union[Started, Compiled, Refused, Opened, Filled, Ended]  # noqa: UP007 (msgspec)
+ToWorker = Union[Open, Fill]  # noqa: UP007 (msgspec)
+FromWorker = Union[Started, Compiled, Refused, Opened, Filled, Ended]  # noqa: UP007 (msgspec)

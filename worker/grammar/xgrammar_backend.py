@@ -22,7 +22,7 @@ from mla_router.worker.grammar.specialize import specialize
 from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
 
-REHEARSED_TOKENS = 24
+TRIAL_TOKENS = 24
 THREADS_AFTER_S = 0.0003  # as long as it takes to start them, and 60 masks of a usual schema
 
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
@@ -166,14 +166,14 @@ class BatchFiller:
             matcher._bound(masks[row])
 
 
-def rehearse(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
+def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
     """Follow random paths, as a model without a mind would. Raises GrammarError where no token can
     come next; what takes too long, takes too long here and not in a step."""
     masks = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     choose = random.Random(0)
     for _ in range(2):
         matcher = Matcher(compiled)
-        for _ in range(REHEARSED_TOKENS):
+        for _ in range(TRIAL_TOKENS):
             matcher.fill(masks, 0)
             allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
             if len(allowed) == 0:

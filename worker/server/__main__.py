@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--birth", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
-    parser.add_argument("--board-fd", type=int, required=True)
+    parser.add_argument("--counters-fd", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
     flags.add_flags(parser)
     arguments = parser.parse_args()
@@ -40,7 +40,7 @@ def main() -> int:
     setproctitle(f"mla_router server {config.name} {arguments.number}")
 
     from mla_router.worker.heartbeat import Heartbeat
-    from mla_router.worker.server.ipc.shared_counters import Board
+    from mla_router.worker.server.ipc.shared_counters import SharedCounters
     from mla_router.worker.server.processes import extra
     from mla_router.worker.server.state import Birth, ServerState
 
@@ -48,7 +48,7 @@ def main() -> int:
     state = ServerState(
         config,
         msgspec.json.decode(arguments.birth, type=Birth),
-        Board(arguments.board_fd, servers, number),
+        SharedCounters(arguments.counters_fd, servers, number),
         Heartbeat(arguments.heartbeat_fd),
     )
     with socket.socket(fileno=arguments.listener_fd) as listener:

@@ -16,7 +16,7 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import NotFound, Unavailable
 from mla_router.worker.server.ipc.heartbeat_watch import HeartbeatWatch
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared
-from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.metrics.metrics import Metrics, Reading
 from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.text.answer import AnswerFormat
@@ -77,7 +77,7 @@ class Birth(msgspec.Struct, frozen=True):
 class ServerState:
     config: WorkerConfig
     birth: Birth = field(default_factory=Birth.now)
-    board: Board = field(default_factory=Board.create)
+    counters: SharedCounters = field(default_factory=SharedCounters.create)
     heartbeat: Heartbeat = field(default_factory=Heartbeat.create)
     service: Service | None = None  # None while the weights are loading
     draining: bool = False
@@ -87,8 +87,8 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.watch = HeartbeatWatch(self.heartbeat)
-        self.shared = Shared(self.board)
-        self.metrics = Metrics(self.config.model_name, self.reading, self.board)
+        self.shared = Shared(self.counters)
+        self.metrics = Metrics(self.config.model_name, self.reading, self.counters)
 
     @property
     def complete(self) -> bool:

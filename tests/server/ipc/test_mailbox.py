@@ -10,8 +10,7 @@ from typing import Any
 from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import Unavailable
-from mla_router.worker.server.ipc.mailbox import make_mailbox
-from mla_router.worker.server.ipc.scheduler_client import Mailbox
+from mla_router.worker.server.ipc.mailbox import Mailbox, make_mailbox
 from support.fake_worker import fake_worker, script
 from support.processes import PATIENCE_S
 

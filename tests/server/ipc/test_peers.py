@@ -12,9 +12,10 @@ import pytest
 from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import AbortName, Drain, Generate, HasName, Ping, Question
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
-from mla_router.worker.server.ipc.peers import Meeting, Peers, join
-from mla_router.worker.server.ipc.scheduler_client import Mailbox, SchedulerClient, Shared, connect
-from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.ipc.mailbox import Mailbox
+from mla_router.worker.server.ipc.peers import Barrier, Peers, join
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared, connect
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.request_names import NamedRequests, Names
 
 SERVERS = 3
@@ -86,7 +87,7 @@ def test_one_that_is_silent(tmp_path: Path) -> None:
 
 def test_a_meeting_is_of_all_again_and_again() -> None:
     async def run() -> None:
-        meeting, passed = Meeting(3), []
+        meeting, passed = Barrier(3), []
 
         async def walk(name: str) -> None:
             for stage in range(50):
@@ -95,7 +96,7 @@ def test_a_meeting_is_of_all_again_and_again() -> None:
 
         await asyncio.gather(*map(walk, "abc"))
         assert [stage for stage, _ in passed] == sorted(stage for stage, _ in passed)
-        alone = Meeting(1)
+        alone = Barrier(1)
         await alone.attend()
         await alone.attend()
 
@@ -105,9 +106,9 @@ def test_a_meeting_is_of_all_again_and_again() -> None:
 def test_names_are_those_of_all(tmp_path: Path) -> None:
     async def scenario(peers: list[Peers]) -> None:
         async with AsyncExitStack() as stack:
-            board = Board.create()
+            counters = SharedCounters.create()
             clients: list[SchedulerClient] = [
-                await stack.enter_async_context(connect(tmp_path, own, Shared(board)))
+                await stack.enter_async_context(connect(tmp_path, own, Shared(counters)))
                 for own in range(SERVERS)
             ]
             named = [NamedRequests(*each) for each in zip(clients, peers, strict=True)]

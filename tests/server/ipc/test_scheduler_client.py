@@ -26,8 +26,9 @@ from mla_router.worker.messages import (
     ToServer,
 )
 from mla_router.worker.server.errors import InternalError, Unavailable
-from mla_router.worker.server.ipc.scheduler_client import Mailbox, SchedulerClient, Shared, connect
-from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.ipc.mailbox import Mailbox
+from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared, connect
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
 
 READY = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "torch")
 
@@ -54,7 +55,7 @@ class Peer:
 async def pair(directory: Path) -> AsyncIterator[tuple[SchedulerClient, Peer]]:
     peer = Peer(directory)
     try:
-        async with connect(directory, 0, Shared(Board.create())) as client:
+        async with connect(directory, 0, Shared(SharedCounters.create())) as client:
             yield client, peer
     finally:
         peer.context.destroy(linger=0)

@@ -9,15 +9,15 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mla_router.worker.server.ipc.shared_counters import ROW_BYTES, Board
+from mla_router.worker.server.ipc.shared_counters import ROW_BYTES, SharedCounters
 from mla_router.worker.server.metrics.metrics import Metrics
 from support.processes import ROOT
 
 OTHER = """
 import sys
-from mla_router.worker.server.ipc.shared_counters import Board
-board = Board(int(sys.argv[1]), 3, int(sys.argv[2]))
-before, count, cells = board.count(), board.count(), board.cells(2)
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
+shared counters = SharedCounters(int(sys.argv[1]), 3, int(sys.argv[2]))
+before, count, cells = counters.count(), counters.count(), counters.cells(2)
 for _ in range(100_000):
     count.inc()
 cells.own[1] = 0.5
@@ -25,10 +25,10 @@ cells.own[1] = 0.5
 
 
 def test_what_others_have_counted_is_there() -> None:
-    board = Board.create(3)
-    before, count, cells = board.count(), board.count(), board.cells(2)
+    counters = SharedCounters.create(3)
+    before, count, cells = counters.count(), counters.count(), counters.cells(2)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
-    descriptor = board.descriptor
+    descriptor = counters.descriptor
     others = [
         subprocess.Popen(
             [sys.executable, "-c", OTHER, str(descriptor), str(row)],
@@ -49,16 +49,16 @@ def test_what_others_have_counted_is_there() -> None:
 
 
 def test_a_row_is_not_left() -> None:
-    board = Board.create(2)
-    board.cells(ROW_BYTES // 8)
+    counters = SharedCounters.create(2)
+    counters.cells(ROW_BYTES // 8)
     with pytest.raises(AssertionError):
-        board.count()
+        counters.count()
 
 
 def test_metrics_of_two_processes_add_up() -> None:
-    board = Board.create(2)
-    one = Metrics("m", lambda: None, board)
-    other = Metrics("m", lambda: None, Board(board.descriptor, 2, 1))
+    counters = SharedCounters.create(2)
+    one = Metrics("m", lambda: None, counters)
+    other = Metrics("m", lambda: None, SharedCounters(counters.descriptor, 2, 1))
     one.requests.inc()
     other.requests.inc()
     one.ended("stop", 0.3, 10, 20)

@@ -16,7 +16,7 @@ from prometheus_client import Histogram as LibraryHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from mla_router.worker.messages import Ready, Stats
-from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.metrics.metrics import (
     SECONDS_BETWEEN,
     VLLM_NAMES,
@@ -62,7 +62,9 @@ def values(text: bytes) -> dict[str, float]:
 
 
 def test_what_the_scheduler_says() -> None:
-    got = values(Metrics("m", lambda: Reading(READY, STATS, 12.5), Board.create()).render())
+    got = values(
+        Metrics("m", lambda: Reading(READY, STATS, 12.5), SharedCounters.create()).render()
+    )
     assert got["sglang:num_running_reqs"] == 3
     assert got["sglang:num_queue_reqs"] == 2
     assert got["sglang:num_used_tokens"] == (100 - 60 - 15) * 16
@@ -77,13 +79,13 @@ def test_what_the_scheduler_says() -> None:
 
 
 def test_nothing_is_said_of_a_scheduler_that_has_said_nothing() -> None:
-    got = values(Metrics("m", lambda: None, Board.create()).render())
+    got = values(Metrics("m", lambda: None, SharedCounters.create()).render())
     assert "sglang:num_running_reqs" not in got
     assert got["sglang:num_requests_total"] == 0
 
 
 def test_both_names_show_the_same() -> None:
-    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), Board.create())
+    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), SharedCounters.create())
     metrics.ended("stop", 1.0, 10, 20)
     metrics.time_to_first_token.observe(0.3)
     found = {family.name: family for family in families(metrics.render())}
@@ -144,7 +146,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
 
 
 def documented() -> str:
-    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), Board.create())
+    metrics = Metrics("m", lambda: Reading(READY, STATS, 1.0), SharedCounters.create())
     found = {family.name: family for family in families(metrics.render())}
     lines = []
     for name, family in found.items():
@@ -168,7 +170,7 @@ def test_every_metric_is_documented() -> None:
 def test_a_histogram_counts_as_the_library_does() -> None:
     theirs, ours = CollectorRegistry(), CollectorRegistry()
     library = LibraryHistogram("a", "b", ["model_name"], registry=theirs, buckets=SECONDS_BETWEEN)
-    histogram = Histogram(Board.create(), "a", "b", "m", SECONDS_BETWEEN)
+    histogram = Histogram(SharedCounters.create(), "a", "b", "m", SECONDS_BETWEEN)
     ours.register(histogram)
     rng = random.Random(0)
     for value in [*SECONDS_BETWEEN, 0.0, 7.0, *(rng.expovariate(20) for _ in range(1000))]:

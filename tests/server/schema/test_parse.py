@@ -10,7 +10,7 @@ import pytest
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
-from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
+from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import NEUTRAL, refuse_unsupported
 
@@ -91,7 +91,7 @@ UNSUPPORTED: list[tuple[type[msgspec.Struct], str, Any]] = [
     (GenerateRequest, "token_ids_logprob", [1]),
     (GenerateRequest, "image_data", "x"),
     (GenerateRequest, "custom_logit_processor", "x"),
-    (NativeSampling, "custom_params", {"a": 1}),
+    (NativeSamplingFields, "custom_params", {"a": 1}),
 ]
 
 
@@ -106,7 +106,7 @@ def test_unsupported_fields_are_refused_by_name(
 
 
 def test_neutral_values_pass() -> None:
-    for kind in (ChatRequest, CompletionRequest, GenerateRequest, NativeSampling):
+    for kind in (ChatRequest, CompletionRequest, GenerateRequest, NativeSamplingFields):
         for name in kind.__struct_fields__:
             for value in NEUTRAL.get(name, ()):
                 refuse_unsupported(kind(**{name: value}))
@@ -210,7 +210,7 @@ PEERS: list[tuple[str, type[msgspec.Struct], str]] = [
     ),
     (
         "SGLang's SamplingParams",
-        NativeSampling,
+        NativeSamplingFields,
         """max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty presence_penalty
         repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos skip_special_tokens
         spaces_between_special_tokens no_stop_trim custom_params stream_interval logit_bias sampling_seed beam_width""",

@@ -8,13 +8,13 @@ import pytest
 
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
-from mla_router.worker.server.validation.sampling import Sampling, check_sampling
+from mla_router.worker.server.validation.sampling import CheckedSampling, check_sampling
 
 VOCAB = 1003  # no multiple of 8
 EOS = frozenset([1])
 
 
-def check(min_tokens: int | None = None, **fields: Any) -> Sampling:
+def check(min_tokens: int | None = None, **fields: Any) -> CheckedSampling:
     return check_sampling(
         SamplingFields(**fields),
         max_tokens=5,
@@ -27,7 +27,7 @@ def check(min_tokens: int | None = None, **fields: Any) -> Sampling:
     )
 
 
-def bits_of(sampling: Sampling) -> set[int]:
+def bits_of(sampling: CheckedSampling) -> set[int]:
     allowed = sampling.params_of(max_tokens=5, seed=0, eos_ids=EOS).allowed
     return {t for t in range(8 * len(allowed)) if allowed[t // 8] >> t % 8 & 1}
 

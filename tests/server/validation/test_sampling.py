@@ -14,7 +14,12 @@ from mla_router.worker.core import SamplingParams
 from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.fields import SamplingFields
-from mla_router.worker.server.validation.sampling import Sampling, check_sampling, draw_seed, fit
+from mla_router.worker.server.validation.sampling import (
+    CheckedSampling,
+    check_sampling,
+    draw_seed,
+    fit,
+)
 
 VOCAB = 1000
 
@@ -24,7 +29,7 @@ def check(
     seed: int | None = None,
     min_tokens: int | None = None,
     **fields: Any,
-) -> Sampling:
+) -> CheckedSampling:
     return check_sampling(
         SamplingFields(**fields),
         max_tokens=max_tokens,

@@ -18,12 +18,12 @@ from mla_router.worker.server.request_names import check_rid
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.schema.fields import PromptItems
-from mla_router.worker.server.schema.native import GenerateRequest, NativeSampling
+from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
 from mla_router.worker.server.validation.prompts import cache_key, read_prompts
-from mla_router.worker.server.validation.sampling import Sampling, check_sampling
+from mla_router.worker.server.validation.sampling import CheckedSampling, check_sampling
 
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
@@ -98,8 +98,8 @@ async def _events(
         yield b"".join(events)
 
 
-def _sampling(body: GenerateRequest, service: Service) -> Sampling:
-    native = body.sampling_params or NativeSampling()
+def _sampling(body: GenerateRequest, service: Service) -> CheckedSampling:
+    native = body.sampling_params or NativeSamplingFields()
     top = body.top_logprobs_num or 0
     if not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidField("top_logprobs_num", f"must be between 0 and {MAX_TOP_LOGPROBS}")

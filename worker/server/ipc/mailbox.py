@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import chain
 
 from mla_router.worker.core import Logprobs
 from mla_router.worker.messages import Delta
 from mla_router.worker.server.errors import ApiError
-from mla_router.worker.server.ipc.scheduler_client import Mailbox
+
+
+class Mailbox:
+    """What one HTTP request waits on: the deltas of its prompts, in the order of arrival.
+
+    Deltas pile up while the reader is busy, for instance because its client is slow, and are then
+    taken together: however far behind it is, it costs one wake-up.
+    """
+
+    __slots__ = ("_error", "_items", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[tuple[int, Delta]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ApiError | None = None
+
+    def put(self, index: int, delta: Delta) -> None:
+        self._items.append((index, delta))
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        self._error = error
+        self._wake()
+
+    async def take(self) -> list[tuple[int, Delta]]:
+        """All that has come since the last call, at least one. One reader at a time."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+        items, self._items = self._items, []
+        return items
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def make_mailbox(interval: int) -> Mailbox:

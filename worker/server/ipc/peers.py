@@ -1,7 +1,7 @@
 """The server processes of a worker among themselves: questions, and answers that are numbers.
 
 Each has a socket on which it hears the others. There is little to say: what is counted lies on the
-board, and what is computed comes from the scheduler.
+counters, and what is computed comes from the scheduler.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
         context.destroy(linger=200)  # milliseconds, for a last Stop to leave
 
 
-class Meeting:
+class Barrier:
     """Where `size` tasks wait for each other, again and again. asyncio has the same from 3.11 on."""
 
     def __init__(self, size: int) -> None:

@@ -36,59 +36,20 @@ from mla_router.worker.messages import (
 )
 from mla_router.worker.server.errors import ApiError, Unavailable
 from mla_router.worker.server.ipc.inbox import Inbox
-from mla_router.worker.server.ipc.shared_counters import Board, Cells, Count
+from mla_router.worker.server.ipc.mailbox import Mailbox
+from mla_router.worker.server.ipc.shared_counters import Cells, Count, SharedCounters
 
 HEARTBEAT = 0  # the query number of statistics that nobody asked for
-
-
-class Mailbox:
-    """What one HTTP request waits on: the deltas of its prompts, in the order of arrival.
-
-    Deltas pile up while the reader is busy, for instance because its client is slow, and are then
-    taken together: however far behind it is, it costs one wake-up.
-    """
-
-    __slots__ = ("_error", "_items", "_waiter")
-
-    def __init__(self) -> None:
-        self._items: list[tuple[int, Delta]] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: ApiError | None = None
-
-    def put(self, index: int, delta: Delta) -> None:
-        self._items.append((index, delta))
-        self._wake()
-
-    def fail(self, error: ApiError) -> None:
-        self._error = error
-        self._wake()
-
-    async def take(self) -> list[tuple[int, Delta]]:
-        """All that has come since the last call, at least one. One reader at a time."""
-        while not self._items:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        items, self._items = self._items, []
-        return items
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Shared:
     """What the clients of all server processes of a worker know together."""
 
-    def __init__(self, board: Board) -> None:
-        self.open_requests: Count = board.count()
-        self.heard: Cells = board.cells(1)  # when the scheduler last told its state; monotonic
-        self.complete: Count = board.count()  # 1, by the first process, when all of them serve
-        self.waiting_s: Count = board.count()  # of prompts that are not computed yet
+    def __init__(self, counters: SharedCounters) -> None:
+        self.open_requests: Count = counters.count()
+        self.heard: Cells = counters.cells(1)  # when the scheduler last told its state; monotonic
+        self.complete: Count = counters.count()  # 1, by the first process, when all of them serve
+        self.waiting_s: Count = counters.count()  # of prompts that are not computed yet
 
 
 class SchedulerClient:

@@ -62,7 +62,7 @@ class Count:
         return self._cells.totals()[0]
 
 
-class Board:
+class SharedCounters:
     """Cells are handed out in order: the processes must ask for the same ones in the same order."""
 
     def __init__(self, descriptor: int, rows: int, own: int) -> None:
@@ -76,13 +76,13 @@ class Board:
         self._used = 0
 
     @classmethod
-    def create(cls, rows: int = 1) -> Board:
+    def create(cls, rows: int = 1) -> SharedCounters:
         """New memory, which lasts as long as somebody has it; we are the first row."""
-        descriptor = os.memfd_create("mla-router-board")
+        descriptor = os.memfd_create("mla-router-counters")
         os.ftruncate(descriptor, rows * ROW_BYTES)
-        board = cls(descriptor, rows, 0)
-        weakref.finalize(board, os.close, descriptor)
-        return board
+        counters = cls(descriptor, rows, 0)
+        weakref.finalize(counters, os.close, descriptor)
+        return counters
 
     def cells(self, count: int) -> Cells:
         begin, self._used = self._used, self._used + count

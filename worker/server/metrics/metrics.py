@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.messages import Ready, Stats
-from mla_router.worker.server.ipc.shared_counters import Board, Count
+from mla_router.worker.server.ipc.shared_counters import Count, SharedCounters
 from mla_router.worker.server.metrics.series import Counter, Histogram
 
 SECONDS_QUEUED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 60, 120)
@@ -71,20 +71,20 @@ class Reading:
 
 class Metrics:
     def __init__(
-        self, model_name: str, reading: Callable[[], Reading | None], board: Board
+        self, model_name: str, reading: Callable[[], Reading | None], counters: SharedCounters
     ) -> None:
         """`reading` gives the scheduler's last word; None before there is one. What is counted goes
-        to the `board`."""
+        to the `shared counters`."""
         self._registry = CollectorRegistry()
         self._registry.register(_SchedulerCollector(model_name, reading))
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(board, name, help, model_name, buckets)
+            made = Histogram(counters, name, help, model_name, buckets)
             self._registry.register(made)
             return made
 
         def counter(name: str, help: str) -> Count:
-            made = Counter(board, name, help, ["model_name"], [[model_name]])
+            made = Counter(counters, name, help, ["model_name"], [[model_name]])
             self._registry.register(made)
             return made.counts[0]
 
@@ -94,7 +94,7 @@ class Metrics:
             "Answers that were aborted, most of them for lost clients.",
         )
         ends = Counter(
-            board,
+            counters,
             "vllm:request_success",
             "Answers by how they ended.",
             ["model_name", "finished_reason"],

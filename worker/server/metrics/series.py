@@ -13,7 +13,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from mla_router.worker.server.ipc.shared_counters import Board
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
 
 
 class Counter:
@@ -21,14 +21,14 @@ class Counter:
 
     def __init__(
         self,
-        board: Board,
+        counters: SharedCounters,
         name: str,
         help: str,
         labels: Sequence[str],
         series: Sequence[Sequence[str]],
     ) -> None:
         self._name, self._help, self._labels, self._series = name, help, labels, series
-        self.counts = [board.count() for _ in series]
+        self.counts = [counters.count() for _ in series]
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
@@ -41,12 +41,17 @@ class Histogram:
     """Counts the values of one series."""
 
     def __init__(
-        self, board: Board, name: str, help: str, model_name: str, buckets: tuple[float, ...]
+        self,
+        counters: SharedCounters,
+        name: str,
+        help: str,
+        model_name: str,
+        buckets: tuple[float, ...],
     ) -> None:
         """`buckets` are the upper bounds, inclusive and ascending; above them is one more."""
         self._name, self._help, self._model_name = name, help, model_name
         self._bounds = buckets
-        self._cells = board.cells(len(buckets) + 2)  # the last one is the values' sum
+        self._cells = counters.cells(len(buckets) + 2)  # the last one is the values' sum
         self._own = self._cells.own
 
     def observe(self, value: float) -> None:

@@ -23,8 +23,8 @@ from mla_router.worker.server.state import ServerState
 
 SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
 # For the other servers, whose last answers take as long as ours (`serving.py`)
-SIBLING_STOP_S = 1.5
-SIBLING = (sys.executable, "-u", "-m", "mla_router.worker.server")
+EXTRA_STOP_S = 1.5
+EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
 
 
 class Child:
@@ -76,7 +76,7 @@ async def scheduler_process(
 
 
 @asynccontextmanager
-async def sibling_processes(
+async def extra_processes(
     state: ServerState, directory: Path, listeners: Sequence[socket]
 ) -> AsyncIterator[list[Child]]:
     """The other servers, one for each of `listeners`, which are theirs from now on. Whoever leaves has
@@ -84,29 +84,27 @@ async def sibling_processes(
     children: list[Child] = []
     try:
         for number, listener in enumerate(listeners, 1):
-            children.append(await _start_sibling(state, directory, number, listener))
+            children.append(await _start_extra(state, directory, number, listener))
         yield children
     finally:
-        await asyncio.gather(*(child.end(SIBLING_STOP_S) for child in children))
+        await asyncio.gather(*(child.end(EXTRA_STOP_S) for child in children))
 
 
-async def _start_sibling(
-    state: ServerState, directory: Path, number: int, listener: socket
-) -> Child:
-    board, heartbeat = state.board.descriptor, state.heartbeat.descriptor
+async def _start_extra(state: ServerState, directory: Path, number: int, listener: socket) -> Child:
+    counters, heartbeat = state.counters.descriptor, state.heartbeat.descriptor
     with listener:
         process = await asyncio.create_subprocess_exec(
-            *SIBLING,
+            *EXTRA,
             *state.config.to_argv(),
             f"--ipc-dir={directory}",
             f"--parent-pid={os.getpid()}",
             f"--number={number}",
             f"--birth={msgspec.json.encode(state.birth).decode()}",
             f"--listener-fd={listener.fileno()}",
-            f"--board-fd={board}",
+            f"--counters-fd={counters}",
             f"--heartbeat-fd={heartbeat}",
             stdin=DEVNULL,
-            pass_fds=(listener.fileno(), board, heartbeat),
+            pass_fds=(listener.fileno(), counters, heartbeat),
             env=state.config.child_environment(),
         )
     return Child(f"server process {number}", process)

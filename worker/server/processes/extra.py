@@ -12,7 +12,7 @@ import logging
 import socket
 from pathlib import Path
 
-from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
+from mla_router.worker.messages import AwaitBarrier, Drain, Ping, Question, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
@@ -39,10 +39,10 @@ async def run(state: ServerState, number: int, listener: socket.socket, director
         connect(directory, number, state.shared) as client,
         join(directory, number, state.config.tokenizer_worker_num) as peers,
     ):
-        sibling = _Sibling(state, client, peers)
-        peers.start(sibling.answer)
-        living = asyncio.create_task(sibling.live(listener))
-        stopped = asyncio.create_task(sibling.stopped.wait())
+        extra = _ExtraProcess(state, client, peers)
+        peers.start(extra.answer)
+        living = asyncio.create_task(extra.live(listener))
+        stopped = asyncio.create_task(extra.stopped.wait())
         await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         failure = living.exception() if living.done() else None
@@ -56,7 +56,7 @@ async def run(state: ServerState, number: int, listener: socket.socket, director
     return EXIT_BAD_SETTINGS if isinstance(failure, TokenizerError) else EXIT_FAILED
 
 
-class _Sibling:
+class _ExtraProcess:
     def __init__(self, state: ServerState, client: SchedulerClient, peers: Peers) -> None:
         self.stopped = asyncio.Event()
         self._state = state
@@ -68,10 +68,10 @@ class _Sibling:
         """Returns never. Raises TokenizerError, ApiError."""
         await self._peers.ask_all(Ping(), timeout=None)
         service = await prepare(self._state, self._client, self._names)
-        await self._peers.ask(FIRST, Barrier(), timeout=None)  # all can answer
+        await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all can answer
         self._state.service = service
         async with serving(self._state, listener):
-            await self._peers.ask(FIRST, Barrier(), timeout=None)  # all do
+            await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all do
             await asyncio.Event().wait()
 
     async def answer(self, question: PeerQuery) -> int:

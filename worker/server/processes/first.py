@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.messages import Drain, Meet, Question, Ready, Stop
+from mla_router.worker.messages import AwaitBarrier, Drain, Question, Ready, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
-from mla_router.worker.server.ipc.peers import Meeting, Peers, join
+from mla_router.worker.server.ipc.peers import Barrier, Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
-from mla_router.worker.server.ipc.shared_counters import Board
-from mla_router.worker.server.processes.children import Child, scheduler_process, sibling_processes
+from mla_router.worker.server.ipc.shared_counters import SharedCounters
+from mla_router.worker.server.processes.children import Child, extra_processes, scheduler_process
 from mla_router.worker.server.processes.serving import (
     EXIT_BAD_SETTINGS,
     EXIT_FAILED,
@@ -52,7 +52,7 @@ async def run(
     """Serve until told to end; returns the exit status. `listeners` and `config` are those of
     `listeners.listen`, `scheduler` is the command that starts a scheduler, without its flags."""
     servers = config.tokenizer_worker_num
-    state = ServerState(config, board=Board.create(servers))
+    state = ServerState(config, counters=SharedCounters.create(servers))
     signals = Signals()
     with ipc_directory() as directory:
         # Left from right to left: first the answers go out, then the scheduler is ended.
@@ -60,10 +60,10 @@ async def run(
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
             scheduler_process(scheduler, state, directory, client) as engine,
-            sibling_processes(state, directory, listeners[1:]) as siblings,
+            extra_processes(state, directory, listeners[1:]) as extras,
             serving(state, listeners[0]),
         ):
-            worker = _Worker(state, client, peers, [engine, *siblings])
+            worker = _Worker(state, client, peers, [engine, *extras])
             peers.start(worker.answer)
             return await worker.live(directory, signals)
 
@@ -79,12 +79,12 @@ class _Worker:
         self._peers = peers
         self._children = children
         self._names = NamedRequests(client, peers)
-        self._meeting = Meeting(state.config.tokenizer_worker_num)
+        self._barrier = Barrier(state.config.tokenizer_worker_num)
 
     async def answer(self, question: PeerQuery) -> int:
         """What the other servers ask."""
-        if isinstance(question, Barrier):
-            await self._meeting.attend()
+        if isinstance(question, AwaitBarrier):
+            await self._barrier.attend()
             return 0
         return await self._names.answer(question)
 
@@ -123,12 +123,12 @@ class _Worker:
         """Raises TokenizerError, ApiError."""
         state = self._state
         service = await prepare(state, self._client, self._names)
-        await self._meeting.attend()  # all can answer
+        await self._barrier.attend()  # all can answer
         # The sockets are connected by now. Their names are no longer needed, and what is gone already
         # cannot be left behind by a process that gets killed.
         shutil.rmtree(directory, ignore_errors=True)
         state.service = service
-        await self._meeting.attend()  # all do
+        await self._barrier.attend()  # all do
         seconds = time.monotonic() - state.birth.started
         log.info(_startup_line(state.config, service.limits, seconds))
         state.shared.complete.set(1)

@@ -34,7 +34,12 @@ from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
 from mla_router.worker.server.text.stop_regex import RegexMatcher
 from mla_router.worker.server.text.stop_strings import StopMatcher
-from mla_router.worker.server.validation.sampling import Sampling, check_priority, draw_seed, fit
+from mla_router.worker.server.validation.sampling import (
+    CheckedSampling,
+    check_priority,
+    draw_seed,
+    fit,
+)
 
 _FAILURES = (FinishReason.REFUSED.value, FinishReason.LOST.value, FinishReason.ERROR.value)
 
@@ -45,7 +50,7 @@ class RequestHandler:
 
     service: Service
     prompts: list[list[int]]
-    sampling: Sampling
+    sampling: CheckedSampling
     default_max_tokens: int | None = None
     cache_key: str = ""
     name: str | list[str] | None = None  # the client's `rid`: one name, or one for each choice

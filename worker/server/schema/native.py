@@ -11,7 +11,7 @@ from mla_router.worker.server.schema.fields import PromptItems, SamplingFields
 from mla_router.worker.server.schema.unsupported import UnsupportedFields
 
 
-class NativeSampling(SamplingFields, kw_only=True):
+class NativeSamplingFields(SamplingFields, kw_only=True):
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
     sampling_seed: int | None = None
@@ -22,7 +22,7 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: PromptItems | None = None
-    sampling_params: NativeSampling | None = None
+    sampling_params: NativeSamplingFields | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
     logprob_start_len: int | None = None

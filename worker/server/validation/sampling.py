@@ -39,7 +39,7 @@ MIN_REPETITION_PENALTY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class CheckedSampling:
     """How one request is sampled. In `params`, the limit, the seed and the model's own stop tokens
     are still missing: `params_of` fills them in for each prompt."""
 
@@ -83,7 +83,7 @@ def check_sampling(
     vocab_size: int,
     response_format: ResponseFormat | None = None,
     prefix: str = "",
-) -> Sampling:
+) -> CheckedSampling:
     """Check `fields`; the arguments are what the endpoints spell differently. `prefix` is where
     the fields lie in the body."""
     refuse_unsupported(fields, prefix)
@@ -129,7 +129,7 @@ def check_sampling(
         prompt_logprobs_from=prompt_logprobs_from,
         allowed=b"" if allowed is None else allowed.bits,
     )
-    return Sampling(
+    return CheckedSampling(
         params=params,
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
@@ -145,7 +145,7 @@ def check_sampling(
     )
 
 
-def fit(sampling: Sampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
+def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
     """The max_tokens of a prompt of this length. A client that named a number gets it or a 400;
     one that named none gets `default`, or less if there is less room."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens

@@ -23,14 +23,14 @@ from support.processes import wait_until
 from support.procfs import descendants
 from support.tiny_model import VOCAB_SIZE
 
-NURSERY_LOG = logging.getLogger("mla_router.worker.grammar.nursery")
+NURSERY_LOG = logging.getLogger("mla_router.worker.grammar.fork_server")
 LETTERS = Grammar("regex", "[a-z]+!")
 BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
 
 @pytest.fixture
 def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
-    """Its nursery may be killed."""
+    """Its fork server may be killed."""
     options = GrammarOptions(tokenizer_folder=tokenizer_folder)  # as the scheduler gives it
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8, options=options)
     yield pool
@@ -51,8 +51,8 @@ def test_what_was_open_is_lost_and_what_comes_then_is_served(own_grammars: Gramm
         expected = allowed(own_grammars, key, [])
         compiling = own_grammars.open(Grammar("regex", BOMB), [])
         wait_until_started(own_grammars)
-        nursery = own_grammars.nursery.pid
-        kill(nursery, nursery)
+        fork_server = own_grammars.fork_server.pid
+        kill(fork_server, fork_server)
         with pytest.raises(Refused, match="lost the processes") as refused:
             allowed(own_grammars, key, [])
         assert not refused.value.problem.is_of_grammar
@@ -81,9 +81,9 @@ def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
 def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
-    nursery = own_grammars.nursery.pid
-    keeper = int(Path(f"/proc/{nursery}/stat").read_text().rpartition(")")[2].split()[1])
-    kill(keeper, nursery)
+    fork_server = own_grammars.fork_server.pid
+    supervisor = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
+    kill(supervisor, fork_server)
     with pytest.raises(Refused, match="lost the processes") as refused:
         allowed(own_grammars, key, [])
     assert not refused.value.problem.is_of_grammar
@@ -96,16 +96,16 @@ def test_the_time_in_which_another_nursery_loads_does_not_count(
     own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
-    lost = own_grammars.nursery.pid
+    lost = own_grammars.fork_server.pid
     kill(lost, lost)
-    wait_until(lambda: own_grammars.nursery.pid != lost, "another nursery begins")
-    os.kill(own_grammars.nursery.pid, signal.SIGSTOP)  # it loads when the next request comes
+    wait_until(lambda: own_grammars.fork_server.pid != lost, "another fork server begins")
+    os.kill(own_grammars.fork_server.pid, signal.SIGSTOP)  # it loads when the next request comes
     monkeypatch.setattr(pool, "WAIT_S", 0.1)
     key = own_grammars.open(Grammar("regex", "[0-9]+!"), [])
     time.sleep(0.2)
     assert own_grammars.poll() == []
     monkeypatch.undo()
-    os.kill(own_grammars.nursery.pid, signal.SIGCONT)
+    os.kill(own_grammars.fork_server.pid, signal.SIGCONT)
     wait_for(own_grammars, key)
     own_grammars.close(key)
 
@@ -114,8 +114,8 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars
     """An OOM killer's way. What is compiled anew afterwards is served."""
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
-    (host,) = descendants(own_grammars.nursery.pid)
-    kill(host.number, host.number)
+    (worker,) = descendants(own_grammars.fork_server.pid)
+    kill(worker.number, worker.number)
     with pytest.raises(Refused, match="was killed") as refused:
         allowed(own_grammars, key, [])
     assert not refused.value.problem.is_of_grammar
@@ -126,10 +126,10 @@ def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars
 
 def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
-    (idle,) = descendants(own_grammars.nursery.pid)
+    (idle,) = descendants(own_grammars.fork_server.pid)
     keys = [own_grammars.open(Grammar("regex", BOMB), []) for _ in range(2)]
     wait_until_started(own_grammars)
-    (bomb,) = set(descendants(own_grammars.nursery.pid)) - {idle}
+    (bomb,) = set(descendants(own_grammars.fork_server.pid)) - {idle}
     own_grammars.close(keys[0])
     assert own_grammars.poll() == []
     assert bomb.alive
@@ -176,8 +176,8 @@ def wait_until_started(grammars: Grammars) -> None:
 
     def has_started() -> bool:
         assert grammars.poll() == []
-        compiling = [host for host in grammars._hosts.values() if host.is_compiling]
-        return any(host.has_started for host in compiling)
+        compiling = [worker for worker in grammars._workers.values() if worker.is_compiling]
+        return any(worker.has_started for worker in compiling)
 
     wait_until(has_started, "a compilation begins")
 
@@ -198,7 +198,7 @@ def test_a_broken_installation_is_told_once_with_its_cause(
         for pattern in ("a", "b"):
             with pytest.raises(Refused, match="cannot load xgrammar; its log says why"):
                 open_request(grammars, Grammar("regex", pattern))
-        assert grammars.nursery.generation == 1
+        assert grammars.fork_server.generation == 1
     finally:
         grammars.shut_down()
         NURSERY_LOG.removeHandler(lines)

@@ -1,10 +1,10 @@
-"""The process that has a nursery, and starts another one if that dies.
+"""The process that has a fork server, and starts another one if that dies.
 
-The scheduler cannot fork once it has threads and a device. So it forks a keeper before that; the keeper
-loads nothing and does nothing else. A keeper that was killed is replaced by a new Python process, which
+The scheduler cannot fork once it has threads and a device. So it forks a supervisor before that; the supervisor
+loads nothing and does nothing else. A supervisor that was killed is replaced by a new Python process, which
 takes some seconds to import what a forked one has from the scheduler:
 
-    python -m mla_router.worker.grammar.keeper PARENT_PID SETTINGS
+    python -m mla_router.worker.grammar.supervisor PARENT_PID SETTINGS
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 from setproctitle import setproctitle
 
 from mla_router.worker.child import die_with_parent
-from mla_router.worker.grammar import nursery
-from mla_router.worker.grammar.nursery import Nursery
+from mla_router.worker.grammar import fork_server
+from mla_router.worker.grammar.fork_server import ForkServer
 from mla_router.worker.grammar.options import GrammarOptions
 
 logger = logging.getLogger(__name__)
@@ -35,15 +35,15 @@ RESTART_PAUSE_S = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a keeper has to know. Descriptors are valid in the keeper's process."""
+    """What a supervisor has to know. Descriptors are valid in the supervisor's process."""
 
     folder: str
     vocab_size: int
     max_rows: int
     options: GrammarOptions
     masks_fd: int  # file of the masks: [max_rows, ceil(vocab_size / 32)] int32
-    nursery_fd: int  # file of `Nursery`
-    control_fd: int = -1  # end of the socket on which the scheduler orders hosts
+    fork_server_fd: int  # file of `ForkServer`
+    control_fd: int = -1  # end of the socket on which the scheduler orders grammar workers
 
     @property
     def mask_shape(self) -> tuple[int, int]:
@@ -81,11 +81,11 @@ class Forked:
         return self._status
 
 
-Keeper = Union[Forked, "subprocess.Popen[bytes]"]
+Supervisor = Union[Forked, "subprocess.Popen[bytes]"]
 
 
-def start(settings: Settings) -> tuple[Keeper, socket.socket]:
-    """Fork a keeper; returns it and the scheduler's end of the control socket. To be called before this
+def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
+    """Fork a supervisor; returns it and the scheduler's end of the control socket. To be called before this
     process has threads: a lock that another thread holds during the fork stays locked in the child."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
@@ -102,16 +102,16 @@ def start(settings: Settings) -> tuple[Keeper, socket.socket]:
     return Forked(pid), ours
 
 
-def replace(settings: Settings) -> tuple[Keeper, socket.socket]:
-    """Start a new Python process as a keeper; returns as `start`. Safe at any time."""
+def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
+    """Start a new Python process as a supervisor; returns as `start`. Safe at any time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
-        command = [sys.executable, "-m", "mla_router.worker.grammar.keeper", str(os.getpid())]
+        command = [sys.executable, "-m", "mla_router.worker.grammar.supervisor", str(os.getpid())]
         process = subprocess.Popen(
             [*command, msgspec.json.encode(told, enc_hook=_path_as_text).decode()],
             stdin=subprocess.DEVNULL,
-            pass_fds=(told.control_fd, told.masks_fd, told.nursery_fd),
+            pass_fds=(told.control_fd, told.masks_fd, told.fork_server_fd),
         )
     return process, ours
 
@@ -127,28 +127,28 @@ def _path_of_text(kind: type, text: str) -> Path:
 
 
 def _keep(settings: Settings, parent_pid: int) -> None:
-    """Have a nursery until the scheduler closes the control socket. Returns then; and in all the
+    """Have a fork server until the scheduler closes the control socket. Returns then; and in all the
     processes that come of this one, at their end."""
     die_with_parent(parent_pid)
-    setproctitle("mla_router grammar keeper")
+    setproctitle("mla_router grammar supervisor")
     control = socket.socket(fileno=settings.control_fd)
-    masks, shared = settings.masks(), Nursery(settings.nursery_fd)
+    masks, shared = settings.masks(), ForkServer(settings.fork_server_fd)
     own = os.getpid()
     while True:
         pid = os.fork()
         if pid == 0:
             die_with_parent(own)
-            setproctitle("mla_router grammar nursery")
+            setproctitle("mla_router grammar fork server")
             shared.begin()
             folder = Path(settings.folder)
-            nursery.run(control, shared, folder, settings.vocab_size, settings.options, masks)
+            fork_server.run(control, shared, folder, settings.vocab_size, settings.options, masks)
             return
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:
             return
         # The next grammar finds the next one: it loads when that comes, so that one that cannot
         # load does not try for ever. The pause is for one that dies before it waits for a grammar.
-        logger.error("the grammar nursery has ended with status %d; another one begins", status)
+        logger.error("the grammar fork server has ended with status %d; another one begins", status)
         time.sleep(RESTART_PAUSE_S)
 
 

@@ -25,7 +25,7 @@ class Waiting:
 Line = dict[Grammar, list[Waiting]]  # in order of arrival
 
 
-class Lines:
+class CompileQueues:
     """The two lines. A grammar stands in one of them at most."""
 
     def __init__(self) -> None:

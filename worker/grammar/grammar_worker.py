@@ -32,12 +32,12 @@ from mla_router.worker.grammar.protocol import (
     Refused,
     Started,
 )
-from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, rehearse
+from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, trial_run
 
-REHEARSAL_CPU_S = 1.0
-COMPILE_BYTES = 512 << 20  # on top of what the nursery has
+TRIAL_CPU_S = 1.0
+COMPILE_BYTES = 512 << 20  # on top of what the fork server has
 MATCH_BYTES = 128 << 20  # on top of that
-# Masks of one grammar are written side by side: half a worker's share of a usual host's cores.
+# Masks of one grammar are written side by side: half a worker's share of a usual grammar worker's cores.
 MAX_THREADS = 8
 # Addresses of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
 THREAD_BYTES = 160 << 20
@@ -48,7 +48,7 @@ STEP_RATE_S = 0.005
 ROW_RATE_S = 0.002
 OPEN_RATE_S = 0.02  # for one frame of `OPEN_TOKENS`
 
-_decoder = msgspec.msgpack.Decoder(protocol.ToHost)
+_decoder = msgspec.msgpack.Decoder(protocol.ToWorker)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -70,8 +70,8 @@ def run(
         with _ended_by_close(connection):
             with cpu_limit(order.compile_cpu_s):
                 compiled = compiler.compile(grammar)
-            with cpu_limit(REHEARSAL_CPU_S):
-                rehearse(compiled, compiler.vocab_size)
+            with cpu_limit(TRIAL_CPU_S):
+                trial_run(compiled, compiler.vocab_size)
     except GrammarError as error:
         _send(connection, Refused(str(error)))
         return

@@ -2,7 +2,7 @@
 
 It loads what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It is forked
 from the scheduler before that has threads or a device, so that torch, which xgrammar needs, is imported
-once. `keeper.py` starts it, and starts another one if it dies.
+once. `supervisor.py` starts it, and starts another one if it dies.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 
 Serve = Callable[
     [socket.socket, int], None
-]  # a host's life: its end of a socket, its grammar's file
+]  # a grammar worker's life: its end of a socket, its grammar's file
 
 
-class Nursery:
-    """Which nursery there is, as all processes of the grammars see it."""
+class ForkServer:
+    """Which fork server there is, as all processes of the grammars see it."""
 
     BYTES = 24
 
     def __init__(self, shared_fd: int) -> None:
         """`shared_fd` is a file of `BYTES` that all these processes have open."""
-        # [number of nurseries so far, pid of the last, time at which it had loaded (ns) or 0]
+        # [number of fork servers so far, pid of the last, time at which it had loaded (ns) or 0]
         self._shared = np.frombuffer(mmap.mmap(shared_fd, self.BYTES), dtype=np.int64)
 
     @property
     def generation(self) -> int:
-        """Number of the nursery that takes orders, or 1 if the first is still to come."""
+        """Number of the fork server that takes orders, or 1 if the first is still to come."""
         return max(1, int(self._shared[0]))
 
     @property
@@ -55,26 +55,26 @@ class Nursery:
         return int(self._shared[1])
 
     def begin(self) -> None:
-        """Register this process as the next nursery."""
+        """Register this process as the next fork server."""
         self.expect_next()
         self._shared[1] = os.getpid()
         self._shared[0] += 1
 
     @property
     def loaded_at(self) -> float | None:
-        """Time of `time.monotonic`, which all processes share; None while the nursery has to load."""
+        """Time of `time.monotonic`, which all processes share; None while the fork server has to load."""
         return int(self._shared[2]) / 1e9 or None
 
     def set_loaded(self) -> None:
-        """Register that this process, the nursery, can start hosts."""
+        """Register that this process, the fork server, can start grammar workers."""
         self._shared[2] = time.monotonic_ns()
 
     def expect_next(self) -> None:
-        """Register that the nursery is lost: the next one has to load."""
+        """Register that the fork server is lost: the next one has to load."""
         self._shared[2] = 0
 
     def has_lost(self, generation: int) -> bool:
-        """Whether the nursery of that generation has died, and all its hosts with it."""
+        """Whether the fork server of that generation has died, and all its grammar workers with it."""
         if generation != self.generation:
             return True
         try:
@@ -86,22 +86,22 @@ class Nursery:
 
 def run(
     control: socket.socket,
-    shared: Nursery,
+    shared: ForkServer,
     folder: Path,
     vocab_size: int,
     options: GrammarOptions,
     masks: np.ndarray,
 ) -> None:
-    """Fork a host for every pair of descriptors that comes over `control`: its end of a socket, and
-    a file with the grammar. Returns when the scheduler closes it, and in the hosts at their end.
+    """Fork a grammar worker for every pair of descriptors that comes over `control`: its end of a socket, and
+    a file with the grammar. Returns when the scheduler closes it, and in the grammar workers at their end.
 
-    Loads what hosts need when the first message comes, which may be without descriptors.
+    Loads what grammar workers need when the first message comes, which may be without descriptors.
     """
     _wait_for(control)
     try:
         # Here and not above: this takes seconds, and the scheduler that imports this module is not
         # to wait for it.
-        from mla_router.worker.grammar import host
+        from mla_router.worker.grammar import grammar_worker
         from mla_router.worker.grammar.jump_forward import ForcedTokens
         from mla_router.worker.grammar.xgrammar_backend import Compiler
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # missing or broken
@@ -122,17 +122,17 @@ def run(
         _refuse_all(control, "this model's tokenizer is not supported")
         return
     gc.collect()
-    gc.freeze()  # or the hosts' collections would copy every page that they share
+    gc.freeze()  # or the grammar workers' collections would copy every page that they share
 
     def serve(connection: socket.socket, source: int) -> None:
-        host.run(connection, source, compiler, forced, masks)
+        grammar_worker.run(connection, source, compiler, forced, masks)
 
     shared.set_loaded()
-    _Hosts(control, serve).run()
+    _WorkerForks(control, serve).run()
 
 
-class _Hosts:
-    """Forks hosts and reaps them. Keeps a host's end of its socket to say there why it has ended:
+class _WorkerForks:
+    """Forks grammar workers and reaps them. Keeps a grammar worker's end of its socket to say there why it has ended:
     only its parent learns that."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
@@ -142,7 +142,7 @@ class _Hosts:
         self._own_pid = os.getpid()
 
     def run(self) -> None:
-        """Return when the scheduler closes its end, and in each host at its end."""
+        """Return when the scheduler closes its end, and in each grammar worker at its end."""
         deaths, wakeup = socket.socketpair()
         for end in (deaths, wakeup):
             end.setblocking(False)
@@ -166,15 +166,15 @@ class _Hosts:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for end in (deaths, wakeup, self._control):
                     end.close()
-                self._become_host(order)
+                self._become_worker(order)
                 return
             self._connections[pid] = order[0]
             os.close(order[1])
 
-    def _become_host(self, order: list[int]) -> None:
+    def _become_worker(self, order: list[int]) -> None:
         die_with_parent(self._own_pid)
         setproctitle("mla_router grammar")
-        for connection in self._connections.values():  # of other hosts
+        for connection in self._connections.values():  # of other grammar workers
             os.close(connection)
         self._serve(socket.socket(fileno=order[0]), order[1])
 
@@ -212,8 +212,8 @@ def _receive(control: socket.socket) -> list[int] | None:
 
 
 def _tell(descriptor: int, frame: Frame) -> None:
-    """Send the last frame on a host's end of its socket, and close that."""
-    # The scheduler may have let go of this host; or does not read, and will find the end closed.
+    """Send the last frame on a grammar worker's end of its socket, and close that."""
+    # The scheduler may have let go of this grammar worker; or does not read, and will find the end closed.
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError)
     with socket.socket(fileno=descriptor) as connection, gone:
         connection.send(msgspec.msgpack.encode(frame), socket.MSG_DONTWAIT)
