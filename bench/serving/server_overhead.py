@@ -169,9 +169,9 @@ def main() -> None:
     lines = []
     with processes.running(argv, f"http://127.0.0.1:{port}", "/health") as running:
         tree = running.tree()
-        siblings = [child.number for child in tree if "mla_router server" in child.command]
-        (scheduler,) = [child.number for child in tree if child.number not in siblings]
-        worker = Worker(port, ([running.pid, *siblings], [scheduler]))
+        servers = [child.number for child in tree if "mla_router server" in child.command]
+        (scheduler,) = [child.number for child in tree if child.number not in servers]
+        worker = Worker(port, ([running.pid, *servers], [scheduler]))
         for path in args.path:
             lines.append(measure(worker, path, **sizes))
             print(lines[-1], flush=True)

@@ -234,9 +234,9 @@ FAULTS = {
     "scheduler stopped": ("mla_router scheduler", signal.SIGSTOP),
     "scheduler killed": ("mla_router scheduler", signal.SIGKILL),
     "server killed": ("mla_router server", signal.SIGKILL),
-    "grammar killed": ("mla_router grammar", signal.SIGKILL),
-    "nursery killed": ("mla_router grammar fork server", signal.SIGKILL),
-    "keeper killed": ("mla_router grammar supervisor", signal.SIGKILL),
+    "grammar worker killed": ("mla_router grammar worker", signal.SIGKILL),
+    "grammar fork server killed": ("mla_router grammar fork server", signal.SIGKILL),
+    "grammar supervisor killed": ("mla_router grammar supervisor", signal.SIGKILL),
 }
 
 

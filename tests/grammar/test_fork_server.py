@@ -1,4 +1,4 @@
-"""When the process dies that all grammars' processes come from."""
+"""The fork server and its supervisor: death, replacement, loading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.processes import wait_until
 from support.procfs import descendants
 from support.tiny_model import VOCAB_SIZE
 
-NURSERY_LOG = logging.getLogger("mla_router.worker.grammar.fork_server")
+FORK_SERVER_LOG = logging.getLogger("mla_router.worker.grammar.fork_server")
 LETTERS = Grammar("regex", "[a-z]+!")
 BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
@@ -45,7 +45,7 @@ def kill(pid: int, wait_for_end_of: int) -> None:
     os.close(descriptor)
 
 
-def test_what_was_open_is_lost_and_what_comes_then_is_served(own_grammars: Grammars) -> None:
+def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: Grammars) -> None:
     for _ in range(2):
         key = open_request(own_grammars, LETTERS)
         expected = allowed(own_grammars, key, [])
@@ -78,7 +78,7 @@ def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
     pool.shut_down()
 
 
-def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:
+def test_a_killed_supervisor_is_replaced(own_grammars: Grammars) -> None:
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
     fork_server = own_grammars.fork_server.pid
@@ -92,7 +92,7 @@ def test_a_killed_keeper_is_replaced(own_grammars: Grammars) -> None:
     own_grammars.close(key)
 
 
-def test_the_time_in_which_another_nursery_loads_does_not_count(
+def test_the_load_time_of_another_fork_server_does_not_count(
     own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_grammars.close(open_request(own_grammars, LETTERS))
@@ -186,7 +186,7 @@ def test_a_broken_installation_is_told_once_with_its_cause(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines = logging.FileHandler(tmp_path / "log")
-    NURSERY_LOG.addHandler(lines)
+    FORK_SERVER_LOG.addHandler(lines)
     # As if apache-tvm-ffi, which xgrammar imports, were missing.
     for name in [name for name in sys.modules if name.partition(".")[0] == "xgrammar"]:
         monkeypatch.delitem(sys.modules, name)
@@ -201,7 +201,7 @@ def test_a_broken_installation_is_told_once_with_its_cause(
         assert grammars.fork_server.generation == 1
     finally:
         grammars.shut_down()
-        NURSERY_LOG.removeHandler(lines)
+        FORK_SERVER_LOG.removeHandler(lines)
         lines.close()
     said = (tmp_path / "log").read_text()
     assert said.count("xgrammar cannot be loaded") == 1

@@ -173,7 +173,7 @@ class _WorkerForks:
 
     def _become_worker(self, order: list[int]) -> None:
         die_with_parent(self._own_pid)
-        setproctitle("mla_router grammar")
+        setproctitle("mla_router grammar worker")
         for connection in self._connections.values():  # of other grammar workers
             os.close(connection)
         self._serve(socket.socket(fileno=order[0]), order[1])

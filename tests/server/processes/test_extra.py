@@ -77,7 +77,7 @@ async def open_streams(worker: FakeWorker) -> AsyncIterator[dict[str, AsyncItera
         yield streams
 
 
-def sibling(worker: FakeWorker, number: int) -> int:
+def extra_pid(worker: FakeWorker, number: int) -> int:
     """Process id of the server of this number."""
     (found,) = [
         child.number
@@ -219,7 +219,7 @@ def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
 def test_the_death_of_one_is_the_end_of_all() -> None:
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams:
-            os.kill(sibling(worker, 2), signal.SIGKILL)
+            os.kill(extra_pid(worker, 2), signal.SIGKILL)
             ends = await asyncio.gather(*map(last_of, streams.values()), return_exceptions=True)
             lost = [end for end in ends if isinstance(end, aiohttp.ClientError)]
             assert len(lost) == Counter(g.server for g in worker.generates())[2]
@@ -240,7 +240,7 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
 
 def test_a_frozen_one_is_not_healthy() -> None:
     with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=WATCHDOG_S) as worker:
-        frozen = sibling(worker, 1)
+        frozen = extra_pid(worker, 1)
         os.kill(frozen, signal.SIGSTOP)
         # Whoever is asked, but for the frozen one, which does not answer.
         for _ in range(3):
