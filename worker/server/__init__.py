@@ -1,1 +1,1 @@
-"""What the router forwards to: HTTP in front of the scheduler."""
+"""The HTTP server of a worker, in front of its scheduler. docs/design/server.md describes the rooms."""

@@ -1,4 +1,4 @@
-"""A further server process of a worker. Started by the first one, for which it is one of several:
+"""An extra API process of a worker. The first API process starts it:
 
 python -m mla_router.worker.server [flags of a worker] --ipc-dir DIR --parent-pid PID --number N ...
 """
@@ -21,7 +21,7 @@ from mla_router.worker.server.processes.setup import set_up
 
 
 def main() -> int:
-    # They reach the whole group: the first process decides when this one ends.
+    # These signals reach the whole process group. The first API process decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="mla_router.worker.server")

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and what happens around every handler."""
+"""The HTTP application: its routes and its middlewares."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mla_router.worker.server.state import STATE, ServerState
 
 log = logging.getLogger(__name__)
 
-# The only pages that need no key: what load balancers probe.
+# Load balancers probe these paths without a key.
 OPEN_PATHS = frozenset(route.path for route in ROUTES if not route.needs_key)
 ADMIN_PATHS = frozenset(route.path for route in ROUTES if route.for_admins)
 REQUEST_ID = web.RequestKey("request_id", str)
-CLIENT_CLOSED_REQUEST = 499  # nginx's, as the router's access log has it
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; the router logs the same
 
 
 def make_app(state: ServerState) -> web.Application:
@@ -49,7 +49,7 @@ def make_app(state: ServerState) -> web.Application:
 
 @web.middleware
 async def request_log(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Prints a line for each POST that has ended; outermost, so that it sees the status of errors."""
+    """Logs a line for each POST at its end. The outermost middleware: it sees the status of errors."""
     if request.method != "POST":
         return await handler(request)
     begun, status = time.monotonic(), CLIENT_CLOSED_REQUEST
@@ -65,7 +65,7 @@ async def request_log(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every failure into OpenAI's error shape; outside of all that may fail."""
+    """Converts every failure into OpenAI's error shape."""
     request[REQUEST_ID] = _request_id(request)
     try:
         return await handler(request)
@@ -77,7 +77,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             of_status(error.status, error.reason), status=error.status, headers=kept
         )
     except ConnectionError:
-        # The client has gone while it sent: who reads this is the access log
+        # The client left during its upload. Only the access log sees this status.
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     except Exception:
         log.exception("request %s failed", request[REQUEST_ID])
@@ -86,7 +86,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def authentication(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Denies by default, on the route that was matched and not on the text of the URL."""
+    """Denies by default. It checks the matched route, not the text of the URL."""
     resource = request.match_info.route.resource
     path = "" if resource is None else resource.canonical
     if path not in OPEN_PATHS:
@@ -96,27 +96,27 @@ async def authentication(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def content_type(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A page in a browser can make others' browsers post plain text here, but not JSON."""
+    """Refuses bodies that are not JSON: a foreign web page can make a browser post plain text, but not JSON."""
     if request.can_read_body and "Content-Type" in request.headers:
         kind = request.content_type
         if kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedMediaType("Send the body with Content-Type: application/json")
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise UnsupportedMediaType("Send the body as it is, without Content-Encoding")
+        raise UnsupportedMediaType("Send the body without Content-Encoding")
     return await handler(request)
 
 
 def _request_id(request: web.Request) -> str:
-    """The client's id if it is harmless in logs and headers, else one of ours."""
+    """Returns the client's id if it is safe in logs and headers, else a new one."""
     return trace_of(request.headers) or uuid.uuid4().hex
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "mla-router"  # the library would name every version
+    response.headers["Server"] = "mla-router"  # instead of the library's list of versions
     state = request.app[STATE]
     response.headers["x-mla-worker"] = state.config.name
     if (reading := state.reading()) is not None:
-        # So that each of several routers knows the load of the others.
+        # Several routers in front of one worker learn each other's load from it.
         response.headers["x-mla-requests"] = str(reading.stats.running + reading.stats.waiting)
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]

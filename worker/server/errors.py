@@ -1,16 +1,15 @@
-"""Every way in which a request can be refused, in OpenAI's error shape.
+"""The errors of the API, in OpenAI's error shape.
 
-A message is written for the client: it names the field and the numbers, and never quotes an
-exception, because exceptions carry paths and addresses.
+A message is for the client. It names the field and the limits. It never quotes an exception, because exceptions contain
+paths and addresses.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# The code of an error by which whatever computed the answer has gone: it says nothing about the
-# request. Before the first byte it comes with a 503, later as the last event of a stream. The router
-# knows from it that another worker can answer, or go on with the stream where it broke.
+# The code of errors after the loss of the engine. The request itself is fine: a router sends it to another worker, or
+# continues its stream there. Before the first byte the error has status 503; later it is the last event of the stream.
 ENGINE_DIED = "engine_died"
 
 
@@ -26,7 +25,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """Ends one request with this status. Raised anywhere below a handler."""
+    """Ends one request with `status`."""
 
     status = 500
     type = "internal_server_error"
@@ -50,7 +49,7 @@ class InvalidRequest(ApiError):
 
 
 class InvalidField(InvalidRequest):
-    """The message says which."""
+    """An invalid value of a field. The message names the field."""
 
     def __init__(self, field: str, message: str, *, code: str | None = None) -> None:
         super().__init__(f"{field}: {message}", param=field, code=code)
@@ -86,17 +85,17 @@ class TooManyRequests(ApiError):
 
 
 class Unavailable(ApiError):
-    """The worker cannot take the request now; another one, or this one later, may."""
+    """The worker cannot serve the request now. Another worker may, or the same one later."""
 
     status = 503
     type = "service_unavailable_error"
 
 
 class InternalError(ApiError):
-    """Our fault. The log has the details under the request's id."""
+    """A fault of the server. The log has the details under the request's id."""
 
 
 def of_status(status: int, reason: str) -> ErrorBody:
-    """The same shape for what the HTTP library refuses by itself (404, 405, 413, ...)."""
+    """Returns the body of an error that the HTTP library raises (404, 405, 413, ...)."""
     kind = InvalidRequest.type if status < 500 else ApiError.type
     return ErrorBody(ErrorDetail(reason, kind, None, None))

@@ -1,6 +1,7 @@
-"""POST /start_profile and /stop_profile: traces of the scheduler's steps.
+"""Endpoints that change the worker: /abort_request, /flush_cache, /start_profile, /stop_profile.
 
-The file lies where the operator said, by `--profile-dir`; clients choose only how much to record.
+A profile is a trace of the scheduler's steps. The operator chooses its folder (`--profile-dir`), the client only the
+number of steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE
 
 DEFAULT_STEPS = 100
-MAX_STEPS = 1000  # what they take of memory until they are written grows with them
+MAX_STEPS = 1000  # the trace is in memory until it is written
 
 
 _abort_decoder = msgspec.json.Decoder(AbortRequest)

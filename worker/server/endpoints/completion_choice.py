@@ -1,4 +1,4 @@
-"""One choice of /v1/completions, collected until it is sent: whole, or piece by piece."""
+"""One choice of /v1/completions: collects outputs until they are sent, at once or in chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.text.tokenizer import Tokenizer
 from mla_router.worker.server.validation.details import Details
 
-# Writing the scores of one token takes some microseconds: those of more would hold up the event loop.
+# Formatting the logprobs of a token takes some microseconds. More tokens are formatted in a thread.
 MAX_INLINE_TOKENS = 512
 
 
@@ -30,7 +30,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     matched_stop: str | int | None = None  # SGLang's
     stop_reason: str | int | None = None  # vLLM's
-    # vLLM's; a chunk leaves out those that it has not, a whole answer says null
+    # vLLM's. A missing value is absent in a chunk and null in a complete answer.
     token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType | None = msgspec.UNSET
@@ -38,19 +38,19 @@ class Choice(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of the answers the client wants to see."""
+    """The parts of the answers that the client requests."""
 
     n: int  # answers to each prompt
     details: Details
-    echo: bool  # the prompt, before the answer
-    no_answer: bool  # only the prompt: what is computed behind it is not shown
+    echo: bool  # the text begins with the prompt
+    no_answer: bool  # only the prompt is shown; the generated token is not
 
 
 class Part:
-    """What of a choice has not been sent yet."""
+    """The part of a choice that has not been sent yet."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: Wanted, prompt: list[int], shown: str) -> None:
-        """`shown` is the prompt's text, if it is wanted."""
+        """`shown` is the text of the prompt if the client wants an echo, else empty."""
         self.begun = False  # the client knows of this choice
         self._tokenizer = tokenizer
         self._wanted = wanted
@@ -59,11 +59,11 @@ class Part:
         self._prompt_logprobs: Logprobs | None = None
         self._scorer = CompletionScorer(tokenizer, wanted.details)
         self._text = [shown]
-        self._after: int | None = None  # the prompt's first token, if it is to be shown
+        self._after: int | None = None  # the first token of an echoed prompt; it has no logprob
         self._tokens = ScoredTokens()
         self._token_ids: list[int] = []
         self._finish: Finish | None = None
-        self._sum_logprobs = 0.0  # of all tokens of the answer, also those that do not show
+        self._sum_logprobs = 0.0  # over all tokens of the answer, also those outside the text
         self._num_logprobs = 0
 
     @property
@@ -90,7 +90,7 @@ class Part:
             self._num_logprobs += len(output.logprobs.logprobs)
 
     def skip(self, output: Output) -> None:
-        """Go on behind what the client has been given."""
+        """Takes an output that the client has received already."""
         if self._details.logprobs is not None:
             if self._wanted.echo and not self.begun:
                 self._scorer.skip(self._prompt)
@@ -98,7 +98,7 @@ class Part:
         self._text, self.begun = [], True
 
     async def whole(self, index: int) -> Choice:
-        """The choice from its beginning to its end."""
+        """Returns the complete choice."""
         choice = await self.take(index)
         for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
             if getattr(choice, name) is msgspec.UNSET:
@@ -106,7 +106,7 @@ class Part:
         return choice
 
     async def take(self, index: int) -> Choice:
-        """Everything so far as a choice; begin anew."""
+        """Returns all outputs since the last call as a choice."""
         finish = self._finish or Finish("")
         choice = Choice(
             index,

@@ -34,7 +34,7 @@ MAX_LOGPROBS = 5  # OpenAI's
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer, and each chunk of a stream."""
+    """A response, and each chunk of a stream."""
 
     id: str
     object: str = "text_completion"
@@ -94,13 +94,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def _wanted(body: CompletionRequest) -> tuple[Wanted, int]:
-    """What is to be shown, and how many answers to each prompt are to be computed for it."""
+    """Returns the requested parts, and the number of answers to compute for each prompt."""
     n = 1 if body.n is None else body.n
     computed = n if body.best_of is None else body.best_of
     if body.best_of is not None and not n <= computed <= MAX_PROMPTS:
         raise InvalidField("best_of", f"must be between n, which is {n}, and {MAX_PROMPTS}")
     if computed > n and body.stream:
-        raise InvalidField("best_of", "the best are known only at the end: not with stream")
+        raise InvalidField(
+            "best_of", "cannot be combined with stream: the best are known only at the end"
+        )
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise InvalidField("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
     echo = bool(body.echo)
@@ -145,9 +147,9 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     shared = handler.identity.envelope("cmpl-", model)
     counted, details = body.wants_continuous_usage, wanted.details
-    # Chunks before the last say null, if any says it
+    # If the stream has usage at all, the earlier chunks have null.
     no_usage = None if body.wants_usage else msgspec.UNSET
-    # Chunks differ in their text alone, but for those that begin or end a choice
+    # Most chunks then differ only in their text: all but the first and last ones of a choice.
     uniform = details.logprobs is None and not details.token_ids and not counted
     for output in handler.resumed:
         parts[output.index].skip(output)
@@ -168,7 +170,7 @@ async def _events(
             part = parts[output.index]
             part.add(output)
             marks.add(output.index, output.token_ids)
-            # The first token goes out even if it shows nothing yet: the headers go with it.
+            # The first token is sent even without text, because the headers go out with it.
             if output.text or output.finish or not part.begun:
                 choice = await part.take(output.index)
                 mark = marks.take(output.index, choice.finish_reason)
@@ -178,7 +180,7 @@ async def _events(
                     usage = _usage_of(handler, output.index, wanted) if counted else no_usage
                     events.append(chunk([choice], usage, mark))
         if events:
-            yield b"".join(events)  # in one write, however far the client is behind
+            yield b"".join(events)  # one write, even if the client is far behind
     if body.wants_usage:
         yield chunk([], _usage(handler, wanted))
 

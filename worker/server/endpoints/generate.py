@@ -1,4 +1,4 @@
-"""POST /generate: SGLang's native form. A stream repeats the whole text so far in each event."""
+"""POST /generate: SGLang's native API. Each event of a stream repeats the text so far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     refuse_unsupported(body)
     sampling = _sampling(body, service)
-    # An event repeats the logprobs of all tokens: those that another worker has sampled are not here.
+    # Each event repeats the logprobs of all tokens. This worker does not have those that another worker sampled.
     replay = read_replay(
         request,
         body.continuation,
@@ -46,7 +46,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     prompts, single = await _prompts(body, service)
     start = body.logprob_start_len
     if start is not None and not -1 <= start < min(map(len, prompts)):
-        raise InvalidField("logprob_start_len", "must be -1, or a place within each prompt")
+        raise InvalidField("logprob_start_len", "must be -1, or a position within each prompt")
     handler = RequestHandler(
         service,
         prompts,
@@ -89,7 +89,7 @@ async def _events(
         for output in outputs:
             answers[output.index].add(output)
             marks.add(output.index, output.token_ids)
-        # One event a choice, however many of its tokens have come.
+        # One event for each choice, even if several of its outputs arrived.
         events = []
         for index in dict.fromkeys(output.index for output in outputs):
             finish = answers[index].finish
@@ -107,7 +107,7 @@ def _sampling(body: GenerateRequest, service: Service) -> CheckedSampling:
     scored = bool(body.return_logprob)
     return check_sampling(
         native,
-        # The scheduler knows no request without a token: what is computed behind the prompt is not shown
+        # The scheduler generates at least one token. Without an answer it is not shown.
         max_tokens=1 if body.no_answer else native.max_new_tokens,
         max_tokens_field="sampling_params.max_new_tokens",
         min_tokens=native.min_new_tokens,
@@ -123,7 +123,7 @@ def _sampling(body: GenerateRequest, service: Service) -> CheckedSampling:
 
 
 async def _prompts(body: GenerateRequest, service: Service) -> tuple[list[list[int]], bool]:
-    """The prompts, and whether there was one by itself, and not a list."""
+    """Returns the prompts, and whether the request has a single prompt instead of a list."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidField("text", "give either text or input_ids")
     if body.input_ids is not None:

@@ -1,4 +1,4 @@
-"""What a worker tells about itself, and the two things it can be told to do."""
+"""Endpoints about the worker: health, load, settings, models, metrics."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ async def server_info(request: web.Request) -> web.Response:
     return json_response(
         {
             **config.settings(),
-            # What the settings have led to, where they left it open.
+            # The values chosen for settings that were left open.
             **msgspec.structs.asdict(limits),
             "model_path": str(config.folder),
             "tokenizer_path": str(config.tokenizer_folder),
             "served_model_name": config.model_name,
             "worker_id": config.name,
             "boot_id": state.birth.boot_id,
-            # A router need not hold back requests whose prefix another one is having computed.
+            # The worker itself holds back requests whose prefix another request is computing; a router need not.
             "in_batch_prefix_sharing": True,
             "version": package_version(),
             "uptime_s": time.monotonic() - state.birth.started,
             "scheduler": stats,
-            # SGLang's names and shape: its benchmarks read the first entry.
+            # SGLang's names and form; its benchmarks read the first entry.
             "internal_states": [
                 {
                     **stats,
@@ -66,7 +66,7 @@ async def server_info(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    """As of the scheduler's last heartbeat: cheap enough to be asked often."""
+    """Returns the load at the scheduler's last statistics. Cheap, so it may be polled often."""
     reading = request.app[STATE].reading()
     if reading is None:
         raise Unavailable("The model is loading", code="starting", retry_after=1)

@@ -1,4 +1,4 @@
-"""Log-probabilities: of sampled tokens in OpenAI's two shapes, of prompts in vLLM's."""
+"""Log-probabilities in OpenAI's two forms (chat, completions), and those of prompts in vLLM's form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The lists are aligned. Null: of a prompt's first token, which nothing predicts."""
+    """Aligned lists. The first token of a prompt has null, because no token precedes it."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -42,7 +42,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 class PromptLogprob(msgspec.Struct, frozen=True):
     logprob: float
-    rank: int | None  # 1 is the likeliest; null: behind those that were asked for
+    rank: int | None  # 1 is the most likely; null: beyond the requested number of tokens
     decoded_token: str
 
 
@@ -51,19 +51,20 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 @dataclass(slots=True)
 class ScoredTokens:
-    """The lists are aligned; those of scores are empty if the request wants none."""
+    """Tokens of one choice with their logprobs, collected until they are sent. The lists are aligned; those of logprobs
+    are empty if the request wants none."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top_ids: list[list[int]] = field(default_factory=list)  # of each token, most likely first
+    top_ids: list[list[int]] = field(default_factory=list)  # for each token, most likely first
     top_logprobs: list[list[float]] = field(default_factory=list)
 
     def add(self, output: Output) -> None:
-        """Take the tokens that are part of the text: a stop token is not."""
+        """Takes the tokens of the text. A stop token is not among them."""
         self.extend(output.shown_ids, output.logprobs)
 
     def extend(self, token_ids: Sequence[int], logprobs: Logprobs | None) -> None:
-        """Take `token_ids`; there may be log-probabilities of more tokens than these."""
+        """Takes `token_ids`. `logprobs` may have more tokens."""
         self.token_ids += token_ids
         if logprobs is not None:
             size = len(token_ids)
@@ -90,7 +91,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: ScoredTokens, details: Details) 
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], scores: Logprobs, top: int
 ) -> PromptLogprobs:
-    """Of all tokens of `prompt` but the first, which nothing predicts; `scores` are theirs."""
+    """Returns an entry for each token of `prompt`; None for the first. `scores` belong to the other tokens."""
     places: PromptLogprobs = [None]
     for at, (token, logprob) in enumerate(zip(prompt[1:], scores.logprobs, strict=True)):
         likely = scores.top_ids[at] if scores.top_ids else []
@@ -104,7 +105,7 @@ def prompt_logprobs(
 
 
 class CompletionScorer:
-    """Tokens of one prompt's answer, as they come, to logprobs with their place in the text."""
+    """Writes logprobs in the form of /v1/completions, with the offset of each token in the text."""
 
     def __init__(self, tokenizer: Tokenizer, details: Details) -> None:
         self._name_of = details.name_of(tokenizer)
@@ -113,12 +114,14 @@ class CompletionScorer:
         self._offset = 0
 
     def skip(self, token_ids: Sequence[int]) -> None:
-        """These come first, and were scored elsewhere."""
+        """Skips tokens that come first and have no logprobs here."""
         self._offset += len(self._detokenizer.push(token_ids))
 
     def score(self, tokens: ScoredTokens, *, after: int | None = None) -> CompletionLogprobs:
-        """Of the next tokens, and of `after`, a prompt's first token, if it comes before them.
-        Those that share a character begin where that character does."""
+        """Returns the logprobs of the next tokens. `after`: the first token of a prompt, which precedes them.
+
+        Tokens that share a character have the offset of this character.
+        """
         first = [] if after is None else [after]
         ids = first + tokens.token_ids
         offsets = []
@@ -131,7 +134,8 @@ class CompletionScorer:
         return CompletionLogprobs(names, nothing + tokens.logprobs, offsets, top)
 
     def _likeliest(self, tokens: ScoredTokens, at: int) -> dict[str, float]:
-        """By their names, with the token itself; of those that have the same name, the most likely one."""
+        """Returns the most likely tokens at position `at`, and the sampled one. Of tokens with the same text, the most likely
+        one is returned."""
         logprobs: dict[str, float] = {}
         if self._top:
             ids, values = tokens.top_ids[at][: self._top], tokens.top_logprobs[at]

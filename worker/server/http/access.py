@@ -1,4 +1,4 @@
-"""Who may send a request: its key, or, where none is asked for, the web page that it comes from."""
+"""Access control: API keys, or, without a configured key, the origin of web pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def check_access(config: WorkerConfig, request: web.Request, *, for_admins: bool) -> None:
-    """Raise Unauthorized (401) or Forbidden (403). Paths for admins want the admin's key, if there is one."""
+    """Raises Unauthorized (401) or Forbidden (403). Admin paths need the admin key, if one is configured."""
     keys = [key for key in (config.api_key, config.admin_api_key) if key]
     if for_admins and config.admin_api_key:
         keys = [config.admin_api_key]
@@ -25,20 +25,20 @@ def check_access(config: WorkerConfig, request: web.Request, *, for_admins: bool
         check_page(config, request)
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    # Hashed first: comparing takes the same time however long and however wrong the key is. All are compared.
+    # The digests have one length, and all keys are compared: the time tells nothing about the keys.
     same = [hmac.compare_digest(_digest(given.strip()), _digest(key)) for key in keys]
     if scheme.lower() != "bearer" or not any(same):
         raise Unauthorized("Wrong or missing API key", code="invalid_api_key")
 
 
 def check_page(config: WorkerConfig, request: web.Request) -> None:
-    """Refuse requests that a web page of another site has made its reader's browser send."""
+    """Raises Forbidden for requests that web pages of other sites make a browser send."""
     host = request.headers.get("Host", "")
     name = _name(host)
     if _is_loopback(config.host) and name and not _is_own(name, config.host):
-        # A site's name may come to mean 127.0.0.1 (DNS rebinding): then its pages are of our own origin.
+        # DNS rebinding: if a foreign name resolves to 127.0.0.1, its pages have the worker's own origin.
         raise Forbidden(
-            f"This worker is not addressed as {name[:200]}, but by an address or as localhost",
+            f"The Host {name[:200]} is not allowed; address this worker as localhost or by its IP address",
             code="host_not_allowed",
         )
     origin = request.headers.get("Origin")
@@ -49,14 +49,14 @@ def check_page(config: WorkerConfig, request: web.Request) -> None:
         foreign = request.method not in SAFE and site not in ("none", "same-origin")
     if foreign:
         raise Forbidden(
-            "Web pages of other sites may not send this request; they may use a router, by its "
+            "Web pages of other sites may not send this request; use a router with "
             "--cors-allowed-origins",
             code="origin_not_allowed",
         )
 
 
 def _name(host: str) -> str:
-    """Without the port."""
+    """Returns the host name or address of a Host header, without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".").lower()

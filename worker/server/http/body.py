@@ -1,5 +1,4 @@
-"""The reading of request bodies: bounded in size and in the pauses of their sender, and whether a router has
-signed them."""
+"""Reads request bodies, with limits of size and of pauses, and checks a router's signature."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from mla_router.worker.server.errors import ContentTooLarge, RequestTimeout
 from mla_router.worker.server.http import signature
 from mla_router.worker.server.state import STATE
 
-STALLED_S = 30.0  # without a byte; a slow client may take as long as it likes
+STALLED_S = 30.0  # longest time without a byte; the total time has no limit
 
 
-SIGNED = web.RequestKey("signed", bool)  # by a router that has our key
+SIGNED = web.RequestKey("signed", bool)  # a router signed the request with the worker's key
 
 
 async def read_body(request: web.Request) -> bytes:
-    """All of it. Raises ContentTooLarge (413), and RequestTimeout (408) if it stalls on its way."""
+    """Returns the whole body. Raises ContentTooLarge (413), or RequestTimeout (408) after a long pause."""
     body = await _receive(request)
     key, given = request.app[STATE].config.replay_key, request.headers.get(signature.HEADER)
     if key and given:
@@ -28,7 +27,7 @@ async def read_body(request: web.Request) -> bytes:
 
 async def _receive(request: web.Request) -> bytes:
     if request.content.is_eof():
-        return await request.read()  # all here already, as small ones are: nothing to wait for
+        return await request.read()  # small bodies arrive with the head
     limit = request.app[STATE].config.max_payload_size
     body = bytearray()
     while True:
@@ -36,8 +35,8 @@ async def _receive(request: web.Request) -> bytes:
             chunk = await asyncio.wait_for(request.content.readany(), STALLED_S)
         except (TimeoutError, asyncio.TimeoutError):  # two classes until Python 3.11
             raise RequestTimeout(
-                f"The body stopped after {len(body)} bytes; {STALLED_S:g} seconds is what it may "
-                "pause"
+                f"The body stopped after {len(body)} bytes; it may pause for at most {STALLED_S:g} "
+                "seconds"
             ) from None
         if not chunk:
             return bytes(body)

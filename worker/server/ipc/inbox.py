@@ -1,4 +1,4 @@
-"""Messages of other processes, handled in the event loop as they come."""
+"""Receives messages of other processes in the event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ READS_A_TURN = 16
 
 
 class Inbox(Generic[MessageT]):
-    """Reads a PULL socket by hand and not with zmq.asyncio, whose futures cost more than all else a
-    message costs."""
+    """Reads a PULL socket. zmq.asyncio is not used: its futures cost more than the rest of a message."""
 
     def __init__(
         self,
@@ -26,7 +25,7 @@ class Inbox(Generic[MessageT]):
         decoder: msgspec.msgpack.Decoder[MessageT],
         handle: Callable[[MessageT], None],
     ) -> None:
-        """`handle` gets each message, in the event loop that is running now."""
+        """Calls `handle` with each message, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._decoder = decoder
@@ -39,8 +38,8 @@ class Inbox(Generic[MessageT]):
         self._loop.remove_reader(self._socket.fileno())
 
     def _read(self) -> None:
-        # The descriptor tells once that there is something: all of it must be read now, or the
-        # rest comes only with the next message. In portions, for the handlers to get their turn.
+        # The descriptor is edge-triggered: all messages must be read now. After READS_A_TURN messages the other
+        # callbacks of the event loop get their turn.
         for _ in range(READS_A_TURN):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)

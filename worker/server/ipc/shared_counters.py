@@ -1,7 +1,7 @@
-"""What the server processes of a worker know of each other, in memory that they share.
+"""Counters of all API processes of a worker, in shared memory.
 
-Each has a row of its own, which it alone writes, and all read all rows. So whoever is asked knows the
-sums of what they count at once, however busy the others are, and a count costs no message and no lock.
+Each process writes its own row and reads all rows. So every process can return the sums at once, even if the others are
+busy, and counting needs no message and no lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLOAT_BYTES = 8
 
 
 class Cells:
-    """Some neighbouring float64 of each row."""
+    """Adjacent float64 cells, at the same place in each row."""
 
     __slots__ = ("_rows", "own")
 
@@ -24,16 +24,16 @@ class Cells:
         self.own = rows[own]
 
     def lowest(self) -> float:
-        """Of all rows, the least value of the first cell."""
+        """Returns the minimum of the first cell over all rows."""
         return min(row[0] for row in self._rows)
 
     def totals(self) -> list[float]:
-        """The sum over all rows, of each cell."""
+        """Returns the sum of each cell over all rows."""
         return [sum(cells) for cells in zip(*self._rows, strict=True)]
 
 
 class Count:
-    """One cell that goes up, and down where it says how much there is."""
+    """One cell: a counter or a gauge."""
 
     __slots__ = ("_cells", "_own")
 
@@ -48,25 +48,25 @@ class Count:
         self._own[0] += value
 
     def set(self, value: float) -> None:
-        """What there is in this process."""
+        """Sets the value of this process."""
         self._own[0] = value
 
     @property
     def own(self) -> float:
-        """What there is in this process."""
+        """The value of this process."""
         return self._own[0]
 
     @property
     def total(self) -> float:
-        """What there is in all of them."""
+        """The sum over all processes."""
         return self._cells.totals()[0]
 
 
 class SharedCounters:
-    """Cells are handed out in order: the processes must ask for the same ones in the same order."""
+    """The memory. All processes must allocate the same cells in the same order."""
 
     def __init__(self, descriptor: int, rows: int, own: int) -> None:
-        """The memory behind `descriptor`, of which row `own` is ours."""
+        """Maps the memory of `descriptor`. `own` is the row of this process."""
         self.descriptor = descriptor
         memory = memoryview(mmap.mmap(descriptor, rows * ROW_BYTES))
         self._rows = [

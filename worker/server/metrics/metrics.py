@@ -1,8 +1,7 @@
-"""What /metrics shows, under the names that SGLang's and vLLM's dashboards look for.
+"""The metrics of a worker, under the names of SGLang and vLLM, so that their dashboards work.
 
-Numbers that the scheduler counts are read from its last heartbeat when somebody scrapes; the rest
-is counted here, over all server processes of the worker together. All label values come from the
-configuration or from closed sets, so a client cannot make series.
+The scheduler's numbers come from its last statistics. The others are counted here, over all API processes of the worker.
+All label values come from the configuration or from closed sets: clients cannot create series.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SECONDS_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2
 SECONDS_IN_ALL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 TOKENS = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 
-# What means the same there: each of these is shown under both names.
+# vLLM has a metric with the same meaning: each of these is exported under both names.
 VLLM_NAMES = {
     "sglang:num_running_reqs": "vllm:num_requests_running",
     "sglang:num_queue_reqs": "vllm:num_requests_waiting",
@@ -47,7 +46,7 @@ ENDS = tuple(reason.value for reason in FinishReason)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The scheduler's numbers at one moment."""
+    """The last statistics of the scheduler."""
 
     limits: Ready
     stats: Stats
@@ -55,7 +54,7 @@ class Reading:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens' worth of pages that running requests hold."""
+        """The capacity, in tokens, of the pages that running requests own."""
         stats = self.stats
         pages = stats.total_pages - stats.free_pages - stats.cached_pages
         return pages * self.limits.page_size
@@ -73,8 +72,7 @@ class Metrics:
     def __init__(
         self, model_name: str, reading: Callable[[], Reading | None], counters: SharedCounters
     ) -> None:
-        """`reading` gives the scheduler's last word; None before there is one. What is counted goes
-        to the `shared counters`."""
+        """`reading` returns the scheduler's last statistics, or None before the first ones."""
         self._registry = CollectorRegistry()
         self._registry.register(_SchedulerCollector(model_name, reading))
 
@@ -124,7 +122,7 @@ class Metrics:
         )
 
     def ended(self, reason: str, seconds: float, prompt_tokens: int, generated: int) -> None:
-        """An answer has ended; `reason` is one of `ENDS`. Sizes and times are those of whole ones."""
+        """Counts the end of an answer. `reason` is one of `ENDS`. Sizes and times count only for complete answers."""
         self._ends[reason].inc()
         if reason == FinishReason.ABORT.value:
             self._aborted.inc()
@@ -150,7 +148,7 @@ class _SchedulerCollector:
         self._reading = reading
 
     def describe(self) -> list[Metric]:
-        return []  # there may be nothing to read yet when the registry asks
+        return []  # the registry asks before the first statistics
 
     def collect(self) -> Iterator[Metric]:
         reading = self._reading()
@@ -208,7 +206,7 @@ class _SchedulerCollector:
 
 
 def _under(name: str, family: Metric) -> Metric:
-    """`family` by this name, without the times at which the library made its series."""
+    """Returns `family` under `name`, without the `_created` samples of the library."""
     copy = Metric(name, family.documentation, family.type, family.unit)
     copy.samples = [
         Sample(name + sample.name.removeprefix(family.name), *sample[1:])

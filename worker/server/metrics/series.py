@@ -1,7 +1,7 @@
-"""Counters and histograms for Prometheus that add up over the server processes of a worker.
+"""Prometheus counters and histograms that sum over all API processes of a worker.
 
-The library's own would keep a file of each process on the disk, and take two locks a value, which is much
-where every token of every stream has one.
+The library's own multi-process mode writes a file for each process and takes two locks a value. This is too slow for
+values that every token has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mla_router.worker.server.ipc.shared_counters import SharedCounters
 
 
 class Counter:
-    """One count for each of the series, which are told apart by the values of their labels."""
+    """A counter with one value for each series. A series is a tuple of label values."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts the values of one series."""
+    """A histogram with one series."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Histogram:
         model_name: str,
         buckets: tuple[float, ...],
     ) -> None:
-        """`buckets` are the upper bounds, inclusive and ascending; above them is one more."""
+        """`buckets` are the inclusive upper bounds, ascending. There is one more bucket above them."""
         self._name, self._help, self._model_name = name, help, model_name
         self._bounds = buckets
-        self._cells = counters.cells(len(buckets) + 2)  # the last one is the values' sum
+        self._cells = counters.cells(len(buckets) + 2)  # the last cell is the sum of the values
         self._own = self._cells.own
 
     def observe(self, value: float) -> None:

@@ -1,7 +1,6 @@
-"""The processes that the first server of a worker starts: the scheduler and the other servers.
+"""The processes that the first API process of a worker starts: the scheduler and the extra API processes.
 
-They are in our process group and have our output. None outlives us: each asks the kernel for that itself
-(`worker/child.py`).
+They share its process group and its output. The kernel kills them if it dies (`worker/child.py`).
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ import msgspec
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 from mla_router.worker.server.state import ServerState
 
-SCHEDULER_STOP_S = 1.0  # for the scheduler to leave by itself
-# For the other servers, whose last answers take as long as ours (`serving.py`)
+SCHEDULER_STOP_S = 1.0  # grace period of the scheduler
+# Grace period of the extra API processes, whose last answers take up to ANSWERS_OUT_S (`serving.py`).
 EXTRA_STOP_S = 1.5
 EXTRA = (sys.executable, "-u", "-m", "mla_router.worker.server")
 
 
 class Child:
-    """A running process; `name` is what the log calls it."""
+    """A running process. `name` is for the log."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
         self._process = process
 
     async def wait(self) -> int:
-        """Its exit status, negative for a signal."""
+        """Waits for the end. Returns the exit status; it is negative for a signal."""
         return await self._process.wait()
 
     async def end(self, grace_s: float) -> None:
-        """It was told to leave: kill it if it does not."""
+        """Waits for a process that was told to leave, and kills it after `grace_s`."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), grace_s)
         if self.is_running:
@@ -59,7 +58,7 @@ class Child:
 async def scheduler_process(
     command: Sequence[str], state: ServerState, directory: Path, client: SchedulerClient
 ) -> AsyncIterator[Child]:
-    """The scheduler, by `command` without its flags; surely gone afterwards."""
+    """Runs the scheduler within the block. `command` starts it; the flags are added here."""
     heartbeat = state.heartbeat.descriptor
     flags = [*state.config.to_argv(), f"--parent-pid={os.getpid()}", f"--heartbeat-fd={heartbeat}"]
     flags += ["--ipc-dir", str(directory)]
@@ -79,8 +78,10 @@ async def scheduler_process(
 async def extra_processes(
     state: ServerState, directory: Path, listeners: Sequence[socket]
 ) -> AsyncIterator[list[Child]]:
-    """The other servers, one for each of `listeners`, which are theirs from now on. Whoever leaves has
-    told them to stop; they are surely gone afterwards."""
+    """Runs the extra API processes within the block, one for each of `listeners`, whose ownership they take.
+
+    The caller has to tell them to stop before it leaves the block.
+    """
     children: list[Child] = []
     try:
         for number, listener in enumerate(listeners, 1):

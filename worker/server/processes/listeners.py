@@ -1,4 +1,4 @@
-"""The worker's port, and a socket on it for each of its server processes."""
+"""The worker's port, with one socket for each of its API processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ BACKLOG = 1024
 
 
 def listen(config: WorkerConfig) -> tuple[list[socket.socket], WorkerConfig]:
-    """A socket for each server process, and the config with the port and the number of processes that
-    were left open. OSError if the port cannot be had.
+    """Returns a socket for each API process, and the config with the actual port and number of processes.
 
-    The kernel deals connections out to those that listen. The first does, at once: until then, another
-    program could bind the port, too. The others are bound only, for a process to listen on when it can
-    answer: a connection that was dealt to it before would wait.
+    The first socket listens at once, so that no other program can bind the port. The others are only bound: the kernel
+    distributes connections among all listening sockets, so an extra API process listens when it can answer. Raises OSError
+    if the port is not available.
     """
     count = config.tokenizer_worker_num or default_server_processes(
         config.device, len(os.sched_getaffinity(0))
@@ -32,8 +31,8 @@ def listen(config: WorkerConfig) -> tuple[list[socket.socket], WorkerConfig]:
         first.bind(address)
         listeners = [first]
         if count > 1:
-            # Only now: a socket that had this option before would share the port of any other program of
-            # this user that has it.
+            # After `bind`: with this option set before, the socket could join a port that another program of this
+            # user shares.
             first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         for _ in range(count - 1):
             other = opened.enter_context(socket.socket(family))

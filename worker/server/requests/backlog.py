@@ -1,9 +1,7 @@
-"""How much work may wait in a worker: beyond that a request is refused as it comes, so that another worker can
-have it, or its client comes back later.
+"""Limits of the waiting work in a worker. A request above them gets a 429, so that another worker can take it.
 
-Two bounds. Requests: as many may wait as run at a time, unless --max-queued-requests says otherwise. Seconds: nobody
-is taken behind prompts that take the device longer than --max-queued-seconds, at the speed that the scheduler
-measures. On a GPU the first bound comes first, on a slow device with long prompts the second.
+Requests: --max-queued-requests may wait, by default as many as may run. Seconds: if --max-queued-seconds is set, the
+waiting prompts may not need more device time, at the speed that the scheduler measures.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 def check_backlog(
     config: WorkerConfig, limits: Ready, scheduler: SchedulerClient, requests: int
 ) -> None:
-    """Raises TooManyRequests if there is no room for so many more."""
+    """Raises TooManyRequests if the worker has no room for `requests` more."""
     queued = config.max_queued_requests or limits.max_running_requests
     if scheduler.open_requests + requests > queued + limits.max_running_requests:
         raise TooManyRequests(

@@ -1,4 +1,4 @@
-"""From an answer's text to its reasoning, its content and its tool calls."""
+"""Splits the text of an answer into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
 
 
 class AnswerParser:
-    """Takes an answer's text in pieces; how it was split makes no difference to the result."""
+    """Parses a text that arrives in pieces. The result does not depend on the boundaries of the pieces."""
 
     def __init__(
         self, reasoning: ReasoningSplitter | None, tools: ToolCallParser | None, *, several: bool
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
-        self._several = several  # calls may be made in one answer
+        self._several = several  # an answer may have more than one call
         self._calls = 0
 
     @property
     def held(self) -> int:
-        """The number of characters that are held back."""
+        """The number of characters that the parsers hold back."""
         parsers = (self._reasoning, self._tools)
         return sum(parser.held for parser in parsers if parser is not None)
 
     def push(self, text: str) -> list[Part]:
-        """What is certain by now, in order."""
+        """Takes the next piece of text. Returns the parts that are certain, in order."""
         split: list[Part] = [Content(text)] if text else []
         return self._find_calls(self._reasoning.push(text) if self._reasoning else split)
 
     def finish(self) -> list[Part]:
-        """The text has ended: what was held back."""
+        """Ends the text. Returns the parts that were held back."""
         parts = self._find_calls(self._reasoning.finish()) if self._reasoning else []
         return parts + self._allowed(self._tools.finish()) if self._tools else parts
 
@@ -71,14 +71,14 @@ class AnswerParser:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes reasoning and tool calls; decided once a worker."""
+    """The format in which a model writes reasoning and tool calls."""
 
     tools: ToolFormat | None
     reasons: bool
 
     @classmethod
     def of(cls, tool_call_parser: str, reasoning_parser: str, template: str) -> AnswerFormat:
-        """By the flags of these names; where they say `auto`, by the text of the chat template."""
+        """Returns the format that the two flags name. `auto` detects it in the text of the chat template."""
         tools: ToolFormat | None
         if tool_call_parser == "auto":
             tools = _tool_format_of(template)
@@ -92,7 +92,10 @@ class AnswerFormat:
     def parser(
         self, functions: Collection[str], *, reasoning: bool, inside: bool, several: bool
     ) -> AnswerParser:
-        """For one answer that may call `functions`, and that begins inside its reasoning or not."""
+        """Returns the parser of one answer.
+
+        `functions` are the names that the answer may call; `inside`: the prompt has opened the reasoning already.
+        """
         splitter = ReasoningSplitter(inside=inside) if reasoning and self.reasons else None
         calls = self.tools.parser(functions) if self.tools and functions else None
         return AnswerParser(splitter, calls, several=several)
@@ -101,4 +104,4 @@ class AnswerFormat:
 def _tool_format_of(template: str) -> ToolFormat:
     if deepseek.CALL_BEGIN in template:
         return DEEPSEEK_V3 if "```json" in template else DEEPSEEK_V31
-    return LLAMA3  # what models write of which nothing is known
+    return LLAMA3  # the most common format of models with an unknown template

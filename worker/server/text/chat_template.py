@@ -1,7 +1,6 @@
-"""The model's chat template: from a conversation to the text of a prompt.
+"""Renders a conversation with the model's chat template.
 
-Nothing from the model's folder is executed but this template, in the sandbox that transformers puts
-around it.
+The template is the only program from the model's folder that runs. transformers runs it in Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from mla_router.worker.server.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template renders. Messages and tools are in the form that Hugging Face's templates
-    read, which is OpenAI's but for the arguments of calls: see `ChatTemplate.wants_objects`."""
+    """The input of a template. Messages and tools have OpenAI's form, except for the arguments of calls: see
+    `ChatTemplate.wants_objects`."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True  # end where the assistant's answer begins
-    continue_final_message: bool = False  # end within the last message
-    variables: Mapping[str, Any] = field(default_factory=dict)  # the template's own, by name
+    add_generation_prompt: bool = True  # the prompt ends with the opening of the assistant's answer
+    continue_final_message: bool = False  # the prompt ends within the last message
+    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the template, by name
 
 
 class ChatTemplate:
-    """`tokenizer` is transformers', which holds the template."""
+    """The template of `tokenizer`, a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         template = tokenizer.chat_template
         named = template if isinstance(template, dict) else {"default": template}
-        self.text = "\n".join(text for text in named.values() if text)  # for looking at
-        # Names in a call of the renderer that are not variables of the template.
+        self.text = "\n".join(text for text in named.values() if text)  # for detection of formats
+        # Parameters of the renderer, which a request must not set.
         arguments = inspect.signature(tokenizer.apply_chat_template).parameters
         self.reserved = frozenset(arguments) | {"self", "messages", "conversations"}
         self.wants_objects = self._wants_objects()
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text. Raises InvalidRequest if the template cannot or will not render it."""
+        """Returns the text of the prompt. Raises InvalidRequest if the template fails or refuses."""
         if not self.text:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions", param="messages"
@@ -57,7 +56,7 @@ class ChatTemplate:
                 **conversation.variables,
             )
         except jinja2.TemplateError as error:
-            # What a template raises is its own sentence about the order of roles and the like.
+            # Templates raise errors of their own, for example about the order of roles.
             raise InvalidRequest(f"The chat template says: {error}", param="messages") from None
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
             raise InvalidRequest(
@@ -66,8 +65,10 @@ class ChatTemplate:
         return str(text)
 
     def _wants_objects(self) -> bool:
-        """Whether the template wants the arguments of calls as objects, which it writes as JSON, and
-        not as JSON already. Templates do not tell: so we look what it makes of an object."""
+        """Returns whether the template expects the arguments of calls as objects, and not as JSON strings.
+
+        Templates do not declare this, so the method renders an object and looks for its key.
+        """
         call = {"name": "probe", "arguments": {"probe-key": 1}}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "?"},

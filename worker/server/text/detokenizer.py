@@ -1,4 +1,4 @@
-"""Tokens to text, as they come: UTF-8-safe and in constant time a token."""
+"""Incremental detokenization: whole UTF-8 characters only, in constant time a token."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Collection, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-# A character is at most 4 bytes, so at most 4 tokens. A longer run without a whole character is
-# not text at all; without a bound, the library decodes the whole run again at each token.
+# A character has at most 4 bytes, so at most 4 tokens. A longer run without a whole character is not text. Without
+# this limit the library would decode the whole run again at each token.
 MAX_HELD_TOKENS = 32
-TAIL_TOKENS = 3  # tokens that can still be the beginning of a character
+TAIL_TOKENS = 3  # the most tokens of an incomplete character
 
 
 class Detokenizer:
-    """Turns the token ids of one request into text.
+    """Converts the token ids of one choice to text.
 
-    Bytes that do not yet make a character are held back. The pieces add up to what decoding all
-    ids at once gives. Special tokens are left out.
+    It holds back the bytes of incomplete characters. The pieces add up to the text of all ids decoded at once. The tokens
+    in `hidden` have no text.
     """
 
     __slots__ = ("_context", "_hidden", "_pending", "_stream", "_tokenizer")
@@ -26,11 +26,11 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._stream = DecodeStream(skip_special_tokens=False)
-        self._context: list[int] = []  # the tokens of the last piece: some decoders look back
-        self._pending: list[int] = []  # tokens since then, held back
+        self._context: list[int] = []  # tokens of the last piece; some decoders depend on them
+        self._pending: list[int] = []  # later tokens, held back
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take the next tokens and return the text that is certain by now."""
+        """Takes the next tokens. Returns the text that is certain."""
         text = ""
         for token in token_ids:
             if token in self._hidden:
@@ -39,7 +39,7 @@ class Detokenizer:
             try:
                 piece = self._stream.step(self._tokenizer, token)
             except Exception:  # noqa: BLE001 (the library raises nothing more precise)
-                # Tokens of single bytes: those that were text are broken beside what has come now
+                # Tokens of single bytes: the held ones cannot become a character together with this token.
                 text += self._begin_anew(len(self._pending))
                 continue
             if piece is not None:
@@ -50,7 +50,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """No more tokens will come: the text of those held back, with U+FFFD for broken bytes."""
+        """Ends the text. Returns the text that was held back, with U+FFFD for incomplete characters."""
         text = self._held_text()
         self._pending = []
         return text
@@ -63,12 +63,12 @@ class Detokenizer:
         return both[len(before) :]
 
     def _begin_anew(self, taken: int) -> str:
-        """The first `taken` of the tokens held back are text as they are, and the others are looked at again."""
+        """Returns the text of the first `taken` held tokens, and pushes the others again."""
         rest = self._pending[taken:]
         del self._pending[taken:]
         text = self._held_text()
         self._context, self._pending = self._pending, []
-        # The stream takes what it begins with for text only if that is whole
+        # The library treats the initial tokens of a stream as text only if they are whole characters.
         is_whole = not self._tokenizer.decode(self._context, skip_special_tokens=False).endswith(
             "\ufffd"
         )

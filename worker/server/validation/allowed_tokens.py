@@ -1,4 +1,4 @@
-"""vLLM's `allowed_token_ids`: the only tokens that an answer is made of, its end included."""
+"""vLLM's `allowed_token_ids`: the model draws no other tokens, not even to end the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mla_router.worker.server.errors import InvalidField, InvalidRequest
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
     ids: frozenset[int]
-    bits: bytes  # see `SamplingParams.allowed`
-    field: str  # where the client has written them, for error messages
+    bits: bytes  # bitmask of `ids`, see `SamplingParams.allowed`
+    field: str  # the client's field, for error messages
 
     @classmethod
     def read(cls, ids: list[int] | None, vocab_size: int, field: str) -> AllowedTokens | None:
-        """None: all tokens are allowed. Raises InvalidField."""
+        """Returns None if all tokens are allowed. Raises InvalidField."""
         if ids is None:
             return None
         if not 1 <= len(ids) <= vocab_size:
@@ -29,5 +29,5 @@ class AllowedTokens:
         return cls(frozenset(ids), np.packbits(is_allowed, bitorder="little").tobytes(), field)
 
     def refused(self, reason: str) -> InvalidRequest:
-        """The error that says why these tokens make no answer."""
+        """Returns the error for a client whose tokens cannot form an answer."""
         return InvalidField(self.field, reason)

@@ -1,7 +1,7 @@
-"""The grammar that an answer must be a sentence of, and the field that asked for it.
+"""The grammar of an answer, and the request field that contains it.
 
-A grammar is checked here as far as that is cheap. Whether it is a good one is known when it is compiled, in a
-process of its own (`worker/grammar`); the error then comes back under the name of the field.
+This module makes the cheap checks. The grammar is compiled later in a process of its own (`worker/grammar`); an error
+from there names the field, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_SOURCE = 256 << 10  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Raises InvalidRequest if it is too large."""
+    """A grammar from the client. Raises InvalidRequest if it is too large."""
 
     grammar: Grammar
-    field: str  # where the client has written it, for error messages
+    field: str  # the client's field, for error messages
 
     def __post_init__(self) -> None:
         size = len(self.grammar.source.encode())
@@ -31,12 +31,12 @@ class Constraint:
             raise self.refused(f"has {size} bytes, more than {MAX_SOURCE}")
 
     def refused(self, reason: str) -> InvalidRequest:
-        """The error that says what is wrong with the grammar."""
+        """Returns the error for a wrong grammar."""
         return InvalidField(self.field, reason, code="invalid_grammar")
 
     @property
     def format(self) -> dict[str, Any]:
-        """The grammar as a part of a structural tag. Raises InvalidRequest if it is no JSON."""
+        """The grammar as a format of xgrammar's structural tags. Raises InvalidRequest for invalid JSON."""
         kind, source = self.grammar.kind, self.grammar.source
         match kind:
             case "json_schema":
@@ -56,29 +56,29 @@ class Constraint:
             raise self.refused("not valid JSON") from None
 
     def after(self, marker: str) -> Constraint:
-        """Any text up to `marker` first: a model that thinks does so before it answers."""
+        """Returns the constraint that allows any text up to `marker` before the grammar: the reasoning of the model."""
         thoughts = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": marker}
         elements = [thoughts, {"type": "regex", "pattern": r"\s{0,4}"}, self.format]
         return structural_tag({"type": "sequence", "elements": elements}, self.field)
 
 
 def structural_tag(format: dict[str, Any], field: str) -> Constraint:
-    """By xgrammar's language for texts made of parts: see `xgrammar.structural_tag`."""
+    """Returns the constraint of a format in xgrammar's language of structural tags (`xgrammar.structural_tag`)."""
     tag = {"type": "structural_tag", "format": format}
     return Constraint(_grammar("structural_tag", tag, field), field)
 
 
 def of_schema(schema: Any, field: str) -> Constraint:
-    """JSON of `schema`, which is a schema or a string with one."""
+    """Returns the constraint of JSON by `schema`: a schema, or a string that contains one."""
     return Constraint(_grammar("json_schema", schema, field), field)
 
 
 def of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
-    """Raises InvalidRequest if it is neither in SGLang's form nor in xgrammar's."""
+    """Returns the constraint of a tag in SGLang's or xgrammar's form. Raises InvalidRequest for other forms."""
     if tag.format is not None and tag.structures is None and tag.triggers is None:
         return structural_tag(tag.format, field)
     if tag.format is not None or not tag.structures or not tag.triggers:
-        raise InvalidField(field, "a structural_tag has structures and triggers, or a format")
+        raise InvalidField(field, "a structural_tag needs structures and triggers, or a format")
     tags = [
         {
             "begin": structure.begin,
@@ -94,7 +94,7 @@ def of_tag(tag: StructuralTagFormat, field: str) -> Constraint:
 
 
 def of_tag_text(value: str | dict[str, Any], field: str) -> Constraint:
-    """The same of a tag that is not parsed yet, or is a string with JSON in it."""
+    """Returns the constraint of a tag that is a JSON object or a string with JSON. Raises InvalidRequest."""
     try:
         text = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
         tag = _tag_decoder.decode(text)

@@ -1,4 +1,4 @@
-"""The fields that ask for a grammar: OpenAI's, SGLang's and vLLM's. At most one of them may be given."""
+"""The request fields with a grammar: OpenAI's, SGLang's and vLLM's. A request may have one of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ ANY_JSON = "{}"
 def read_constraint(
     fields: SamplingFields, response_format: ResponseFormat | None, prefix: str = ""
 ) -> Constraint | None:
-    """Raises InvalidRequest, naming the field. `prefix` is where `fields` lie in the body."""
+    """Returns the constraint of a request, or None. `prefix` is the path of `fields` in the body.
+
+    Raises InvalidRequest, which names the field.
+    """
     found = [
         *_of_format(response_format),
         *_of_sglang(fields, prefix),
@@ -53,7 +56,7 @@ def _of_format(format: ResponseFormat | None) -> Iterator[Constraint]:
 
 
 def _of_sglang(fields: SamplingFields, prefix: str) -> Iterator[Constraint]:
-    """Empty strings ask for nothing, as SGLang has it."""
+    """Yields the constraints of SGLang's fields. Empty strings count as missing, as in SGLang."""
     if fields.json_schema is not None:
         yield of_schema(fields.json_schema, prefix + "json_schema")
     if fields.regex:
@@ -65,8 +68,10 @@ def _of_sglang(fields: SamplingFields, prefix: str) -> Iterator[Constraint]:
 
 
 def _of_vllm(fields: SamplingFields, prefix: str) -> list[Constraint]:
-    """One constraint for each kind that is asked for; the caller allows one. Raises InvalidRequest, naming the
-    field."""
+    """Returns the constraints of vLLM's fields: `structured_outputs`, and the older `guided_...`.
+
+    Raises InvalidRequest, which names the field.
+    """
     guided = StructuredOutputs(
         json=fields.guided_json,
         regex=fields.guided_regex,

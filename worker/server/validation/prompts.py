@@ -1,4 +1,4 @@
-"""Prompts as clients write them - text or token ids, one or several - to lists of token ids."""
+"""Converts the prompts of a request (text or token ids, one or several) to lists of token ids."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ async def read_prompts(
     *,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """`prompt` is a string, a list of strings, a list of ids, or a list of lists of ids."""
+    """Returns one list of token ids for each prompt. Raises InvalidField.
+
+    `prompt` is a string, a list of strings, a list of ids, or a list of lists of ids.
+    """
     if prompt is None:
         raise InvalidField(field, "must be given")
     items: PromptItems = [prompt] if isinstance(prompt, str) else prompt
     if items and all(isinstance(item, int) for item in items):
         items = [cast("list[int]", items)]
-    # Counted before anything is tokenized: the cost of a request must be bounded first.
+    # Before the first prompt is tokenized: this bounds the cost of a request.
     if not 1 <= len(items) <= MAX_PROMPTS:
         raise InvalidField(field, f"give 1 to {MAX_PROMPTS} prompts")
     context_length = service.limits.context_length
@@ -49,7 +52,7 @@ async def read_prompts(
 
 
 def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
-    """An id beyond the vocabulary would read past the embedding table, for the whole batch."""
+    """Raises InvalidField for ids outside the vocabulary. They would fail the step of the whole batch."""
     if not ids:
         raise InvalidField(field, "a prompt must have at least one token")
     if min(ids) < 0 or max(ids) >= vocab_size:
@@ -60,8 +63,8 @@ def check_ids(ids: list[int], vocab_size: int, field: str) -> None:
 class Truncation:
     """vLLM's truncate_prompt_tokens and truncation_side. Raises InvalidField."""
 
-    most: int | None  # tokens that are kept; -1: as many as leave room for the answer
-    side: Literal["left", "right"] | None = None  # where the others are dropped; left if null
+    most: int | None  # number of tokens that stay; -1: all that leave room for the answer
+    side: Literal["left", "right"] | None = None  # the end that is cut off; default left
 
     def __post_init__(self) -> None:
         if self.most is not None and self.most != -1 and self.most < 1:
@@ -78,11 +81,13 @@ class Truncation:
 
 
 def cache_key(cache_salt: str | None, extra_key: str | None) -> str:
-    """One key of vLLM's field and SGLang's. Whoever gives both shares only with those who give the same two.
-    Raises InvalidField."""
+    """Returns the key of the prefix cache: requests share cached prefixes only within one key.
+
+    `cache_salt` is vLLM's field, `extra_key` is SGLang's. Raises InvalidField.
+    """
     salt, extra = cache_salt or "", extra_key or ""
     for field, value in (("cache_salt", salt), ("extra_key", extra)):
         if len(value) > MAX_KEY_LENGTH:
             raise InvalidField(field, f"at most {MAX_KEY_LENGTH} characters")
-    # The length tells where the salt ends: "ab" and "c" are not "a" and "bc".
+    # The length marks the end of the salt: "ab" and "c" differ from "a" and "bc".
     return f"{len(salt)}:{salt}{extra}" if extra else salt
