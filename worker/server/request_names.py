@@ -1,7 +1,7 @@
-"""The names under which clients may abort what runs.
+"""The names by which clients may abort their requests.
 
-Inside, a request goes by an id of ours that nobody can choose: a name from a client must never
-reach another client's request. Here its own name is looked up, whole and exactly.
+Inside the worker a request has a random id, so that a client's name never reaches another client's request. This module
+maps names to these ids. A name must match exactly.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.ipc.peers import Peers
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
 
-PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # how the OpenAI endpoints show our ids
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")  # of the ids in answers of the OpenAI endpoints
 
 
 MAX_LENGTH = 256
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # harmless in logs and headers
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # safe in logs and headers
 
 
 def name_is_taken() -> InvalidRequest:
@@ -28,7 +28,7 @@ def name_is_taken() -> InvalidRequest:
 
 
 def check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | None:
-    """A name for all that is asked for, or one for each. Raises InvalidField."""
+    """Returns the checked `rid`: one name for the request, or one for each choice. Raises InvalidField."""
     if rid is None:
         return None
     names = [rid] if isinstance(rid, str) else rid
@@ -40,7 +40,7 @@ def check_rid(rid: str | list[str] | None, choices: int) -> str | list[str] | No
 
 
 def trace_of(headers: Mapping[str, str], request_id: str | None = None) -> str | None:
-    """What the client calls this request in its logs: vLLM's body field, or the header. Raises InvalidField."""
+    """Returns the client's own id of the request: vLLM's body field or X-Request-Id. Raises InvalidField."""
     if request_id is not None and not SANE_ID.fullmatch(request_id):
         raise InvalidField("request_id", "1 to 128 letters, digits and characters of `._:-`")
     given = headers.get("X-Request-Id", "")
@@ -49,11 +49,11 @@ def trace_of(headers: Mapping[str, str], request_id: str | None = None) -> str |
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one HTTP request. Each says what it is a name of: some of the scheduler's ids."""
+    """The names of one HTTP request, with the ids that the scheduler uses."""
 
-    own: Mapping[str, list[str]]  # of no other request
-    trace: str | None = None  # the client's X-Request-Id: others may have the same
-    rids: Sequence[str] = field(default_factory=list)  # that `trace` names: all of them
+    own: Mapping[str, list[str]]  # unique names; each names some of the ids
+    trace: str | None = None  # the client's X-Request-Id; other requests may have the same
+    rids: Sequence[str] = field(default_factory=list)  # all ids, which `trace` names
 
 
 class RequestNames:
@@ -71,7 +71,7 @@ class RequestNames:
 
     def remove(self, names: Names) -> None:
         for name, rids in names.own.items():
-            if self._rids.get(name) is rids:  # else another one has replaced it
+            if self._rids.get(name) is rids:  # else a continued stream has replaced it
                 del self._rids[name]
         if names.trace is not None:
             same = self._traces[names.trace]
@@ -83,7 +83,7 @@ class RequestNames:
         return name in self._rids
 
     def find(self, name: str) -> list[str]:
-        """The scheduler's ids of the requests called `name`; none if they have ended."""
+        """Returns the scheduler's ids of the requests named `name`; an empty list if they have ended."""
         plain = [name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)]
         for spelled in (name, *plain):
             if spelled in self._rids:
@@ -100,11 +100,11 @@ class NamedRequests:
         self._here = RequestNames()
 
     async def add(self, names: Names, *, replace: bool = False) -> None:
-        """As `RequestNames.add`; in all processes together, a name is used once."""
+        """Adds names that are unique over all API processes. `replace`: the names may exist. Raises InvalidField."""
         self._here.add(names, replace=replace)
         if replace or len(names.own) == 1:
-            return  # a lone name is an id of ours, which nobody else has
-        # Taken here before the others are asked: of two that come at the same time, at most one stays.
+            return  # a single name is a random id of this process
+            # Added here before the other processes are asked: of two simultaneous requests at most one succeeds.
         try:
             if any(await self._peers.ask_all(HasName(list(names.own)))):
                 raise name_is_taken()
@@ -116,15 +116,15 @@ class NamedRequests:
         self._here.remove(names)
 
     async def abort(self, name: str) -> int:
-        """End the request called `name`; returns how many answers to it were running."""
+        """Aborts the requests named `name`. Returns the number of running choices."""
         return self._abort_here(name) + sum(await self._peers.ask_all(AbortName(name)))
 
     async def abort_all(self) -> int:
-        """End every request; returns how many answers were running."""
+        """Aborts all requests of the worker. Returns the number of running choices."""
         return self._scheduler.abort_all() + sum(await self._peers.ask_all(AbortAll()))
 
     async def answer(self, question: Question) -> int:
-        """What other processes ask about requests."""
+        """Answers a question of another process."""
         match question:
             case HasName(names):
                 return int(any(name in self._here for name in names))
@@ -137,5 +137,5 @@ class NamedRequests:
                 return 0
 
     def _abort_here(self, name: str) -> int:
-        # One by one and by exact name: nothing that a client sends can match another's request.
+        # By exact name only: a client cannot match another client's request.
         return sum(self._scheduler.abort(rid, tell_reader=True) for rid in self._here.find(name))

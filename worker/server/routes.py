@@ -1,4 +1,4 @@
-"""Every path that a worker answers, once: the application and its OpenAPI document are made of it."""
+"""The table of all routes. The application and its OpenAPI document are made from it."""
 
 from __future__ import annotations
 

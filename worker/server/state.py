@@ -1,4 +1,4 @@
-"""What the handlers share: the worker's settings and, once it is ready, the means to serve."""
+"""The state that all handlers share: settings, and the service once the scheduler is ready."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from mla_router.worker.server.request_names import NamedRequests
 from mla_router.worker.server.text.answer import AnswerFormat
 from mla_router.worker.server.text.tokenizer import Tokenizer
 
-DEFAULT_MODEL = "default"  # SGLang's clients write it where they mean the only one
+DEFAULT_MODEL = "default"  # SGLang's clients use it for the only model
 
 
 def fingerprint_of(config: WorkerConfig, limits: Ready) -> str:
-    """OpenAI's system_fingerprint: equal where the same model is computed the same way."""
+    """Returns OpenAI's system_fingerprint: equal for the same model, device, dtype and attention backend."""
     parts = (config.model_name, limits.device, limits.dtype, limits.attention_backend)
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """All that answering a request takes. Exists once the scheduler is ready."""
+    """The objects that serve requests. It exists once the scheduler is ready."""
 
     config: WorkerConfig
     limits: Ready
@@ -45,9 +45,9 @@ class Service:
     fingerprint: str  # see `fingerprint_of`
 
     def check_model(self, name: str | None) -> str:
-        """The model's name for the answer: as the client wrote it, if it wrote one that means the model.
+        """Returns the model's name for the answer: the client's spelling, or the served name.
 
-        One model is served, so it need not be named. Raises NotFound.
+        The worker serves one model, so a request may omit it. Raises NotFound.
         """
         config = self.config
         if not name or name == DEFAULT_MODEL:
@@ -62,7 +62,7 @@ class Service:
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """What all server processes of a worker have in common."""
+    """The start of a worker, the same in all its API processes."""
 
     boot_id: str
     created: int  # seconds since 1970
@@ -79,7 +79,7 @@ class ServerState:
     birth: Birth = field(default_factory=Birth.now)
     counters: SharedCounters = field(default_factory=SharedCounters.create)
     heartbeat: Heartbeat = field(default_factory=Heartbeat.create)
-    service: Service | None = None  # None while the weights are loading
+    service: Service | None = None  # None until the weights are loaded
     draining: bool = False
     shared: Shared = field(init=False)
     metrics: Metrics = field(init=False)
@@ -92,8 +92,7 @@ class ServerState:
 
     @property
     def complete(self) -> bool:
-        """All server processes of the worker serve. They all know at once: /health does not say so here
-        and deny it there."""
+        """Whether all API processes serve. All of them see it at the same time, so that /health does not differ."""
         return self.shared.complete.total > 0
 
     def ready(self) -> Service:
@@ -102,14 +101,14 @@ class ServerState:
         return self.service
 
     def accepting(self) -> Service:
-        """The service, for a request that begins to generate."""
+        """Returns the service for a new generation. Raises Unavailable."""
         if self.draining:
             raise Unavailable("This worker is shutting down", code="draining", retry_after=1)
         return self.ready()
 
     def healthy(self) -> bool:
-        """A stuck scheduler is not healthy, however well HTTP answers: one whose heartbeat has stopped, or a server
-        process that hears no heartbeats."""
+        """Returns whether the worker makes progress: the heartbeat of the scheduler changes, and every API process receives
+        statistics."""
         return (
             self.service is not None
             and self.complete
@@ -119,13 +118,13 @@ class ServerState:
         )
 
     def last_step_age(self) -> float:
-        """Seconds since the scheduler was last seen to make progress."""
+        """Returns the seconds since the last observed progress of the scheduler."""
         if self.heartbeat.pid or self.service is None:
             return self.heartbeat.age
         return self.service.scheduler.heartbeat_age()
 
     def reading(self) -> Reading | None:
-        """The scheduler's last word; None before there is one."""
+        """Returns the scheduler's last statistics; None before the first ones."""
         if self.service is None or self.service.scheduler.last_stats is None:
             return None
         scheduler = self.service.scheduler

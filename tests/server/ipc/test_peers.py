@@ -91,14 +91,14 @@ def test_a_meeting_is_of_all_again_and_again() -> None:
 
         async def walk(name: str) -> None:
             for stage in range(50):
-                await meeting.attend()
+                await meeting.wait()
                 passed.append((stage, name))
 
         await asyncio.gather(*map(walk, "abc"))
         assert [stage for stage, _ in passed] == sorted(stage for stage, _ in passed)
         alone = Barrier(1)
-        await alone.attend()
-        await alone.attend()
+        await alone.wait()
+        await alone.wait()
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""One answer of /generate in SGLang's shape, collected as it grows."""
+"""One choice of /generate in SGLang's form, which grows with each output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from mla_router.worker.server.requests.choice import Finish, Output
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.text.tokenizer import Tokenizer
 
-# Logprob, token id, and the token's text if it is wanted. Nothing predicts the first of a prompt's
-# tokens that are scored: it has none.
+# Logprob, token id, and the token's text if requested. The first logged token of a prompt has no logprob.
 Scored = tuple[float | None, int, str | None]
 Top = list[Scored] | None
 
@@ -29,23 +28,23 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
     output_token_logprobs: list[Scored] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[Top] | msgspec.UnsetType = msgspec.UNSET
-    e2e_latency: float | msgspec.UnsetType = msgspec.UNSET  # seconds; of a whole answer
+    e2e_latency: float | msgspec.UnsetType = msgspec.UNSET  # seconds; only in a complete answer
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer so far: each event of a stream repeats what was before."""
+    """The answer so far. Each event of a stream repeats the earlier text."""
 
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: int | msgspec.UnsetType = msgspec.UNSET  # in a stream of several
+    index: int | msgspec.UnsetType = msgspec.UNSET  # only in a stream of several choices
 
 
 class ScoredList:
-    """Tokens with their logprobs, and with those of the likeliest in their places."""
+    """Tokens with their logprobs and the most likely tokens at each position."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer` writes the tokens' texts, if they are wanted."""
+        """`tokenizer` writes the texts of tokens; None: no texts."""
         self._tokenizer = tokenizer
         self.tokens: list[Scored] = []
         self.top: list[Top] = []
@@ -73,7 +72,7 @@ class GrowingAnswer:
         token_texts: bool,
         no_answer: bool,
     ) -> None:
-        """`begun` is when the request came, by the monotonic clock. `no_answer`: only the prompt is shown."""
+        """`begun` is the monotonic time of the request. `no_answer`: only the prompt is shown."""
         self._handler = handler
         self._index = index
         self._begun = begun

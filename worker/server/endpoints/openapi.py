@@ -1,7 +1,7 @@
-"""GET /openapi.json: the routes as an OpenAPI 3.2 document, from the types that check the bodies.
+"""GET /openapi.json: an OpenAPI 3.2 document of the routes, made from the types of their bodies.
 
-Limits that depend on the model or on other fields are not in the types, so a body that fits the
-document can still be answered by a 400.
+The types do not contain limits that depend on the model or on other fields. So a body that fits the document may still
+get a 400.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mla_router.worker.server.http.json_response import json_response
 from mla_router.worker.server.http.route import ROUTED, Route
 
 REFERENCE = "#/components/schemas/{name}"
-_PATTERN = re.compile(r"\{(\w+):[^}]+\}")  # how the HTTP library writes the form of a parameter
+_PATTERN = re.compile(r"\{(\w+):[^}]+\}")  # a parameter with its pattern, in aiohttp's syntax
 
 
 async def openapi(request: web.Request) -> web.Response:
@@ -78,7 +78,7 @@ def _operation(route: Route, path: str, of_type: dict[Any, Any]) -> dict[str, An
 
 
 def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
-    """A server-sent event: a piece of the answer, why there will be no more, or its end."""
+    """Returns the schema of a server-sent event: a chunk, an error, or the end."""
     data = [
         {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
         for schema in (chunk, error)
@@ -88,7 +88,7 @@ def _event(chunk: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_refused(component: dict[str, Any]) -> None:
-    """Fields of no type are read only to be refused (`schema/unsupported.py`)."""
+    """Removes the fields without a type: the server reads them only to refuse them (`schema/unsupported.py`)."""
     properties = component.get("properties", {})
     for name in [name for name in properties if set(properties[name]) <= {"default"}]:
         del properties[name]

@@ -1,4 +1,4 @@
-"""Answers whole, as JSON."""
+"""JSON responses."""
 
 from __future__ import annotations
 

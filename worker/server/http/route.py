@@ -1,4 +1,4 @@
-"""One path that a worker answers."""
+"""The type of a route."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    body: Any = None  # type of the request's body; None: it has none
-    answer: Any = dict[str, Any]  # type of the answer's body, if it is JSON
-    chunk: Any = None  # type of a streamed answer's events, if it can be streamed
+    body: Any = None  # type of the request body; None: no body
+    answer: Any = dict[str, Any]  # type of a JSON response
+    chunk: Any = None  # type of the events of a stream; None: no streams
     needs_key: bool = True
-    for_admins: bool = False  # changes the worker for everybody: the admin's key, if there is one
+    for_admins: bool = False  # needs the admin key, if one is configured
 
 
 ROUTED = web.AppKey("routed", tuple[Route, ...])  # all of them

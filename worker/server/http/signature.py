@@ -1,8 +1,7 @@
-"""Proof that a request was written by a router which shares a key with this worker.
+"""The signature of a router that shares a key with this worker.
 
-The router signs the requests by which it continues a broken stream. A client's word there would put
-text into another's answer, or take its id. The signature covers the target and the whole body, so that it is
-good for this one request.
+The router signs the requests that continue a broken stream. Without it a client could put text into an answer, or take
+another answer's id. The signature covers the target and the whole body, so it is valid for this request only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ HEADER = "x-mla-signature"
 
 
 def sign(key: str, target: str, body: bytes) -> str:
-    """HMAC-SHA256 in hexadecimal; `target` is the path with its query, as it is sent."""
+    """Returns the HMAC-SHA256 in hexadecimal. `target` is the path with its query, as sent."""
     return hmac.new(key.encode(), target.encode() + b"\n" + body, hashlib.sha256).hexdigest()
 
 

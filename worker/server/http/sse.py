@@ -1,8 +1,7 @@
-"""Answers as a stream of server-sent events.
+"""Streams of server-sent events.
 
-The status line of a stream goes out with its first event, so that an error before the first token
-still gets its own status. Once a stream has begun, an error is an event of its own, and `[DONE]`
-never follows it: a client can tell a broken answer from a complete one.
+The status line goes out with the first event, so that an error before the first token has its own status. Later an error
+is an event, and `[DONE]` never follows it: a client can tell a broken answer from a complete one.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ log = logging.getLogger(__name__)
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # proxies such as nginx hold streams back otherwise
+    "X-Accel-Buffering": "no",  # or proxies such as nginx buffer the stream
 }
 DONE = b"data: [DONE]\n\n"
 HOLE = "\0"
 
 
 def event(body: msgspec.Struct | dict[str, Any], before: bytes = b"") -> bytes:
-    """`before` are lines that go before the data: marks for a router, or the event's name."""
+    """Returns one event. `before` has lines before the data: a router's marks, or the name of the event."""
     return b"%bdata: %b\n\n" % (before, encode(body))
 
 
 class TextEvent:
-    """Events that differ in one string alone, encoded but for that: most of a stream."""
+    """Encodes events that differ only in one string. Most events of a stream do."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, body: msgspec.Struct) -> None:
-        """`body` has HOLE where the string goes, and nowhere else."""
+        """`body` has HOLE in place of the string, and nowhere else."""
         self._before, self._after = event(body).split(encode(HOLE))
 
     def of(self, text: str, before: bytes = b"") -> bytes:
-        """The same as `event`, for a body that has `text` there."""
+        """Returns the event with `text` in place of HOLE."""
         return b"%b%b%b%b" % (before, self._before, encode(text), self._after)
 
 
@@ -54,9 +53,8 @@ async def stream(
     *,
     done: bytes = DONE,
 ) -> web.StreamResponse:
-    """Send `events` as they come, and `done` if none was missing; `headers` is asked when the first
-    one is there."""
-    first = await anext(events, b"")  # none, if only the end of a broken stream was missing
+    """Sends `events`, and `done` after a complete answer. `headers` is called when the first event exists."""
+    first = await anext(events, b"")  # empty if a broken stream lacked only its end
     response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
     await response.prepare(request)
     await response.write(first)

@@ -1,4 +1,4 @@
-"""--stream-interval: several tokens of an answer come as one piece, which costs server and client less."""
+"""Mailboxes: the deltas of a request on their way from the scheduler to its handler."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from mla_router.worker.server.errors import ApiError
 
 
 class Mailbox:
-    """What one HTTP request waits on: the deltas of its prompts, in the order of arrival.
+    """The deltas of one HTTP request, in order of arrival.
 
-    Deltas pile up while the reader is busy, for instance because its client is slow, and are then
-    taken together: however far behind it is, it costs one wake-up.
+    Deltas collect while the reader is busy, for instance with a slow client. The reader takes all of them in one wake-up.
     """
 
     __slots__ = ("_error", "_items", "_waiter")
@@ -33,7 +32,8 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, Delta]]:
-        """All that has come since the last call, at least one. One reader at a time."""
+        """Waits for deltas and returns all since the last call, with their indices. For one reader. Raises ApiError after
+        `fail`."""
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -55,15 +55,15 @@ def make_mailbox(interval: int) -> Mailbox:
 
 
 class IntervalMailbox(Mailbox):
-    """Wakes its reader for the first delta of a prompt, for its last, and for every `interval` tokens
-    between; then it has one delta a prompt."""
+    """The mailbox of --stream-interval. It wakes its reader for the first and the last delta of a choice, and for every
+    `interval` tokens between. It merges the deltas of each choice into one."""
 
     __slots__ = ("_held", "_interval", "_is_due")
 
     def __init__(self, interval: int) -> None:
         super().__init__()
         self._interval = interval
-        self._held: dict[int, int] = {}  # tokens since the last that were taken, by prompt
+        self._held: dict[int, int] = {}  # tokens since the last `take`, by choice
         self._is_due = False
 
     def put(self, index: int, delta: Delta) -> None:
@@ -91,7 +91,7 @@ class IntervalMailbox(Mailbox):
 
 
 def merge(deltas: list[Delta]) -> Delta:
-    """Deltas of one request that follow each other, as one."""
+    """Merges consecutive deltas of one choice."""
     first, last = deltas[0], deltas[-1]
     if first is last:
         return first

@@ -1,7 +1,7 @@
-"""The server processes of a worker among themselves: questions, and answers that are numbers.
+"""Messages between the API processes of a worker: questions, and integers as answers.
 
-Each has a socket on which it hears the others. There is little to say: what is counted lies on the
-counters, and what is computed comes from the scheduler.
+Each process receives on one socket. There are few messages: sums are in the shared counters, and tokens come from the
+scheduler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Peers:
     def __init__(
         self, own: int, receive: zmq.Socket[bytes], send: dict[int, zmq.Socket[bytes]]
     ) -> None:
-        """`own` is the number of this process; `send` leads to each of the others."""
+        """`own` is the number of this process. `send` has a socket to each of the others, by number."""
         self._own = own
         self._send = send
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToPeer), self._handle)
@@ -41,7 +41,7 @@ class Peers:
         self._answering: set[asyncio.Task[None]] = set()
 
     def start(self, answer: Answer) -> None:
-        """From now on `answer` is asked what the others ask; they may have done so before."""
+        """Starts to answer questions by `answer`, also those that arrived before."""
         self._answer = answer
         self._inbox.start()
 
@@ -50,8 +50,8 @@ class Peers:
         for task in self._answering:
             task.cancel()
 
-    async def ask(self, server: int, question: PeerQuery, timeout: float | None = ANSWER_S) -> int:
-        """Raises Unavailable after `timeout` seconds; None: however long it takes."""
+    async def ask(self, server: int, question: Question, timeout: float | None = ANSWER_S) -> int:
+        """Asks process number `server`. Raises Unavailable after `timeout` seconds; None: waits without limit."""
         query = next(self._numbers)
         answer = self._waiting[query] = asyncio.get_running_loop().create_future()
         try:
@@ -62,12 +62,12 @@ class Peers:
         finally:
             del self._waiting[query]
 
-    async def ask_all(self, question: PeerQuery, timeout: float | None = ANSWER_S) -> list[int]:
-        """The answers of all the others."""
+    async def ask_all(self, question: Question, timeout: float | None = ANSWER_S) -> list[int]:
+        """Returns the answers of all other processes."""
         return await asyncio.gather(*(self.ask(server, question, timeout) for server in self._send))
 
-    def tell_all(self, question: PeerQuery) -> None:
-        """Without waiting for answers."""
+    def tell_all(self, question: Question) -> None:
+        """Sends `question` to all other processes and does not wait for answers."""
         for server in self._send:
             self._post(server, PeerRequest(self._own, next(self._numbers), question))
 
@@ -81,7 +81,7 @@ class Peers:
                 answer.set_result(message.value)
         else:
             task = asyncio.create_task(self._reply(message))
-            self._answering.add(task)  # the loop itself holds tasks only weakly
+            self._answering.add(task)  # the event loop has only weak references to tasks
             task.add_done_callback(self._answering.discard)
 
     async def _reply(self, asked: PeerRequest) -> None:
@@ -91,7 +91,7 @@ class Peers:
 
 @asynccontextmanager
 async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
-    """Become number `own` of so many server processes, whose sockets lie in `directory`."""
+    """Connects API process number `own` of `servers`, by sockets in `directory`."""
     context = zmq.Context()
     receive = context.socket(zmq.PULL)
     receive.set_hwm(0)
@@ -109,15 +109,15 @@ async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
 
 
 class Barrier:
-    """Where `size` tasks wait for each other, again and again. asyncio has the same from 3.11 on."""
+    """A reusable barrier of `size` tasks. asyncio.Barrier needs Python 3.11."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._here = 0
         self._all_here = asyncio.Event()
 
-    async def attend(self) -> None:
-        """Return when all have come."""
+    async def wait(self) -> None:
+        """Waits until `size` tasks wait."""
         self._here += 1
         if self._here < self._size:
             await self._all_here.wait()

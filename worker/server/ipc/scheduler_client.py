@@ -1,8 +1,7 @@
-"""The server's end of the line to its scheduler.
+"""The connection of an API process to its scheduler.
 
-Owns the table of running requests: who waits for the tokens of which request id. A request leaves
-the table when its last delta comes, or when it is aborted; so it is aborted at most once, and
-deltas that were already on their way are dropped.
+It has the table of running requests, which maps a request id to its mailbox. A request leaves the table with its last
+delta or when it is aborted. So it is aborted at most once, and later deltas are dropped.
 """
 
 from __future__ import annotations
@@ -39,32 +38,34 @@ from mla_router.worker.server.ipc.inbox import Inbox
 from mla_router.worker.server.ipc.mailbox import Mailbox
 from mla_router.worker.server.ipc.shared_counters import Cells, Count, SharedCounters
 
-HEARTBEAT = 0  # the query number of statistics that nobody asked for
+HEARTBEAT = 0  # the query number of periodic statistics
 
 
 class Shared:
-    """What the clients of all server processes of a worker know together."""
+    """State that the clients of all API processes of a worker share."""
 
     def __init__(self, counters: SharedCounters) -> None:
         self.open_requests: Count = counters.count()
-        self.heard: Cells = counters.cells(1)  # when the scheduler last told its state; monotonic
-        self.complete: Count = counters.count()  # 1, by the first process, when all of them serve
-        self.waiting_s: Count = counters.count()  # of prompts that are not computed yet
+        self.heard: Cells = counters.cells(1)  # monotonic time of the last statistics
+        self.complete: Count = counters.count()  # 1 when all processes serve; the first one sets it
+        self.waiting_s: Count = counters.count()  # estimated seconds of the waiting prompts
 
 
 class SchedulerClient:
-    """Use inside the event loop's thread only, as all of the server."""
+    """For the thread of the event loop only, like the whole server."""
 
     def __init__(
         self, receive: zmq.Socket[bytes], send: zmq.Socket[bytes], server: int, shared: Shared
     ) -> None:
-        """`server` is the number of this process."""
+        """`server` is the number of this API process."""
         self._loop = asyncio.get_running_loop()
         self.server = server
         self._open = shared.open_requests
         self._heard = shared.heard
         self._waiting = shared.waiting_s
-        self._prompt_s: dict[str, float] = {}  # by request, until its first delta
+        self._prompt_s: dict[
+            str, float
+        ] = {}  # estimated seconds of a prompt, until its first delta
         self._inbox = Inbox(receive, msgspec.msgpack.Decoder(ToServer), self._handle)
         self._send = send
         self._encoder = msgspec.msgpack.Encoder()
@@ -81,17 +82,16 @@ class SchedulerClient:
 
     @property
     def open_requests(self) -> int:
-        """Of all servers together."""
+        """The number over all API processes."""
         return int(self._open.total)
 
     @property
     def waiting_s(self) -> float:
-        """Seconds that the prompts of all servers which are not computed yet take, as long as none of them is
-        cached."""
+        """The estimated seconds of all waiting prompts, over all API processes and without cached prefixes."""
         return self._waiting.total
 
     async def until_idle(self) -> None:
-        """Return when no request of this server runs."""
+        """Waits until no request of this process runs."""
         while self._targets:
             self._idle.clear()
             await self._idle.wait()
@@ -99,8 +99,8 @@ class SchedulerClient:
     def submit(
         self, generate: Generate, mailbox: Mailbox, index: int, *, computes: bool = True
     ) -> None:
-        """Start a request; its deltas go to `mailbox` under `index`. `computes`: its prompt is not also that of
-        another request which has just been started."""
+        """Sends a request. Its deltas go to `mailbox` under `index`. `computes`: no other request of the same HTTP request has
+        the same prompt already. Raises ApiError after `fail`."""
         if self._error is not None:
             raise self._error
         self._targets[generate.rid] = (mailbox, index)
@@ -113,7 +113,7 @@ class SchedulerClient:
         self._post(generate)
 
     def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
-        """End a request if it is still running. Its reader gets a last delta if `tell_reader`."""
+        """Aborts a request. Returns whether it was running. `tell_reader`: its mailbox gets a last delta."""
         target = self._remove(rid)
         if target is None:
             return False
@@ -124,11 +124,11 @@ class SchedulerClient:
         return True
 
     def abort_all(self) -> int:
-        """End what runs; returns how many requests that were."""
+        """Aborts all requests of this process. Returns their number."""
         return sum(self.abort(rid, tell_reader=True) for rid in list(self._targets))
 
     def fail(self, error: ApiError) -> None:
-        """Everything that runs, and whatever comes later, ends with `error`."""
+        """Ends all running requests and refuses all later ones with `error`."""
         self._error = error
         for mailbox, _ in self._targets.values():
             mailbox.fail(error)
@@ -143,7 +143,7 @@ class SchedulerClient:
     # -- questions -------------------------------------------------------------------------------
 
     async def stats(self, timeout: float = 10.0) -> Stats:
-        """Exact accounting as of now."""
+        """Returns the current statistics. Raises Unavailable after `timeout` seconds."""
         answer: Stats = await self._ask(GetStats, timeout)
         return answer
 
@@ -158,7 +158,7 @@ class SchedulerClient:
         return answer
 
     async def stop_profile(self, timeout: float = 120.0) -> Profiled:
-        """Writing a long trace takes a while."""
+        """Stops the profile. The timeout is long because writing a trace is slow."""
         answer: Profiled = await self._ask(StopProfile, timeout)
         return answer
 
@@ -166,17 +166,17 @@ class SchedulerClient:
         self._post(Shutdown())
 
     def heartbeat_age(self) -> float:
-        """Seconds since the scheduler last told its state, to the server that heard of it last: if one
-        is stuck, the worker is."""
+        """Returns the seconds since the last statistics, in the API process where they are oldest: one stuck process makes
+        the worker unhealthy."""
         return time.monotonic() - self._heard.lowest()
 
     @property
     def throughput(self) -> float:
-        """Generated tokens a second, lately."""
+        """Generated tokens per second over the last half second or so."""
         return self._throughput.value
 
     async def _ask(self, question: Callable[[int, int], ToScheduler], timeout: float) -> Any:
-        """Send the question of the next number; returns what comes back under that number."""
+        """Sends a question with a new number. Returns the answer with this number. Raises Unavailable."""
         if self._error is not None:
             raise self._error
         self._last_query += 1
@@ -194,7 +194,7 @@ class SchedulerClient:
     # -- wire ------------------------------------------------------------------------------------
 
     def _post(self, message: ToScheduler) -> None:
-        # Never blocks: the queue has no limit of its own, the number of requests is limited.
+        # Does not block: the ZMQ queue is unlimited, and the number of requests is limited.
         self._send.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def start(self) -> None:
@@ -218,7 +218,7 @@ class SchedulerClient:
         for delta in message.items:
             target = targets.get(delta.rid)
             if target is None:
-                continue  # it was aborted
+                continue  # aborted
             if delta.finish_reason:
                 self._remove(delta.rid)
             elif delta.queue_seconds:  # the first one
@@ -235,9 +235,9 @@ class SchedulerClient:
         return target
 
     def _prompt_ended(self, rid: str) -> None:
-        """It is computed, or will not be."""
+        """Removes the prompt from the waiting seconds."""
         if (seconds := self._prompt_s.pop(rid, None)) is not None:
-            # Nothing is left of rounding when nobody waits.
+            # 0 for an empty queue, so that rounding errors do not add up.
             self._waiting.set(self._waiting.own - seconds if self._prompt_s else 0.0)
 
     def _note(self, stats: Stats) -> None:
@@ -254,7 +254,7 @@ class SchedulerClient:
 
 @asynccontextmanager
 async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator[SchedulerClient]:
-    """Listen in `directory` and talk to the scheduler that will listen there too."""
+    """Connects API process number `server` to the scheduler, by sockets in `directory`."""
     context = zmq.Context()
     receive, send = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     receive.set_hwm(0)
@@ -271,9 +271,9 @@ async def connect(directory: Path, server: int, shared: Shared) -> AsyncIterator
 
 
 class _Throughput:
-    """Tokens a second between readings that are far enough apart to be meaningful."""
+    """Tokens per second between statistics that are at least `WINDOW` seconds apart."""
 
-    WINDOW = 0.4  # seconds; heartbeats come every 0.5
+    WINDOW = 0.4  # seconds; statistics arrive every 0.5 s
 
     def __init__(self) -> None:
         self.value = 0.0

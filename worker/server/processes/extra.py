@@ -1,8 +1,6 @@
-"""The life of a worker's second, third, ... server process. The first one starts it, tells it when to drain
-and when to stop, and ends with it if it dies (`process.py`).
+"""An extra API process of a worker. The first API process starts, drains and stops it, and ends if it dies (`first.py`).
 
-Its socket listens only when all that an answer takes is there: from then on the kernel deals connections
-to it.
+Its socket listens only when it can answer, because the kernel distributes connections among all listening sockets.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ from mla_router.worker.server.text.tokenizer import TokenizerError
 
 log = logging.getLogger(__name__)
 
-FIRST = 0  # the number of the process that started us
+FIRST = 0  # the number of the first API process
 
 
 async def run(state: ServerState, number: int, listener: socket.socket, directory: Path) -> int:
-    """Serve on `listener` until told to end; returns the exit status. `state` is made of what the first
-    process has passed on, `directory` has the sockets."""
+    """Serves on `listener` until the first API process stops it. Returns the exit status. `directory` has the sockets."""
     async with (
         connect(directory, number, state.shared) as client,
         join(directory, number, state.config.tokenizer_worker_num) as peers,
@@ -65,17 +62,17 @@ class _ExtraProcess:
         self._names = NamedRequests(client, peers)
 
     async def live(self, listener: socket.socket) -> None:
-        """Returns never. Raises TokenizerError, ApiError."""
+        """Serves until it is cancelled. Raises TokenizerError, ApiError."""
         await self._peers.ask_all(Ping(), timeout=None)
         service = await prepare(self._state, self._client, self._names)
-        await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all can answer
+        await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all processes can answer
         self._state.service = service
         async with serving(self._state, listener):
-            await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all do
+            await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all processes serve
             await asyncio.Event().wait()
 
-    async def answer(self, question: PeerQuery) -> int:
-        """What the first process says, and what all ask."""
+    async def answer(self, question: Question) -> int:
+        """Answers questions, and obeys `Drain` and `Stop` of the first API process."""
         match question:
             case Drain():
                 self._state.draining = True

@@ -1,7 +1,7 @@
-"""The life of a worker's first server process: start the scheduler and the other servers, serve, end.
+"""The first API process of a worker: it starts the scheduler and the extra API processes, serves, and ends them.
 
-The listening socket is there before anything else, so that a wrong port costs a moment and not a
-load of the weights; until the scheduler and all servers are ready, /health says "starting".
+The socket listens before the weights are loaded, so that a wrong port fails at once. Until the scheduler and all API
+processes are ready, /health returns "starting".
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ log = logging.getLogger(__name__)
 
 EXIT_CHILD_DIED = 3
 
-# So many times --watchdog-timeout without a heartbeat, and there is no hope left: a hung GPU does not come back.
+# After this many times --watchdog-timeout without statistics the scheduler is killed: a hung GPU does not recover.
 HOPELESS = 4
 
-DRAIN_GRACE_S = 30.0  # how long requests may still run after SIGTERM
+DRAIN_GRACE_S = 30.0  # longest time of running requests after SIGTERM
 
 
 async def run(
     config: WorkerConfig, listeners: Sequence[socket.socket], scheduler: Sequence[str]
 ) -> int:
-    """Serve until told to end; returns the exit status. `listeners` and `config` are those of
-    `listeners.listen`, `scheduler` is the command that starts a scheduler, without its flags."""
+    """Serves until a signal or the death of a process. Returns the exit status.
+
+    `config` and `listeners` come from `listeners.listen`. `scheduler` is the command of a scheduler, without its flags.
+    """
     servers = config.tokenizer_worker_num
     state = ServerState(config, counters=SharedCounters.create(servers))
     signals = Signals()
     with ipc_directory() as directory:
-        # Left from right to left: first the answers go out, then the scheduler is ended.
+        # The blocks end in reverse order: the last answers go out before the scheduler ends.
         async with (
             connect(directory, 0, state.shared) as client,
             join(directory, 0, servers) as peers,
@@ -69,7 +71,7 @@ async def run(
 
 
 class _Worker:
-    """All processes of a worker, seen from the first."""
+    """All processes of a worker, as the first API process controls them."""
 
     def __init__(
         self, state: ServerState, client: SchedulerClient, peers: Peers, children: list[Child]
@@ -81,16 +83,18 @@ class _Worker:
         self._names = NamedRequests(client, peers)
         self._barrier = Barrier(state.config.tokenizer_worker_num)
 
-    async def answer(self, question: PeerQuery) -> int:
-        """What the other servers ask."""
+    async def answer(self, question: Question) -> int:
+        """Answers a question of an extra API process."""
         if isinstance(question, AwaitBarrier):
-            await self._barrier.attend()
+            await self._barrier.wait()
             return 0
         return await self._names.answer(question)
 
     async def live(self, directory: Path, signals: Signals) -> int:
-        """Open for requests when all can answer them, and wait for the end; returns the exit status.
-        All requests that are open then have theirs."""
+        """Serves once all API processes can answer, and waits for the end. Returns the exit status.
+
+        At the end all open requests get an error.
+        """
         starting = asyncio.create_task(self._start(directory))
         watching = asyncio.create_task(self._watch())
         deaths = [asyncio.create_task(child.wait()) for child in self._children]
@@ -110,8 +114,7 @@ class _Worker:
                 idle.cancel()
             return self._status(deaths)
         finally:
-            # 503 and not 500: what has had no byte yet can be answered by another worker, and the
-            # router knows from this status that it may ask one.
+            # 503 and not 500: it tells the router that another worker can answer the requests without a first byte.
             died = any(death.done() for death in deaths)
             self._fail(
                 "A process of this worker has ended" if died else "This worker is shutting down"
@@ -123,18 +126,18 @@ class _Worker:
         """Raises TokenizerError, ApiError."""
         state = self._state
         service = await prepare(state, self._client, self._names)
-        await self._barrier.attend()  # all can answer
-        # The sockets are connected by now. Their names are no longer needed, and what is gone already
-        # cannot be left behind by a process that gets killed.
+        await self._barrier.wait()  # all processes can answer
+        # The sockets are connected, and their names are no longer needed. Removed now, they cannot remain after a
+        # SIGKILL.
         shutil.rmtree(directory, ignore_errors=True)
         state.service = service
-        await self._barrier.attend()  # all do
+        await self._barrier.wait()  # all processes serve
         seconds = time.monotonic() - state.birth.started
         log.info(_startup_line(state.config, service.limits, seconds))
         state.shared.complete.set(1)
 
     async def _watch(self) -> None:
-        """Ends a scheduler that has been stuck for long, and so the worker: a new one may do better."""
+        """Kills a scheduler that hangs for long. The worker then ends, and the launcher starts a new one."""
         timeout = HOPELESS * self._state.config.watchdog_timeout
         while True:
             await asyncio.sleep(self._state.config.watchdog_timeout)
@@ -144,7 +147,7 @@ class _Worker:
                 scheduler.kill()
 
     async def _drain(self) -> None:
-        """Returns when nothing runs."""
+        """Returns when no request runs."""
         if self._state.service is None:
             return
         self._state.draining = True
@@ -156,13 +159,13 @@ class _Worker:
             if not death.done():
                 continue
             if self._state.service is None and death.result() == EXIT_BAD_SETTINGS:
-                return EXIT_BAD_SETTINGS  # it has said why
+                return EXIT_BAD_SETTINGS  # the scheduler has printed the reason
             log.error("%s has ended with status %d", child.name, death.result())
             return EXIT_CHILD_DIED
         return EXIT_STOPPED
 
     def _fail(self, reason: str) -> None:
-        """End all requests of all servers."""
+        """Ends all requests of all API processes with a 503."""
         self._state.draining = True
         self._client.fail(Unavailable(reason, code=ENGINE_DIED))
         self._peers.tell_all(Stop(reason))
@@ -181,7 +184,7 @@ def _startup_line(config: WorkerConfig, limits: Ready, seconds: float) -> str:
 
 
 class Signals:
-    """SIGTERM: finish what runs, then end. SIGINT, or a second SIGTERM: end now."""
+    """SIGTERM drains: running requests finish first. SIGINT, or a second SIGTERM, stops at once."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -196,8 +199,7 @@ class Signals:
 
 @contextmanager
 def ipc_directory() -> Iterator[Path]:
-    """A fresh directory that only this user can enter (0700): who can write to the sockets in it
-    can command the scheduler."""
+    """Makes a directory with mode 0700. Access to its sockets gives control of the scheduler."""
     directory = Path(tempfile.mkdtemp(prefix="mla-router-"))
     try:
         yield directory

@@ -1,4 +1,4 @@
-"""What every server process of a worker does alike: get ready, and answer HTTP."""
+"""Start and HTTP service, the same in every API process of a worker."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mla_router.worker.server.text.tokenizer import Tokenizer
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
-EXIT_BAD_SETTINGS = 2  # as argparse has it: trying again will not help
+EXIT_BAD_SETTINGS = 2  # argparse's status: a restart would not help
 
-ANSWERS_OUT_S = 1.0  # for handlers to write their last bytes
-KEEPALIVE_S = 75.0  # longer than clients keep idle connections, so that they close them first
+ANSWERS_OUT_S = 1.0  # time for the last bytes of running handlers
+KEEPALIVE_S = 75.0  # longer than that of most clients, so that clients close idle connections first
 
 
 async def prepare(state: ServerState, client: SchedulerClient, names: NamedRequests) -> Service:
-    """Load the tokenizer while the scheduler loads the weights.
+    """Loads the tokenizer while the scheduler loads the weights. Returns the service.
 
     Raises TokenizerError, and ApiError if the scheduler does not answer.
     """
@@ -36,7 +36,7 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
     template = Path(config.chat_template) if config.chat_template else None
     tokenizer = await asyncio.to_thread(Tokenizer, config.tokenizer_folder, config.folder, template)
     limits = await client.ready
-    # The answer shows that the sockets are connected both ways.
+    # The answer proves that the sockets work in both directions.
     await client.stats(timeout=config.watchdog_timeout)
     service = Service(
         config,
@@ -48,7 +48,7 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
         state.metrics,
         fingerprint_of(config, limits),
     )
-    # What is here by now stays: a collection while streams run need not look at it again.
+    # Objects of the start live as long as the process: later collections skip them.
     gc.collect()
     gc.freeze()
     return service
@@ -56,14 +56,13 @@ async def prepare(state: ServerState, client: SchedulerClient, names: NamedReque
 
 @asynccontextmanager
 async def serving(state: ServerState, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer on `listener`, which listens from now on if it has not before."""
+    """Answers on `listener` within the block."""
     runner = web.AppRunner(
         make_app(state),
-        # A client that leaves cancels its handler, which aborts the request. Without this its
-        # tokens would be computed to the end for nobody.
+        # If a client leaves, its handler is cancelled and aborts the request.
         handler_cancellation=True,
         access_log=None,
-        auto_decompress=False,  # small bodies that become large ones: they are refused (`app.py`)
+        auto_decompress=False,  # `app.py` refuses compressed bodies, because small ones may become large
         keepalive_timeout=KEEPALIVE_S,
         shutdown_timeout=ANSWERS_OUT_S,
     )

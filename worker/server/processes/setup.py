@@ -1,4 +1,4 @@
-"""What a server process sets once, before it imports what reads it."""
+"""Process-wide settings of an API process. They must be set before the imports that read them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from mla_router.worker.config import WorkerConfig
 
 
 def set_up(config: WorkerConfig) -> None:
-    # This process never computes. transformers would import torch because it is there, which
-    # takes seconds and 400 MB; None in this place says that it is not.
+    # transformers imports torch if it is installed, which takes seconds and 400 MB. None here hides it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    # Prompts are tokenized one by one: a pool of threads would only add a switch to it and back. The
-    # library reads this itself, and has no other switch.
+    # Prompts are tokenized one by one, so a thread pool only adds switches between threads. The library has no other
+    # setting for it.
     os.putenv("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").addFilter(_is_news)
     logs.set_up(config.log_level)

@@ -1,30 +1,27 @@
-"""Mid-stream replay: what another worker needs to go on with a stream that breaks.
+"""Mid-stream replay: another worker continues a broken stream.
 
-A router asks for it by the header `x-mla-replay: 1` on a streamed request; without the header
-nothing here has any effect. The worker then answers with a header of the same name, the `Origin`,
-and lists the tokens of each event in comment lines before its data, one for each choice that has
-new tokens or has ended:
+A router asks for it by the header `x-mla-replay: 1` on a streamed request. Without this header the module has no effect.
+The worker returns a header of the same name, the `Origin`. Before the data of each event it lists the tokens of the event
+in comment lines, one line for each choice that has new tokens or has ended:
 
     :mla <choice> <id>,<id>,...[ <finish reason>]
 
-The text delivered so far is a function of the ids listed so far, and so is all other state: the
-noise of the sampler (kernels/sampling/noise.py), the detokenizer, the stop strings. So to go on, the
-router sends the same body to another worker, with what it was given added to it:
+The text of the stream is a function of these ids, and so is all other state: the noise of the sampler
+(kernels/sampling/noise.py), the detokenizer, the stop strings. To continue, the router sends the same body to another
+worker, with this field:
 
     "continuation": {"response": <the header>, "choices": [{"token_ids": [...],
                      "finish_reason": null or the one that was listed}, ...],
                      "events": <how many events the client has had>}
 
-Only a router may say so: it signs the request (signature.py) with a key that it shares with its workers. A
-worker without a key offers no replay.
+Only a router may send it: it signs the request (http/signature.py) with a key that it shares with its workers. A worker
+without a key offers no replay.
 
-Choices that were never listed may be missing at the end. The stream that answers has only what is
-new. Ids are computed again as a part of the prompt, so a second worker that has the prompt in its
-prefix cache starts from there.
+`choices` may end with the last choice that was listed. The new stream has only new events. The worker computes the ids as
+a part of the prompt, so it uses its prefix cache.
 
-A token of /v1/responses may make several events, and each has a number. They, too, are a function of
-the ids, since a stream of that kind takes its tokens one by one: they are made again from the first
-on, and as many left out as the client has had.
+A token of /v1/responses may make several numbered events. They are a function of the ids as well, because these streams
+process their tokens one by one. The worker makes all events again and drops those that the client has received.
 """
 
 from __future__ import annotations
@@ -47,55 +44,54 @@ from mla_router.worker.server.state import STATE
 
 HEADER = "x-mla-replay"
 VERSION = "2."
-# From one answer's seed to the next one's: so large that the answers of two requests whose seeds are close to
-# each other have none in common.
+# The difference between the seeds of two choices. It is large, so that requests with similar seeds share no seed.
 SEED_STEP = 0x1E3779B97F4A7C15
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an answer was begun with, as far as the request's body does not tell."""
+    """The start values of an answer that are not in the request's body."""
 
     id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     created: Annotated[int, Meta(ge=0, lt=1 << 40)]
     fingerprint: Annotated[str, Meta(pattern="^fp_[0-9a-f]{10}$")]
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    seed_step: Annotated[int, Meta(ge=0, le=1)]  # from one prompt's seed to the next's
-    # Of each answer; None if it had not begun when the header was sent.
+    seed_step: Annotated[int, Meta(ge=0, le=1)]  # 0: all prompts have the same seeds
+    # For each choice; None if the choice had not begun when the header was sent.
     cached_tokens: Annotated[list[Count | None], Meta(max_length=MAX_PROMPTS)] = []
 
     def seed_of(self, choice: int, n: int) -> int:
-        """`n` is the number of answers to each prompt, which lie beside each other. The first has the request's
-        own seed."""
+        """Returns the seed of a choice. `n` is the number of choices of each prompt. The first choice has the request's own
+        seed."""
         prompt, answer = divmod(choice, n)
         return (self.seed + (prompt * n * self.seed_step + answer) * SEED_STEP) & ((1 << 63) - 1)
 
     def encode(self) -> str:
-        """Visible ASCII that needs no escapes in JSON; at most 512 bytes, for 64 prompts, too."""
+        """Returns visible ASCII without characters that JSON escapes; at most 512 bytes, even for 64 prompts."""
         return VERSION + base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode()
 
     @classmethod
     def decode(cls, text: str) -> Origin:
         if not text.startswith(VERSION):
-            raise _invalid("response", "written by another version of the worker")
+            raise _invalid("response", "comes from another version of the worker")
         try:
             packed = base64.b64decode(text.removeprefix(VERSION), b"-_", validate=True)
             return msgspec.msgpack.decode(packed, type=cls)
         except (binascii.Error, msgspec.MsgspecError, UnicodeDecodeError):
-            raise _invalid("response", "not what a worker has written") from None
+            raise _invalid("response", "does not come from a worker") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The router keeps account of a stream, which may be the continuation of a broken one."""
+    """A router records this stream. With an `origin`, the stream continues a broken one."""
 
     origin: Origin | None = None
     choices: Sequence[ContinuedChoice] = ()
-    events: int = 0  # that the client has had
+    events: int = 0  # number of events that the client has received
 
     def check(self, choices: int, vocab_size: int) -> None:
-        """Refuse what no worker can have listed. A wrong id would fail in a step, for everybody."""
+        """Raises InvalidRequest for values that no worker can have listed. A wrong id would fail the whole step."""
         if len(self.choices) > choices:
             raise _invalid("choices", f"{len(self.choices)} for {choices}")
         if self.origin is not None and len(self.origin.cached_tokens) != choices:
@@ -105,25 +101,25 @@ class Replay:
                 raise invalid_ids(index, f"must be between 0 and {vocab_size - 1}")
 
     def check_events(self, made: int) -> None:
-        """Refuse more than the tokens make: as many of the new ones would be left out."""
+        """Raises InvalidRequest if the client has more events than the tokens make: new events would be dropped."""
         if self.events > made:
             raise _invalid("events", f"{self.events}, but the tokens make {made}")
 
 
 @dataclass(slots=True)
 class Marks:
-    """Writes the comment lines, if the router wants them."""
+    """Writes the comment lines, if a router asks for them."""
 
     wanted: bool
     _ids: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, choice: int, token_ids: list[int]) -> None:
-        """These tokens are in the event that is made next for this choice, or behind its text."""
+        """Adds tokens to the next line of `choice`."""
         if self.wanted:
             self._ids[choice] += token_ids
 
     def take(self, choice: int, finish_reason: str | None = None) -> bytes:
-        """The line of an event of this choice; without anything to list, none."""
+        """Returns the line of the next event of `choice`; empty if there is nothing to list."""
         if not self.wanted:
             return b""
         ids = self._ids.pop(choice, [])
@@ -136,8 +132,10 @@ class Marks:
 def read_replay(
     request: web.Request, continuation: Continuation | None, *, possible: bool
 ) -> Replay | None:
-    """What the router asks for by header and body, once `read_body` has read it; None if there is no router
-    that asks, or if the answer is none that can be continued."""
+    """Returns the router's request for replay, or None. Call `read_body` first, which checks the signature.
+
+    `possible`: another worker can continue this kind of answer. Raises InvalidRequest.
+    """
     has_key = bool(request.app[STATE].config.replay_key)
     asked = possible and has_key and request.headers.get(HEADER) == "1"
     if continuation is None:

@@ -1,7 +1,7 @@
-"""What a model says to itself, between `<think>` and `</think>`, apart from its answer.
+"""Splits the reasoning of a model, between `<think>` and `</think>`, from its answer.
 
-DeepSeek-R1 and V3.1 think first and then answer. Most chat templates write `<think>` themselves at the
-end of the prompt; then the answer begins inside.
+DeepSeek-R1 and V3.1 reason before they answer. Most chat templates end the prompt with `<think>`; then the generated text
+begins within the reasoning.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ END = "</think>"
 
 
 def begins_inside(prompt: str) -> bool:
-    """Whether the prompt has opened the reasoning."""
+    """Returns whether the prompt ends with an open reasoning."""
     return prompt.rstrip().endswith(BEGIN)
 
 
 class ReasoningSplitter(TextMachine):
-    """The white space around the reasoning and before the answer belongs to neither. An answer that ends
-    before the reasoning does has no content.
-    """
+    """Drops the white space around the reasoning and before the answer. A text that ends within the reasoning has no
+    content."""
 
     def __init__(self, *, inside: bool) -> None:
         super().__init__(self._opened if inside else self._start)
@@ -46,7 +45,7 @@ class ReasoningSplitter(TextMachine):
         return True
 
     def _opened(self, parts: list[Part]) -> bool:
-        """A model may open the reasoning although the prompt has done so."""
+        """Skips a second `<think>`, which some models write after that of the prompt."""
         del parts
         self._buffer = self._buffer.lstrip()
         if self._buffer.startswith(BEGIN):
@@ -72,7 +71,7 @@ class ReasoningSplitter(TextMachine):
 
     def _behind(self, parts: list[Part]) -> bool:
         del parts
-        self._buffer = self._buffer.lstrip(BLANKS)  # the same as the grammars of calls skip
+        self._buffer = self._buffer.lstrip(BLANKS)  # the grammars of calls skip the same characters
         if not self._buffer:
             return False
         self._state = self._plain

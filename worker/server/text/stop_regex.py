@@ -1,7 +1,7 @@
-"""Finds stop patterns in text that arrives token by token, as SGLang does.
+"""Finds stop patterns (SGLang's `stop_regex`) in text that arrives token by token.
 
-The answer ends with the token that completes a match, and the matched text stays in it. The patterns come from
-clients, so RE2 matches them: its time is linear in the text and its memory bounded, whatever the pattern.
+The answer ends with the token that completes a match and includes the matched text. The patterns come from clients, so
+RE2 matches them, in linear time and limited memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mla_router.worker.server.errors import InvalidField
 MAX_PATTERNS = 16
 MAX_PATTERN_LENGTH = 256
 MAX_MEMORY = 1 << 20  # bytes of one compiled pattern
-WINDOW = 1024  # characters that a match can reach back
+WINDOW = 1024  # longest match in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StopPatterns:
 
     @classmethod
     def read(cls, given: str | list[str] | None, field: str) -> StopPatterns | None:
-        """None for none. Raises InvalidField."""
+        """Compiles the patterns. Returns None without patterns. Raises InvalidField."""
         if not given:
             return None
         sources = [given] if isinstance(given, str) else given
@@ -44,13 +44,13 @@ class StopPatterns:
             except re2.error:
                 raise InvalidField(
                     field,
-                    "not a regular expression of RE2, which has no look-around and no references",
+                    "not a valid regular expression of RE2, which has no look-around and no back-references",
                 ) from None
         return cls(tuple(patterns))
 
 
 class RegexMatcher:
-    """Looks at one answer's text."""
+    """Matches the text of one answer."""
 
     __slots__ = ("_patterns", "_start", "_text")
 
@@ -60,12 +60,12 @@ class RegexMatcher:
         self._start = 0
 
     def push(self, text: str) -> str | None:
-        """Take the text of the next token; return the pattern that matches now."""
+        """Takes the text of the next token. Returns the pattern that matches, or None."""
         if not text:
             return None
         self._text += text
         if len(self._text) > WINDOW:
-            # One character more, which is not searched: `^` matches at the beginning of the answer alone
+            # One more character, outside the search: so `^` matches only at the beginning of the answer.
             self._text, self._start = self._text[-WINDOW - 1 :], 1
         for pattern in self._patterns:
             if pattern.search(self._text, self._start):

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 
 class StopMatcher:
-    """Cuts a text at the first stop string that it completes.
+    """Cuts a text at the first complete stop string.
 
-    If several end at the same character, the longest counts. Text that may be the beginning of a
-    stop string is held back until it is known not to be one, so that no client ever sees a part
-    of a stop string. How the text was split makes no difference to the result.
+    If several end at the same character, the longest counts. Text that may begin a stop string is held back, so that no
+    client receives a part of a stop string. The result does not depend on the boundaries of the pieces.
     """
 
     __slots__ = ("_held", "_keep", "_stops", "matched")
 
     def __init__(self, stops: tuple[str, ...], *, keep: bool = False) -> None:
-        """`keep`: cut behind the stop string instead of before it."""
+        """`keep`: the text ends after the stop string instead of before it."""
         self._stops = stops
         self._keep = keep
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next piece and return what may be shown. After a match, returns nothing more."""
+        """Takes the next piece. Returns the text that may be shown; empty after a match."""
         if not self._stops or self.matched is not None:
             return text if self.matched is None else ""
         text = self._held + text
@@ -35,13 +34,13 @@ class StopMatcher:
         return text[:shown]
 
     def flush(self) -> str:
-        """The text has ended: what was held back is not a stop string after all."""
+        """Ends the text. Returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     at = max(0, len(text) - len(stop) + 1)
     while (at := text.find(stop[0], at)) >= 0:
         if stop.startswith(text[at:]):

@@ -1,6 +1,6 @@
-"""The one check of sampling parameters, used by every endpoint.
+"""Checks the sampling fields of a request, for all endpoints.
 
-What passes here can be trusted further in: finite numbers in range, ids within the vocabulary.
+After this check numbers are finite and in range, and token ids are within the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,44 +25,49 @@ from mla_router.worker.server.validation.constraint_fields import read_constrain
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 MAX_STOP_TOKEN_IDS = 256
-# Every slot of the device has room for as many entries as the longest list that has come.
+# The device reserves room for the longest list of any request, in every request slot.
 MAX_LOGIT_BIASES = 1024
-SHOWN_KEYS, SHOWN_CHARS = 8, 32  # of wrong keys, in an error message
+SHOWN_KEYS, SHOWN_CHARS = 8, 32  # limits of the wrong keys in an error message
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 100
 
-# Below this the logits divided by the temperature overflow, and the draw is greedy anyway.
+# Below this, logits divided by the temperature overflow. Sampling is greedy there anyway.
 MIN_TEMPERATURE = 1e-6
-MIN_TOP_P = 1e-30  # which float32 can tell from 0: all of them keep the likeliest token alone
-# Below this a logit divided by the penalty may overflow; what was there before wins by far anyway.
+MIN_TOP_P = 1e-30  # positive in float32; smaller values select the same single token
+# Below this, a logit divided by the penalty may overflow. Repeated tokens win there anyway.
 MIN_REPETITION_PENALTY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSampling:
-    """How one request is sampled. In `params`, the limit, the seed and the model's own stop tokens
-    are still missing: `params_of` fills them in for each prompt."""
+    """The checked sampling fields of a request. `params` lacks the token limit, the seed and the model's EOS tokens:
+    `params_of` adds them for each choice."""
 
     params: SamplingParams
-    max_tokens: int | None  # None: as many as there is room for
-    max_tokens_field: str  # how the client calls it, for error messages
+    max_tokens: int | None  # None: the endpoint's default, or the remaining context
+    max_tokens_field: str  # the client's field, for error messages
     seed: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
     stop_regex: StopPatterns | None = None
     n: int = 1  # answers to each prompt
-    skip_special_tokens: bool = True  # in the text
-    keep_stop: bool = False  # whatever ends the answer is a part of its text
-    constraint: Constraint | None = None  # what the answers must be a sentence of
-    allowed: AllowedTokens | None = None  # None: all
+    skip_special_tokens: bool = True  # special tokens have no text
+    keep_stop: bool = False  # the text includes the stop string or stop token
+    constraint: Constraint | None = None  # the grammar of the answers
+    allowed: AllowedTokens | None = None  # None: all tokens
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
-        """Raises InvalidField if there may be a place where no token can be drawn."""
+        """Returns the scheduler's parameters of one choice.
+
+        Raises InvalidField if the fields may leave no token to draw.
+        """
         stop_ids = self.params.stop_token_ids | (frozenset() if self.ignore_eos else eos_ids)
         if self.allowed is not None and self.constraint is not None:
             raise self.allowed.refused(f"cannot be combined with {self.constraint.field}")
         if self.allowed is not None and self.params.min_tokens and self.allowed.ids <= stop_ids:
-            raise self.allowed.refused("all of them end the answer, which min_tokens forbids")
+            raise self.allowed.refused(
+                "all of these tokens end the answer, but min_tokens forbids that"
+            )
         return msgspec.structs.replace(
             self.params, max_tokens=max_tokens, seed=seed, stop_token_ids=stop_ids
         )
@@ -84,8 +89,8 @@ def check_sampling(
     response_format: ResponseFormat | None = None,
     prefix: str = "",
 ) -> CheckedSampling:
-    """Check `fields`; the arguments are what the endpoints spell differently. `prefix` is where
-    the fields lie in the body."""
+    """Checks `fields`. The other arguments have different names in the endpoints. `prefix` is the path of `fields` in the
+    body. Raises InvalidRequest, which names the field."""
     refuse_unsupported(fields, prefix)
 
     temperature = _within(fields.temperature, 1.0, 0.0, 2.0, prefix + "temperature")
@@ -146,8 +151,8 @@ def check_sampling(
 
 
 def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: int | None) -> int:
-    """The max_tokens of a prompt of this length. A client that named a number gets it or a 400;
-    one that named none gets `default`, or less if there is less room."""
+    """Returns max_tokens for a prompt of `prompt_tokens`. Without the client's own number it is `default`, or less if the
+    context is shorter; None: the remaining context. Raises InvalidRequest if the tokens do not fit."""
     room = min(limits.context_length, limits.max_total_num_tokens) - prompt_tokens
     bound, limit = min(
         (limits.context_length, "the context length"),
@@ -173,7 +178,7 @@ def fit(sampling: CheckedSampling, prompt_tokens: int, limits: Ready, default: i
 
 
 def check_priority(priority: int | None, *, enabled: bool) -> None:
-    """Refuse a priority that nobody would heed: its client would wait like all others."""
+    """Raises InvalidField for a priority out of range, or if the scheduler ignores priorities."""
     if priority is None or priority == 0:
         return
     if not enabled:
@@ -183,8 +188,10 @@ def check_priority(priority: int | None, *, enabled: bool) -> None:
 
 
 def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
-    """The seed of a request's first prompt, and the step to the next prompt's. A seed that somebody
-    has chosen is that of all prompts; the n answers to one prompt count on from there."""
+    """Returns the seed of a request and its `Origin.seed_step`.
+
+    All prompts share a seed from the client or the configuration. Else each prompt has its own random seed.
+    """
     if given is not None:
         return given, 0
     return (configured, 0) if configured else (secrets.randbits(63), 1)
@@ -193,7 +200,7 @@ def draw_seed(given: int | None, configured: int) -> tuple[int, int]:
 def _within(
     value: float | None, default: float, low: float, high: float, field: str, *, above: bool = False
 ) -> float:
-    """`value`, or `default` for none. `above`: it must be more than `low`."""
+    """Returns `value`, or `default` if it is None. `above`: `low` itself is out of range. Raises InvalidField."""
     if value is None:
         return default
     if not low <= value <= high or (above and value == low):  # NaN is in no range
@@ -225,7 +232,7 @@ def _logit_bias(
 
 
 def _is_token_id(key: str, vocab_size: int) -> bool:
-    """Whether `key` is the one spelling of a token's id, so that no token is there twice."""
+    """Returns whether `key` is a token id in canonical form, so that no token occurs twice."""
     is_number = len(key) <= len(str(vocab_size)) and key.isascii() and key.isdecimal()
     return is_number and str(int(key)) == key and int(key) < vocab_size
 
