@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: between text and token ids, in the shapes of vLLM and SGLang."""
+"""POST /tokenize and /detokenize, in the forms of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mla_router.worker.server.validation.prompts import check_ids
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):
-    """Of several prompts, each field but the length is a list with an entry for each."""
+    """For several prompts each field except `max_model_len` is a list with one entry for each prompt."""
 
     count: int | list[int]
     max_model_len: int
     tokens: list[int | list[int]]
-    token_strs: list[str | list[str]] | None  # as the vocabulary writes them
+    token_strs: list[str | list[str]] | None  # in the spelling of the vocabulary
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """What /v1/completions would feed to the model, or /v1/chat/completions."""
+    """Returns the token ids that /v1/completions or /v1/chat/completions would give to the model."""
     service = request.app[STATE].ready()
     body = parse(await read_body(request), _tokenize_decoder)
     service.check_model(body.model)
@@ -73,7 +73,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    """The inverse. Special tokens are shown, too, unless the client wants them skipped."""
+    """Returns the text of token ids, with special tokens unless the request skips them."""
     service = request.app[STATE].ready()
     body = parse(await read_body(request), _detokenize_decoder)
     service.check_model(body.model)

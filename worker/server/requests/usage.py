@@ -26,5 +26,5 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def of_prompt(self) -> Usage:
-        """The same without the answer's tokens."""
+        """The counts without the tokens of the answer."""
         return msgspec.structs.replace(self, completion_tokens=0, total_tokens=self.prompt_tokens)

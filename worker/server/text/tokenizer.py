@@ -1,7 +1,7 @@
-"""The model folder's tokenizer.
+"""The tokenizer of a model folder.
 
-Loading goes through transformers, which knows the folders' many dialects; encoding goes straight
-to the Rust tokenizer underneath, without transformers' batch and tensor handling.
+transformers loads it, because it knows the many forms of such folders. Encoding calls the Rust tokenizer directly, without
+transformers' handling of batches and tensors.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from mla_router.worker.server.text.chat_template import ChatTemplate
 from mla_router.worker.server.text.detokenizer import Detokenizer
 from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
 
-# Encoding takes about 0.2 microseconds a character: longer texts would hold up the event loop, most
-# of all when many come at once.
+# Encoding takes about 0.2 microseconds a character. Longer texts are encoded in a thread, to keep the event loop free.
 MAX_INLINE_CHARS = 1024
 
-NAMED_TOKENS = 1 << 14  # of which text and bytes are kept: some megabytes
+NAMED_TOKENS = 1 << 14  # size of the caches of texts and bytes: some megabytes
 
 
 class TokenizerError(Exception):
-    """The folder has no tokenizer that can be used; the message says why."""
+    """The folder has no usable tokenizer. The message gives the reason."""
 
 
 class Tokenizer:
     def __init__(
         self, folder: Path, model_folder: Path | None = None, chat_template: Path | None = None
     ) -> None:
-        """The tokenizer in `folder`. `model_folder`, if that is another one, says which tokens end an
-        answer; the file `chat_template` takes the place of the tokenizer's own. Raises TokenizerError.
+        """Loads the tokenizer in `folder`. Raises TokenizerError.
+
+        `model_folder`, by default the same, names the EOS tokens. The file `chat_template` replaces the tokenizer's template.
         """
-        import transformers  # takes a second: in the thread that loads, not before the port is open
+        import transformers  # takes a second: imported in the loading thread, after the port is open
 
         try:
             loaded: Any = transformers.AutoTokenizer.from_pretrained(
@@ -52,14 +52,14 @@ class Tokenizer:
             loaded.chat_template = chat_template.read_text(encoding="utf-8")
         self.template = ChatTemplate(loaded)
         self._backend = backend
-        # Reading the vocabulary once; some entry of it bounds how much text a token can hold.
+        # The longest entry limits the text of a token.
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
         self.eos_ids = read_eos_ids(model_folder or folder, loaded.eos_token_id)
         added = backend.get_added_tokens_decoder()
         self._byte_of = byte_level_alphabet()
         self._before = [vocabulary["a"]] if "a" in vocabulary else []
-        # Log-probabilities name the same few thousand tokens over and over, twenty and more in each place
+        # Log-probabilities name the same few thousand tokens again and again, twenty and more at each position.
         self.text_of = lru_cache(NAMED_TOKENS)(self._text_of)
         self.bytes_of = lru_cache(NAMED_TOKENS)(self._bytes_of)
         self.hidden_ids = self.eos_ids | {token for token, entry in added.items() if entry.special}
@@ -67,46 +67,46 @@ class Tokenizer:
     async def encode(
         self, text: str, *, context_length: int, add_special_tokens: bool = True
     ) -> list[int]:
-        """The token ids of a raw prompt, with the BOS token if the model wants one."""
+        """Returns the token ids of a raw prompt, with the BOS token if the model has one. Raises InvalidRequest."""
         return await self._encode(text, add_special_tokens, context_length)
 
     async def encode_rendered(self, text: str, *, context_length: int) -> list[int]:
-        """The token ids of a conversation as the chat template has rendered it, BOS token and all."""
+        """Returns the token ids of a rendered conversation, which contains its BOS token. Raises InvalidRequest."""
         return await self._encode(text, False, context_length)
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, shown: Collection[str] = ()
     ) -> Detokenizer:
-        """Leaves special tokens out, but those in `shown`."""
+        """Returns a detokenizer that omits special tokens, except those in `shown`."""
         hidden = self.hidden_ids if skip_special_tokens else frozenset()
         shown_ids = {self._backend.token_to_id(token) for token in shown}
         return Detokenizer(self._backend, hidden - shown_ids if shown_ids else hidden)
 
     def special_ids(self, tokens: Iterable[str]) -> dict[str, int]:
-        """The ids of those of `tokens` that are special."""
+        """Returns the ids of the special tokens among `tokens`."""
         ids = ((token, self._backend.token_to_id(token)) for token in tokens)
         return {token: number for token, number in ids if number in self.hidden_ids}
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of all of them, special tokens included."""
+        """Returns the text of all tokens, including special ones."""
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def decode_shown(self, token_ids: list[int]) -> str:
-        """Their text as an answer would show it: without special tokens."""
+        """Returns the text without special tokens, as in an answer."""
         detokenizer = self.detokenizer()
         return detokenizer.push(token_ids) + detokenizer.flush()
 
     def pieces_of(self, token_ids: list[int]) -> list[str]:
-        """Each token as the vocabulary writes it; empty for ids that it does not have."""
+        """Returns each token in the spelling of the vocabulary; empty for unknown ids."""
         return [self._backend.id_to_token(token) or "" for token in token_ids]
 
     def _text_of(self, token_id: int) -> str:
-        """One token on its own; U+FFFD stands for a part of a character."""
-        # Behind another one: some decoders leave the first one's space out
+        """Returns the text of one token; U+FFFD stands for a part of a character."""
+        # After another token, because some decoders drop the space of the first one.
         return self.decode([*self._before, token_id]).removeprefix(self.decode(self._before))
 
     def _bytes_of(self, token_id: int) -> tuple[int, ...] | None:
-        """The bytes of one token, also where they are only a part of a character."""
+        """Returns the bytes of one token, even a part of a character; None if they are unknown."""
         text = self.text_of(token_id)
         if "\ufffd" not in text:
             return tuple(text.encode())
@@ -129,8 +129,7 @@ class Tokenizer:
         return await asyncio.to_thread(self._encode_now, text, special)
 
     def _encode_now(self, text: str, special: bool) -> list[int]:
-        # As a batch of one: `encode` keeps the interpreter to itself until it is done, so that not
-        # even from a thread would it let the event loop run. And twice as fast without offsets.
+        # As a batch of one: `encode` holds the GIL, even in a thread. Without offsets it is twice as fast.
         batch = self._backend.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = batch[0].ids
         return ids

@@ -1,1 +1,1 @@
-"""Conversations: from messages and tools to a prompt, and from text to an assistant's message."""
+"""Conversations: messages and tools become a prompt, and generated text becomes an assistant's message."""

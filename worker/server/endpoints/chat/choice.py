@@ -1,4 +1,4 @@
-"""One choice of a conversation: from its outputs to the parts of a message."""
+"""One choice of a conversation: its outputs become the parts of a message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mla_router.worker.server.text.tool_calls.parts import Call, Content, Part, 
 class ChatChoice:
     run: ChatRun
     index: int
-    calls: int = 0  # begun so far
+    calls: int = 0  # number of calls so far
     prompt_logprobs: Logprobs | None = None
     _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
     _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
@@ -35,8 +35,10 @@ class ChatChoice:
         self._echoed = self.run.echoed
 
     def take(self, output: Output) -> list[Part]:
-        """What has become certain by `output`. Depends on the tokens so far and not on how they came,
-        so that another worker can go on (replay.py)."""
+        """Takes `output`. Returns the parts that it makes certain.
+
+        The parts depend on the tokens only and not on their grouping, so that another worker can continue (replay.py).
+        """
         details, parts = self.run.details, self._echo()
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
@@ -55,48 +57,48 @@ class ChatChoice:
         return [part for part in parts if not isinstance(part, Reasoning)]
 
     def _echo(self) -> list[Part]:
-        """The message that the answer continues, once, if the client wants it before the answer."""
+        """Returns the echoed message once, as content."""
         echoed, self._echoed = self._echoed, ""
         return [Content(echoed)] if echoed else []
 
     @property
     def held(self) -> int:
-        """The characters of the text so far that are in no part yet."""
+        """The number of characters that are in no part yet."""
         return self._parser.held
 
     def skip(self, output: Output) -> None:
-        """The client has had what `output` made certain."""
+        """Takes an output that the client has received."""
         self.calls += sum(isinstance(part, Call) for part in self.take(output))
         self._tokens, self._token_ids = ScoredTokens(), []
 
     @property
     def has_details(self) -> bool:
-        """Some tokens' logprobs or ids are not shown yet."""
+        """Whether logprobs or token ids wait to be sent."""
         return bool(self._tokens.token_ids or self._token_ids)
 
     def take_logprobs(self) -> ChatLogprobs | None:
-        """Those of the tokens since the last time; None if nobody wants them."""
+        """Returns the logprobs of the tokens since the last call; None if the request wants none."""
         if self.run.details.logprobs is None:
             return None
         tokens, self._tokens = self._tokens, ScoredTokens()
         return chat_logprobs(self.run.handler.service.tokenizer, tokens, self.run.details)
 
     def take_token_ids(self) -> list[int]:
-        """Those since the last time, if they are wanted."""
+        """Returns the token ids since the last call."""
         token_ids, self._token_ids = self._token_ids, []
         return token_ids
 
     async def reasoning_tokens(self) -> int:
-        """How many tokens the text of its reasoning has: the marks around it are none of them."""
+        """Returns the number of tokens of the reasoning text, without the marks around it."""
         text = "".join(self._reasoning)
         if not text:
             return 0
         tokenizer = self.run.handler.service.tokenizer
-        most = len(text)  # at least a character a token
+        most = len(text)  # a token has at least one character
         return len(await tokenizer.encode_rendered(text, context_length=most))
 
     def next_call_id(self) -> str:
-        """The same on every worker that goes on with this answer."""
+        """Returns the id of the next call. It is the same on every worker that continues this answer."""
         name = f"{self.run.handler.origin.id.hex()} {self.index} {self.calls}"
         self.calls += 1
         return "call_" + hashlib.sha256(name.encode()).hexdigest()[:24]
@@ -110,7 +112,7 @@ class ChatChoice:
 
 
 async def usage_of(run: ChatRun, choices: Iterable[ChatChoice]) -> Usage:
-    """The counts at the end, with those of the reasoning if it is told apart."""
+    """Returns the final token counts. They include the reasoning tokens if reasoning is split from content."""
     usage = run.handler.usage
     if not run.splits_reasoning:
         return usage

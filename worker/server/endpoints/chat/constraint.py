@@ -1,4 +1,4 @@
-"""What the answer to a conversation must be a sentence of: JSON, calls of tools, or either."""
+"""The grammar of the answer to a conversation: the requested format, calls of tools, or either."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def constraint_of(
     *,
     inside: bool,
 ) -> Constraint | None:
-    """`asked` is what the client wants of an answer that calls no tools. A model that may call tools
-    may do so in place of it; one that must, writes nothing else. Calls follow their schemas then, and
-    those of strict functions always. None of this applies to reasoning that the prompt has opened
-    (`inside`). `special` has the ids of markers of `format` that are special tokens. Raises
-    InvalidRequest, naming the field."""
+    """Returns the constraint of the answer, or None.
+
+    `asked` is the constraint of an answer without calls. If calls are required, the answer has nothing else. If they are
+    possible, a call may take the place of `asked`. In both cases calls follow their schemas; calls of strict functions
+    always do. `inside`: the answer begins within the reasoning, which stays free. `special` has the ids of the markers of
+    `format` that are special tokens. Raises InvalidRequest, which names the field.
+    """
     constraint = asked
     if tools.required:
         if asked is not None:
             raise InvalidField(
-                "tool_choice", f"a call must be made, so there is no answer for {asked.field}"
+                "tool_choice", f"requires a call, so it cannot be combined with {asked.field}"
             )
         if format is None:
-            raise InvalidField("tool_choice", "this worker runs with --tool-call-parser none")
+            raise InvalidField("tool_choice", "needs a worker without --tool-call-parser none")
         calls = format.grammar(tools.functions, several=tools.several)
         constraint = structural_tag(calls, "tools")
     elif asked is None and tools.strict and format is not None:

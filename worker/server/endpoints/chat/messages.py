@@ -1,4 +1,4 @@
-"""A client's messages, checked, in the form that chat templates read."""
+"""Checks the messages of a request and converts them to the form of chat templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.schema.chat import ChatMessage, ContentPart, ToolCall
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 
-# OpenAI's newer name for system; templates know only the older.
+# `developer` is OpenAI's newer name of `system`; templates know only the older one.
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -23,7 +23,7 @@ ROLES = {
 def for_template(
     messages: list[ChatMessage] | None, *, arguments_as_objects: bool
 ) -> list[dict[str, Any]]:
-    """Raises InvalidRequest for the first message that makes no sense, naming its field."""
+    """Returns the messages for a template. Raises InvalidRequest for the first invalid message, and names its field."""
     if not messages:
         raise InvalidField("messages", "give at least one message")
     return [
@@ -47,11 +47,13 @@ def _message(message: ChatMessage, where: str, arguments_as_objects: bool) -> di
         rendered["reasoning_content"] = reasoning
     if role == "tool":
         if message.tool_call_id is None:
-            raise InvalidField(where + ".tool_call_id", "name the call that this is the result of")
+            raise InvalidField(
+                where + ".tool_call_id", "must be the id of the call with this result"
+            )
         rendered["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         if role != "assistant":
-            raise InvalidField(where + ".tool_calls", "only an assistant makes calls")
+            raise InvalidField(where + ".tool_calls", "only an assistant's message may have calls")
         rendered["tool_calls"] = [_call(call, arguments_as_objects) for call in message.tool_calls]
     return rendered
 
@@ -66,14 +68,14 @@ def _content(message: ChatMessage, where: str) -> str | None:
     for index, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(
-                f"{where}.content[{index}]: this model takes only parts of type text",
+                f"{where}.content[{index}]: this model supports only parts of type text",
                 param=f"{where}.content[{index}].type",
             )
     return text_of(message.content)
 
 
 def text_of(content: str | list[ContentPart]) -> str:
-    """The text of a message's content; its parts, if it has several, are one line each."""
+    """Returns the text of a message's content. Several parts are separated by newlines."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text or "" for part in content)
@@ -88,8 +90,8 @@ def _call(call: ToolCall, arguments_as_objects: bool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any] | str:
-    """What a call's arguments say, or themselves: a model may have written something else, or been cut off, and
-    its client sends back what it got."""
+    """Returns the decoded arguments of a call, or the text itself if it is not a JSON object. A client returns the text of
+    the model, which may be invalid or cut off."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):

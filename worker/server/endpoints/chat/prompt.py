@@ -1,4 +1,4 @@
-"""The prompt's text: a conversation, rendered by the chat template."""
+"""Renders a conversation with the chat template."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mla_router.worker.server.state import Service
 from mla_router.worker.server.text.chat_template import ChatTemplate, Conversation
 
 MAX_TEMPLATE_KWARGS = 4096  # bytes as JSON
-# Messages, items and the like: to convert and render one takes some microseconds.
+# Messages and items. To convert and render one takes some microseconds; more are handled in a thread.
 MAX_INLINE = 256
 
 Result = TypeVar("Result")
 
 
 async def beside_the_loop(work: Callable[[], Result], *, things: int) -> Result:
-    """What `work` returns, in a thread if it is about so many things that the loop had better go on meanwhile."""
+    """Returns the result of `work`, which runs in a thread if it handles more than MAX_INLINE things."""
     return work() if things <= MAX_INLINE else await asyncio.to_thread(work)
 
 
 async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: str) -> str:
-    """The prompt's text. `field`: what the client calls the messages. Raises InvalidRequest, naming the field."""
+    """Returns the text of the prompt. `field` is the client's field of the messages. Raises InvalidRequest."""
     messages, template = body.messages or [], service.tokenizer.template
     count = check_count(
         sum(1 + len(message.tool_calls or ()) + _parts(message) for message in messages),
@@ -41,8 +41,8 @@ async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: s
 
 
 def check_count(count: int, context_length: int, field: str) -> int:
-    """Of messages and what they are made of, each of which takes a token and more. Before they are looked at,
-    which takes many times as long as to read them. Returns it; raises InvalidRequest."""
+    """Returns `count`, the number of messages, parts and calls. Raises InvalidRequest if they cannot fit, as each needs a
+    token. This check comes before the conversion, which is slower than parsing."""
     if count > context_length:
         raise InvalidField(
             field,
@@ -54,12 +54,12 @@ def check_count(count: int, context_length: int, field: str) -> int:
 
 
 def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> Conversation:
-    """What `template` is to render. Raises InvalidRequest, naming the field."""
+    """Returns the input of `template`. Raises InvalidRequest, which names the field."""
     messages = for_template(body.messages, arguments_as_objects=template.wants_objects)
     goes_on = bool(body.continue_final_message)
     if goes_on and body.add_generation_prompt:
         raise InvalidField(
-            "continue_final_message", "an answer goes on only without add_generation_prompt"
+            "continue_final_message", "cannot be combined with add_generation_prompt"
         )
     if goes_on and (messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
         raise InvalidField(
@@ -77,7 +77,8 @@ def conversation(body: ChatRequest, tools: ToolUse, template: ChatTemplate) -> C
 
 
 def echoed(body: ChatRequest) -> str:
-    """vLLM's `echo`: the content of an assistant's last message, which `for_template` has checked."""
+    """Returns the content of the last message if it is an assistant's and the request has vLLM's `echo`, else "". Call
+    `for_template` first, which checks it."""
     last = body.messages[-1] if body.echo and body.messages else None
     if last is None or last.role != "assistant" or last.content is None:
         return ""
@@ -85,7 +86,7 @@ def echoed(body: ChatRequest) -> str:
 
 
 def _thinking(body: ChatRequest) -> dict[str, Any]:
-    """The template's variables for `reasoning_effort`, as SGLang has them: models have different names."""
+    """Returns the template variables of `reasoning_effort`, under the names of several models, as in SGLang."""
     asked = body.reasoning or ReasoningRequest()
     effort = asked.effort or body.reasoning_effort
     if effort is None:

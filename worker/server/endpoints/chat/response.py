@@ -1,4 +1,4 @@
-"""A conversation's answers, all at once."""
+"""The complete response of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Cont
 
 @dataclass(slots=True)
 class Draft:
-    """The parts of a choice so far."""
+    """Collects the parts of a choice."""
 
     choice: ChatChoice
     reasoning: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Draft:
 
 
 async def draft(run: ChatRun) -> list[Draft]:
-    """Run it to the end."""
+    """Runs the request to its end. Returns one draft for each choice."""
     handler = run.handler
     drafts = [Draft(ChatChoice(run, index)) for index in range(handler.size)]
     while outputs := await handler.next():

@@ -1,4 +1,4 @@
-"""What a conversation comes to: the generation of its answers, and how to read their text."""
+"""Prepares a conversation: the handler of its request, and the parser of its answers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MAX_TOP_LOGPROBS = 20  # OpenAI's
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """How the client calls what endpoints call differently, for error messages."""
+    """Field names that differ between endpoints, for error messages."""
 
     messages: str = "messages"
     max_tokens: str = "max_completion_tokens"
-    tool: str = "tools[{}].function.name"  # by its index
+    tool: str = "tools[{}].function.name"  # `{}` is the index
     schema: str = "response_format.json_schema.schema"
 
 
@@ -39,7 +39,7 @@ CHAT_NAMES = FieldNames()
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """Everything of a request that is checked and rendered; nothing of it runs yet."""
+    """A checked and rendered request that does not run yet."""
 
     handler: RequestHandler
     tools: ToolUse
@@ -47,15 +47,15 @@ class ChatRun:
     reasoning_apart: bool
     reasoning_shown: bool
     begins_inside: bool  # the prompt has opened the reasoning
-    echoed: str  # content that comes before the answer's own
+    echoed: str  # content before that of the answer
 
     @property
     def splits_reasoning(self) -> bool:
-        """Reasoning is told apart from content, whether it is shown or not."""
+        """Whether reasoning is split from content. It may still be hidden."""
         return self.reasoning_apart and self.handler.service.answers.reasons
 
     def parser(self) -> AnswerParser:
-        """For the text of one choice."""
+        """Returns the parser of the text of one choice."""
         return self.handler.service.answers.parser(
             self.tools.functions,
             reasoning=self.reasoning_apart,
@@ -73,8 +73,11 @@ async def prepare(
     trace: str | None = None,
     token_by_token: bool = False,
 ) -> ChatRun:
-    """`trace` is the client's X-Request-Id; `token_by_token`: an output for each token. Raises
-    InvalidRequest, naming the field."""
+    """Checks and renders a request.
+
+    `trace` is the client's X-Request-Id; `token_by_token`: one output for each token. Raises InvalidRequest, which names
+    the field.
+    """
     refuse_unsupported(body)
     tools = read_tools(body, names.tool)
     details = Details.of(body, _top_logprobs(body))

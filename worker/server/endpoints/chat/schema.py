@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions in OpenAI's shape, with DeepSeek's `reasoning_content` and vLLM's additions."""
+"""Response types of /v1/chat/completions: OpenAI's, with DeepSeek's `reasoning_content` and vLLM's additions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     annotations: list[str] = []
-    reasoning_content: str | None  # null: there is none; SGLang's clients read it without asking
-    reasoning: str | None  # the same under vLLM's name
+    reasoning_content: str | None  # never absent, because SGLang's clients expect the field
+    reasoning: str | None  # the same, under vLLM's name
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -52,12 +52,12 @@ class Completion(msgspec.Struct, kw_only=True):
 
 
 class FunctionPiece(msgspec.Struct, omit_defaults=True):
-    arguments: str  # these pieces add up to the whole
+    arguments: str  # the pieces add up to the arguments
     name: str | None = None
 
 
 class CallPiece(msgspec.Struct, omit_defaults=True):
-    """What is new of a call; its id, type and name come with the first piece."""
+    """The new part of a call. The first piece has its id, type and name."""
 
     index: int
     function: FunctionPiece
@@ -66,7 +66,7 @@ class CallPiece(msgspec.Struct, omit_defaults=True):
 
 
 class Piece(msgspec.Struct):
-    """The delta of a chunk; what is not new is left out, but for `reasoning_content`."""
+    """The delta of a chunk. Fields without news are absent, except `reasoning_content`."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET

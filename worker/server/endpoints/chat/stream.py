@@ -1,4 +1,4 @@
-"""A conversation's answers as a stream of chunks."""
+"""The stream of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Cont
 
 
 async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[bytes]:
-    """The events of a streamed answer to `body`."""
+    """Yields the events of a streamed answer to `body`."""
     handler = run.handler
     shared = handler.identity.envelope("chatcmpl-", model)
     counted = body.wants_continuous_usage
-    # Chunks before the last say null, if any says it
+    # If the stream has usage at all, the earlier chunks have null.
     no_usage = None if body.wants_usage else msgspec.UNSET
     choices = [ChatChoice(run, index) for index in range(handler.size)]
     begun = set(handler.known)
@@ -39,7 +39,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
     def send(
         choice: ChatChoice, piece: Piece, finish: Finish | None = None, *, is_role: bool = False
     ) -> bytes:
-        """The next event of `choice`. The first of all tells the prompt, too. `is_role`: it tells the role alone."""
+        """Returns the next event of `choice`. The very first one has the prompt's ids. `is_role`: it has only the role."""
         nonlocal prompt_ids
         index, ending = choice.index, finish or Finish("")
         usage = handler.usage_of(index) if counted else no_usage
@@ -74,8 +74,8 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
         for index in range(handler.size)
     ]
     outputs = await handler.next()
-    # The first event is there before it is known what the first token shows; a client for whom we go
-    # on has had it. The other choices begin with their first piece.
+    # The first event has only the role and is sent with the first token. The client of a continued stream has it
+    # already. The other choices begin with their first piece.
     events = []
     if handler.continues:
         prompt_ids = msgspec.UNSET
@@ -90,12 +90,12 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             text = parts[0].text if len(parts) == 1 and isinstance(parts[0], Content) else ""
             if text and choice.index in begun and not choice.has_details and not counted:
                 events.append(plain[choice.index].of(text, marks.take(choice.index)))
-            elif parts:  # in one event: it stands for all of the output's tokens
+            elif parts:  # one event, because its mark lists all tokens of the output
                 events.append(send(choice, fill(choice, Piece(), parts)))
             if output.finish:
                 events.append(send(choice, Piece(), output.finish))
         if events:
-            yield b"".join(events)  # in one write, however far the client is behind
+            yield b"".join(events)  # one write, even if the client is far behind
             events.clear()
         outputs = await handler.next()
     if body.wants_usage:
@@ -103,7 +103,7 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
 
 
 def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:
-    """Put `parts` into `piece`: one entry a call that they are about."""
+    """Puts `parts` into `piece`, with one entry for each call. Returns `piece`."""
     for part in parts:
         if isinstance(part, Reasoning):
             piece.reasoning = piece.reasoning_content = (piece.reasoning_content or "") + part.text

@@ -1,4 +1,4 @@
-"""Which functions an answer may call, and whether it has to: `tools` and `tool_choice`, checked."""
+"""Checks `tools`, `tool_choice` and `parallel_tool_calls`: the functions that an answer may or must call."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` come to."""
+    """The checked fields."""
 
     rendered: list[dict[str, Any]] | None = None  # for the chat template
-    # The functions that may be called, by name: JSON schemas of their arguments.
+    # JSON schemas of the arguments, by the name of the function that may be called.
     functions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    required: bool = False  # a call must be made
-    several: bool = True  # calls may be made in one answer
-    strict: frozenset[str] = frozenset()  # functions whose schemas calls must follow in any case
+    required: bool = False  # the answer must have a call
+    several: bool = True  # the answer may have several calls
+    strict: frozenset[str] = frozenset()  # functions whose calls always follow their schemas
 
 
 def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -> ToolUse:
-    """`name_field` is how the client calls a tool's name, by its index. Raises InvalidRequest, naming
-    the field."""
+    """Checks the fields. `name_field` is the client's field of a tool's name, with `{}` for its index.
+
+    Raises InvalidRequest, which names the field.
+    """
     tools, choice = body.tools or [], body.tool_choice or "auto"
     if len(tools) > MAX_TOOLS:
         raise InvalidField("tools", f"at most {MAX_TOOLS}, got {len(tools)}")
@@ -51,14 +53,14 @@ def read_tools(body: ChatRequest, name_field: str = "tools[{}].function.name") -
     if choice == "required" and not functions:
         raise InvalidField("tool_choice", "required needs tools to choose from")
     if choice == "none" or not functions:
-        return ToolUse()  # what may not be called, the model need not know of
+        return ToolUse()  # the prompt does not mention functions that must not be called
     strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
     required = choice == "required"
     return ToolUse(_rendered(tools), functions, required, several, strict)
 
 
 def _rendered(tools: list[Tool]) -> list[dict[str, Any]]:
-    """With all fields: templates put them together without looking whether they are there."""
+    """Returns the tools with all fields, because templates do not check for missing ones."""
     return [
         {
             "type": "function",

@@ -1,4 +1,4 @@
-"""/v1/responses, OpenAI's newer form of a conversation: a translation to a chat and back.
+"""/v1/responses, OpenAI's newer API of conversations: a translation to a chat and back.
 
-Nothing is stored: `store` is ignored, and whatever refers to an earlier response is refused.
+The server stores nothing: `store` is ignored, and references to earlier responses are refused.
 """

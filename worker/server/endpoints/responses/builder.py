@@ -1,4 +1,4 @@
-"""From the parts of an answer to the items of a response, and to the events that tell of them."""
+"""Builds the items of a response, and the events of its stream, from the parts of an answer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from mla_router.worker.server.endpoints.responses.schema import (
 )
 from mla_router.worker.server.text.tool_calls.parts import Arguments, Call, Part, Reasoning
 
-Event = dict[str, Any]  # `type` and its fields, without the sequence number
+Event = dict[str, Any]  # an event without its sequence number
 
 
 class ResponseBuilder:
     def __init__(self, choice: ChatChoice) -> None:
-        self.items: list[Item] = []  # that are complete
+        self.items: list[Item] = []  # complete items
         self._choice = choice
-        self._item: Item | None = None  # that is being written
-        self._text: list[str] = []  # of it
-        self._logprobs: list[TokenLogprob] = []  # of its tokens
-        # White space that may be the beginning of a message, or stand between others
+        self._item: Item | None = None  # the open item
+        self._text: list[str] = []  # of the open item
+        self._logprobs: list[TokenLogprob] = []  # of the open item
+        # White space that may begin a message, or separate other items.
         self._blank = ""
         self._blank_logprobs: list[TokenLogprob] = []
 
     def add(self, part: Part, logprobs: list[TokenLogprob]) -> Iterator[Event]:
-        """Take the next part, and the log-probabilities of its tokens if it is text of a message. Exhaust the
-        events before the next call."""
+        """Takes the next part, with the logprobs of its tokens if it is text of a message. Yields its events, which must be
+        exhausted before the next call."""
         if isinstance(part, Arguments):
             yield self._delta("response.function_call_arguments.delta", part.text)
         elif isinstance(part, Call):
@@ -60,7 +60,7 @@ class ResponseBuilder:
             )
 
     def close(self, status: str) -> Iterator[Event]:
-        """End the item that is being written, if there is one: `completed` or `incomplete`."""
+        """Closes the open item, if any, with `status`: `completed` or `incomplete`."""
         if self._item is None:
             return
         text, index = "".join(self._text), len(self.items)
@@ -82,7 +82,7 @@ class ResponseBuilder:
         self._item = None
 
     def _begin(self, item: Item) -> Iterator[Event]:
-        """The next item; its id was made for the place behind the one that is closed here."""
+        """Closes the open item and opens `item`, whose id already has the next position."""
         yield from self.close("completed")
         self._item, self._text, self._blank = item, [], ""
         self._logprobs, self._blank_logprobs = [], []

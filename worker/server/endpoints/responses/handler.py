@@ -48,7 +48,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     streams, scored = bool(body.stream), wants_logprobs(body)
-    # The last events repeat all log-probabilities, and nobody but this worker has those of the first tokens.
+    # The last events repeat all logprobs. Another worker does not have those of the first tokens.
     replay = read_replay(request, body.continuation, possible=streams and not scored)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
@@ -59,7 +59,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     answer = _Answer.of(run, body, model)
     async with run.handler.running():
         if body.stream:
-            # OpenAI's streams of this kind end with the last event, and without [DONE].
+            # OpenAI's streams of this endpoint end without [DONE].
             return await stream(request, answer.events(), lambda: run.handler.headers, done=b"")
         while outputs := await run.handler.next():
             for output in outputs:
@@ -73,8 +73,8 @@ class _Answer:
     choice: ChatChoice
     builder: ResponseBuilder
     logprobs: TextLogprobs | None
-    begun: Response  # as it was before there was any output
-    reason: str = ""  # why it ended
+    begun: Response  # the response before the first output
+    reason: str = ""  # a FinishReason value at the end
 
     @classmethod
     def of(cls, run: ChatRun, body: ResponsesRequest, model: str) -> _Answer:
@@ -83,7 +83,7 @@ class _Answer:
         return cls(run, choice, ResponseBuilder(choice), logprobs, _begun(run, body, model))
 
     def take(self, output: Output) -> list[Event]:
-        """The events that `output` makes."""
+        """Takes `output`. Returns its events."""
         events: list[Event] = []
         parts = self.choice.take(output)
         if self.logprobs is not None and (scores := self.choice.take_logprobs()):
@@ -100,7 +100,7 @@ class _Answer:
         return events
 
     async def response(self) -> Response:
-        """The whole of it, at the end."""
+        """Returns the complete response."""
         handler = self.run.handler
         stopped = self.reason == FinishReason.STOP.value
         reached = self.reason == FinishReason.LENGTH.value
@@ -115,14 +115,14 @@ class _Answer:
         )
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The stream; where it goes on with a broken one, what the client has not had of it."""
+        """Yields the events of the stream; of a continued stream only those that the client lacks."""
         handler = self.run.handler
         marks, replay = handler.marks(), handler.replay
         had = 0 if replay is None else replay.events
         made = 0
 
         def written(events: Iterable[Event]) -> bytes:
-            """Those that the client has not had."""
+            """Numbers `events` and encodes those that the client lacks."""
             nonlocal made
             lines = []
             for body in events:
@@ -143,7 +143,7 @@ class _Answer:
                 await asyncio.sleep(0)
         if replay is not None:
             replay.check_events(made)
-        # Nothing goes out before the first output: until then another worker can answer.
+        # No event is sent before the first output, so that until then another worker can answer.
         while outputs := await handler.next():
             for output in outputs:
                 marks.add(0, output.token_ids)

@@ -1,4 +1,4 @@
-"""A body of /v1/responses as a body of /v1/chat/completions."""
+"""Converts a body of /v1/responses to a body of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
 
 _STATELESS = "this server keeps no responses; send the whole conversation as input"
-# Fields that cannot be honoured: the values, besides null, that do no harm, and why not.
+# Unsupported fields, with the values besides null that have no effect, and the reason.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "previous_response_id": ((), _STATELESS),
     "conversation": ((), _STATELESS),
@@ -43,12 +43,12 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "truncation": (("disabled",), "shorten the input instead"),
 }
 LOGPROBS = "message.output_text.logprobs"
-# Parts of an answer that may be asked for; of the second there is none.
+# Values of `include` that are accepted. The second one has no effect.
 _INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})
 
 
 def as_chat(body: ResponsesRequest) -> ChatRequest:
-    """Raises InvalidRequest, naming the field."""
+    """Converts a body. Raises InvalidRequest, which names the field."""
     _refuse(body)
     copied = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     choice: Any = body.tool_choice
@@ -121,12 +121,14 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
 
 
 class _Messages:
-    """Made of items, of which each is a message or a part of one: reasoning, text and calls of one answer come
-    as items of their own."""
+    """Collects messages from items. An item is a message or a part of one: the reasoning, the text and the calls of one
+    answer are separate items."""
 
     def __init__(self) -> None:
         self._messages: list[ChatMessage] = []
-        self._texts: list[list[str]] = []  # of each message, joined once: items may be many
+        self._texts: list[
+            list[str]
+        ] = []  # for each message; joined at the end, because items may be many
 
     def add(self, role: str, text: str) -> ChatMessage:
         message = ChatMessage(role)
@@ -150,7 +152,7 @@ class _Messages:
             else:
                 self.add(item.role, text)
         elif item.type == "reasoning":
-            # Without text if it was encrypted, or summed up, elsewhere.
+            # Encrypted or summarized reasoning has no text.
             message = self.add("assistant", "")
             if item.content is not None:
                 message.reasoning_content = _text(item.content, where + ".content")
@@ -189,7 +191,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
     for index, part in enumerate(content):
         if part.type not in TEXT_PARTS or part.text is None:
             raise InvalidRequest(
-                f"{where}[{index}]: this model takes only parts of text",
+                f"{where}[{index}]: this model supports only text parts",
                 param=f"{where}[{index}].type",
             )
     return "\n".join(part.text or "" for part in content)

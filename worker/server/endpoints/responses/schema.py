@@ -1,4 +1,4 @@
-"""Answers of /v1/responses as OpenAI writes them."""
+"""Response types of /v1/responses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Item = MessageItem | ReasoningItem | CallItem
 
 class InputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
-    cache_write_tokens: int = 0  # of caches that clients pay for
+    cache_write_tokens: int = 0  # for paid caches
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     top_logprobs: int
-    # What follows says the same of every answer; Open Responses wants it said.
+    # Constant fields, which Open Responses requires.
     max_tool_calls: None = None
     service_tier: str = "default"
     prompt_cache_key: None = None

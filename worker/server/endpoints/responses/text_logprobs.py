@@ -1,8 +1,7 @@
-"""Log-probabilities of the tokens that an output text is made of, and of no others.
+"""Selects the logprobs of the tokens of output texts.
 
-Reasoning, calls and the markers around them are tokens of the same answer. The parser says which text is
-content, and how much it holds back; so the place of each content in the answer's text is known, and with it
-its tokens.
+Reasoning, calls and their markers are tokens of the same answer. The parser returns the content and the number of held
+characters. This gives the position of each content in the text of the answer, and so its tokens.
 """
 
 from __future__ import annotations
@@ -16,21 +15,23 @@ from mla_router.worker.server.endpoints.logprobs import TokenLogprob, TopLogprob
 
 
 class TextLogprobs:
-    """Takes an answer's tokens as they come, and gives them away with the content that shows them."""
+    """Collects the tokens of an answer, and returns them with their content."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[int, list[TokenLogprob]]] = deque()  # by where their text begins
-        self._end = 0  # of the answer's text so far, in characters
+        self._tokens: deque[tuple[int, list[TokenLogprob]]] = (
+            deque()
+        )  # with the offsets of their text
+        self._end = 0  # length of the answer's text so far, in characters
 
     def add(self, text: str, tokens: Sequence[TokenLogprob]) -> None:
-        """`tokens` have added `text` to the answer: "" if it is not certain yet."""
+        """Adds `tokens`, which have added `text` to the answer; "" if their text is not certain yet."""
         self._tokens.append((self._end, [_with_bytes(token) for token in tokens]))
         self._end += len(text)
 
     def take(self, content: str, held: int) -> list[TokenLogprob]:
-        """Return the tokens of `content`, behind which the parser holds back `held` characters.
+        """Returns the tokens of `content`, after which the parser holds back `held` characters.
 
-        Forget the tokens before. A token whose text is shared with a marker belongs to neither.
+        Earlier tokens are dropped. A token that is partly a marker belongs to neither.
         """
         end = self._end - held
         begin = end - len(content)
@@ -43,6 +44,6 @@ class TextLogprobs:
 
 
 def _with_bytes(token: TokenLogprob) -> TokenLogprob:
-    """In the form of /v1/responses, where bytes that are not known are none."""
+    """Returns the form of /v1/responses, in which unknown bytes are an empty list."""
     top = [TopLogprob(one.token, one.logprob, one.bytes or ()) for one in token.top_logprobs]
     return msgspec.structs.replace(token, bytes=token.bytes or (), top_logprobs=top)
