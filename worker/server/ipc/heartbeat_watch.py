@@ -1,8 +1,8 @@
-"""Finds a scheduler that has stopped, in about a second, and only one that really has.
+"""Detects a frozen scheduler in about a second.
 
-A busy machine lets a scheduler wait for a core, and its heartbeat is late then as well. So time alone decides
-nothing. A scheduler without a heartbeat is frozen when for a second its process was stopped by a signal, or none
-of its threads computed or wanted to; or when it computed for much longer than its steps should take.
+On a busy machine the heartbeat of a healthy scheduler may be late, because it waits for a core. So a late heartbeat alone
+proves nothing. A scheduler without a heartbeat is frozen if its process is stopped by a signal, if for a second none of
+its threads ran or could run, or if it computed for much longer than its steps should take.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from mla_router.worker.heartbeat import Heartbeat
 
 LOOK_S = 0.2
 FROZEN_S = 1.0
-STOPPED_S = 0.4  # by a signal: the kernel says so
-# Limit of the CPU time of the scheduler's thread without a heartbeat, which on a GPU waits for a step by asking again
-# and again: so many seconds, or so many times what the steps under way should take. Shares of a core that others
-# take do not count.
+STOPPED_S = 0.4  # for a process that is stopped by a signal
+# Limit of the CPU time of the scheduler's thread without a heartbeat: HUNG_CPU_S, or LENIENCE times the expected time of
+# the running steps. A thread that polls a GPU uses CPU time, too. Time that other processes take does not count.
 HUNG_CPU_S = 1.8
 LENIENCE = 4.0
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -28,16 +27,16 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process is doing, as the kernel sees it."""
+    """The state of a process, from /proc."""
 
     is_stopped: bool  # by a signal, or a debugger
-    wants_to_run: bool  # a thread computes, waits for a core or for a disk
-    cpu_s: float  # of all threads, so far
+    wants_to_run: bool  # a thread runs, waits for a core or for a disk
+    cpu_s: float  # of all threads
     main_cpu_s: float  # of the first thread
 
 
 def activity(pid: int) -> Activity | None:
-    """None if there is no such process."""
+    """Returns the activity of process `pid`; None if it does not exist."""
     try:
         process = _fields(Path(f"/proc/{pid}/stat"))
         threads = [_fields(path / "stat") for path in Path(f"/proc/{pid}/task").iterdir()]
@@ -106,7 +105,7 @@ class HeartbeatWatch:
 
 
 def _fields(path: Path) -> list[str]:
-    """Of a stat file, from the state on: what comes before is a name, which may have blanks in it."""
+    """Returns the fields of a stat file from the state on. The name before it may contain blanks."""
     return path.read_text().rpartition(") ")[2].split()
 
 

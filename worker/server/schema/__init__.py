@@ -1,6 +1,5 @@
-"""The requests that clients may send, as types; msgspec checks a body while it parses it.
+"""The types of the request bodies. msgspec checks a body while it parses it.
 
-Fields that would change the answer and that this version cannot honour are refused by name
-(`unsupported.py`): ignoring them would answer another question. Fields that are not listed are ignored,
-as OpenAI-compatible servers do; those of OpenAI, SGLang and vLLM among them change no answer.
+Unsupported fields that would change the answer are refused by name (`unsupported.py`). Unknown fields are ignored, as in
+other OpenAI-compatible servers; the fields of OpenAI, SGLang and vLLM among them change no answer.
 """

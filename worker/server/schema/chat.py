@@ -16,7 +16,7 @@ class ContentPart(msgspec.Struct):
 
 class CalledFunction(msgspec.Struct):
     name: str
-    arguments: str  # a JSON object, as the model has written it
+    arguments: str  # a JSON object in the model's own text
 
 
 class ToolCall(msgspec.Struct):
@@ -42,7 +42,7 @@ class ChatMessage(msgspec.Struct):
 class FunctionDefinition(msgspec.Struct):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; null: it takes none
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; null: no arguments
     strict: bool | None = None
 
 
@@ -56,7 +56,7 @@ class FunctionName(msgspec.Struct):
 
 
 class NamedToolChoice(msgspec.Struct):
-    """The one function that must be called."""
+    """The function that the answer must call."""
 
     function: FunctionName
     type: Literal["function"] = "function"
@@ -81,11 +81,9 @@ class ChatRequest(OpenAIFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    echo: bool | None = (
-        None  # vLLM: the answer begins with the assistant's message that it continues
-    )
-    separate_reasoning: bool | None = None  # false: as a part of the content
-    include_reasoning: bool | None = None  # false: the reasoning is not sent
+    echo: bool | None = None  # vLLM: the answer repeats the assistant's message that it continues
+    separate_reasoning: bool | None = None  # false: reasoning is a part of the content
+    include_reasoning: bool | None = None  # false: reasoning is not sent
     reasoning_effort: Effort | None = None
     reasoning: ReasoningRequest | None = None  # SGLang: the same
     # refused unless neutral

@@ -1,4 +1,4 @@
-"""What several endpoints spell alike."""
+"""Fields that several endpoints share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PromptItems = list[str | int | list[int]]
 
 
 class SamplingFields(UnsupportedFields, kw_only=True):
-    """What all generating endpoints spell alike."""
+    """The sampling fields of all generating endpoints."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -25,24 +25,24 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None  # vLLM: no other token is drawn
+    allowed_token_ids: list[int] | None = None  # vLLM: the model draws no other tokens
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None  # searched after each token; what matches is shown
-    no_stop_trim: bool | None = None  # SGLang: the text ends behind what ended it
-    include_stop_str_in_output: bool | None = None  # the same in vLLM
+    stop_regex: str | list[str] | None = (
+        None  # searched after each token; the text includes the match
+    )
+    no_stop_trim: bool | None = None  # SGLang: the text includes the stop string or token
+    include_stop_str_in_output: bool | None = None  # vLLM: the same
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
-    # at most one of all that follow and `response_format`
-    json_schema: str | dict[str, Any] | bool | None = (
-        None  # a string with a schema, as SGLang has it
-    )
+    # At most one of the following fields and `response_format`.
+    json_schema: str | dict[str, Any] | bool | None = None  # SGLang: a string with a schema
     regex: str | None = None  # matches the whole answer
     ebnf: str | None = None  # its first rule is `root`
     structural_tag: str | dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None  # vLLM's
-    # vLLM's before it had that
+    # vLLM's older fields
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -51,11 +51,11 @@ class SamplingFields(UnsupportedFields, kw_only=True):
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # the counts so far with each chunk
+    continuous_usage_stats: bool | None = None  # token counts in each chunk
 
 
 class OpenAIFields(SamplingFields, kw_only=True):
-    """What OpenAI's two endpoints share."""
+    """The fields that /v1/chat/completions and /v1/completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -63,28 +63,28 @@ class OpenAIFields(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     min_tokens: int | None = None
     seed: int | None = None
-    rid: str | list[str] | None = None  # SGLang: the answer's id, by which it can be aborted
-    request_id: str | None = None  # vLLM: the same, behind the endpoint's prefix
+    rid: str | list[str] | None = None  # SGLang: the id of the answer, for /abort_request
+    request_id: str | None = None  # vLLM: the same, after the endpoint's prefix
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
     continuation: Continuation | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None  # in logprobs: `token_id:5` for the text
-    prompt_logprobs: int | None = None  # of so many likely tokens in each place of the prompt
-    truncate_prompt_tokens: int | None = None  # -1: to what fits
-    truncation_side: Literal["left", "right"] | None = None  # where tokens are dropped
+    return_tokens_as_token_ids: bool | None = None  # logprobs have `token_id:5` instead of text
+    prompt_logprobs: int | None = None  # number of likely tokens at each position of the prompt
+    truncate_prompt_tokens: int | None = None  # -1: as many as fit
+    truncation_side: Literal["left", "right"] | None = None  # the end that is cut off
     add_special_tokens: bool | None = None
 
     @property
     def wants_usage(self) -> bool:
-        """A stream ends with a chunk of token counts only if the client asked for it."""
+        """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def wants_continuous_usage(self) -> bool:
-        """`include_usage: false` is heeded: it rules all counts out. Left out, it does not."""
+        """Whether each chunk has token counts. `include_usage: false` switches them off, too."""
         options = self.stream_options
         return (
             options is not None

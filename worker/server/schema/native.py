@@ -1,4 +1,4 @@
-"""The bodies of /generate and of what operators send, which are SGLang's."""
+"""The bodies of SGLang's native endpoints: /generate and the admin endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NativeSamplingFields(SamplingFields, kw_only=True):
 
 
 class GenerateRequest(UnsupportedFields, kw_only=True):
-    """SGLang's native request."""
+    """The body of /generate."""
 
     text: str | list[str] | None = None
     input_ids: PromptItems | None = None
@@ -58,19 +58,19 @@ class GenerateRequest(UnsupportedFields, kw_only=True):
 
     @property
     def no_answer(self) -> bool:
-        """Whether only the prompt is wanted: computed for the cache, or for its logprobs. SGLang's frontend asks so
-        for what programs have in common, and for each of the choices of `select`."""
+        """Whether the request only computes the prompt, for the cache or for its logprobs. SGLang's frontend does this for
+        common prefixes of programs, and for each choice of `select`."""
         return self.sampling_params is not None and self.sampling_params.max_new_tokens == 0
 
 
 class StartProfileRequest(msgspec.Struct, kw_only=True):
     num_steps: int | None = None
-    # refused: the operator says where traces go, by --profile-dir
+    # refused: the operator chooses the folder by --profile-dir
     output_dir: Any = None
 
 
 class AbortRequest(msgspec.Struct):
-    """Of one request, or of all."""
+    """The body of /abort_request: one request, or all."""
 
     rid: str | None = None
     abort_all: bool | None = None

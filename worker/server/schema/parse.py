@@ -1,4 +1,4 @@
-"""From the bytes of a body to its type, or to an error that names the field."""
+"""Parses a request body into its type."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 
-# Where msgspec says that a value has the wrong type: "... - at `$.messages[0].role`".
+# The end of msgspec's message about a wrong type: "... - at `$.messages[0].role`".
 _LOCATION = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[Request]) -> Request:
-    """Parse and type-check a request body."""
+    """Parses and type-checks a body. Raises InvalidRequest, which names the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

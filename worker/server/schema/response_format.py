@@ -1,4 +1,4 @@
-"""What an answer must look like, in OpenAI's words and SGLang's."""
+"""`response_format`: the format of an answer, in OpenAI's and SGLang's forms."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ JsonSchema = dict[str, Any] | bool
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
-    """Anything."""
+    """Free text."""
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """Some JSON object."""
+    """Any JSON object."""
 
 
 class NamedSchema(msgspec.Struct):
     name: str
     schema: JsonSchema | None = None  # null: any JSON
     description: str | None = None
-    strict: bool | None = None  # an answer follows its schema strictly, whether this is set or not
+    strict: bool | None = None  # no effect: answers always follow their schema
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON of this schema."""
+    """JSON that satisfies a schema."""
 
     json_schema: NamedSchema
 
 
 class Structure(msgspec.Struct):
-    """JSON of a schema between two texts."""
+    """JSON that satisfies a schema, between two texts."""
 
     begin: str
     end: str
@@ -39,8 +39,8 @@ class Structure(msgspec.Struct):
 
 
 class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"):
-    """Free text with structures in it: those whose `begin` starts with one of `triggers` must be
-    finished once such a trigger has been written. Or, in its place, xgrammar's own `format`."""
+    """Free text with structures in it. After the text of a trigger the answer must complete a structure whose `begin` starts
+    with this trigger. Alternatively `format` is a format of xgrammar."""
 
     structures: list[Structure] | None = None
     triggers: list[str] | None = None

@@ -12,8 +12,8 @@ from mla_router.worker.server.schema.fields import SamplingFields
 
 
 class InputItem(msgspec.Struct):
-    """A message, a call that was made, its result, or reasoning. Which fields there must be depends
-    on `type`, which messages may leave out."""
+    """A message, a call, the result of a call, or reasoning. The required fields depend on `type`, which messages may
+    omit."""
 
     type: str = "message"
     role: str | None = None  # of a message
@@ -28,12 +28,12 @@ class ResponseTool(msgspec.Struct):
     name: str
     type: Literal["function"] = "function"
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; null: it takes none
+    parameters: dict[str, Any] | None = None  # JSON schema of the arguments; null: no arguments
     strict: bool | None = None
 
 
 class ResponseToolChoice(msgspec.Struct):
-    """The one function that must be called."""
+    """The function that the answer must call."""
 
     name: str
     type: Literal["function"] = "function"

@@ -1,4 +1,4 @@
-"""What an answer must look like, in vLLM's words."""
+"""`structured_outputs`: the format of an answer, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """One of these kinds."""
+    """One of these formats."""
 
     json: str | dict[str, Any] | bool | None = None  # a schema, or a string with one
     regex: str | None = None  # matches the whole answer
-    choice: list[str] | None = None  # the answer is one of them
+    choice: list[str] | None = None  # the answer is one of these texts
     grammar: str | None = None  # EBNF; its first rule is `root`
-    json_object: bool | None = None  # true: some JSON object
+    json_object: bool | None = None  # true: any JSON object
     structural_tag: str | dict[str, Any] | None = None
     # refused unless neutral
     disable_additional_properties: Any = None

@@ -1,4 +1,4 @@
-"""The bodies of /tokenize and /detokenize, which are vLLM's and SGLang's."""
+"""The bodies of /tokenize and /detokenize, with the fields of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mla_router.worker.server.schema.chat import (
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """A prompt, several, or a conversation."""
+    """One prompt, several prompts, or a conversation."""
 
     prompt: str | list[str] | None = None
     messages: list[ChatMessage] | None = None
     model: str | None = None
-    add_special_tokens: bool | None = None  # true of a prompt; a chat template writes its own
+    add_special_tokens: bool | None = None  # default: true for prompts, false for conversations
     return_token_strs: bool | None = None
     # as in a chat
     tools: list[Tool] | None = None

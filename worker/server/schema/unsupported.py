@@ -1,6 +1,6 @@
-"""Fields of SGLang, vLLM and OpenAI that this version knows and cannot honour.
+"""Fields of SGLang, vLLM and OpenAI that are known and not supported.
 
-They are declared as `Any` and refused by name unless their value leaves the feature off: null, or one of `NEUTRAL`.
+They have the type `Any` and are refused by name, unless their value leaves the feature off: null, or one of `NEUTRAL`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from mla_router.worker.server.errors import InvalidField
 
-# Values, besides null, that leave a field's feature off.
+# Values besides null that leave the feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio_data": ([],),
     "background": (False,),
@@ -64,7 +64,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class UnsupportedFields(msgspec.Struct, kw_only=True):
-    """Those of several endpoints: how tokens are drawn, from what and where they are computed, what else is returned."""
+    """Unsupported fields of several endpoints."""
 
     bad_words: Any = None
     beam_width: Any = None
@@ -108,7 +108,7 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
 
 
 def refuse_unsupported(request: msgspec.Struct, prefix: str = "") -> None:
-    """Raise InvalidField for the first field that asks for something this version does not do."""
+    """Raises InvalidField for the first unsupported field whose value is not neutral."""
     for field in _untyped(type(request)):
         value = getattr(request, field)
         if value is not None and not _is_neutral(value, NEUTRAL.get(field, ())):
@@ -123,5 +123,5 @@ def _untyped(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # True == 1 in Python, but `"n": true` is a mistake and not a 1.
+    # True == 1 in Python, but `"n": true` is an error.
     return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in neutral)

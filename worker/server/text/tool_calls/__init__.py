@@ -1,7 +1,6 @@
-"""Calls of a client's functions: how models write them, and how to make a model write one.
+"""Formats of tool calls: parsers, and grammars that make a model write calls.
 
-Each format is a file. Its parser finds calls in text that arrives in pieces; how the text was split
-makes no difference to the result, so that an answer can be continued from any token. What does not
-keep to the format is content, and so is a call of a function that was not offered. A client never gets
-half a call that the model did not begin. No text is lost but the markers, which are not for readers.
+Each format is a file. Its parser finds calls in text that arrives in pieces. The result does not depend on the boundaries
+of the pieces, so an answer can be continued from any token. Text that breaks the format is content, and so is a call of a
+function that the request does not offer. Only markers are dropped.
 """

@@ -1,6 +1,6 @@
-"""Calls as the DeepSeek models write them.
+"""The call formats of the DeepSeek models.
 
-DeepSeek-V3 and R1, by their chat templates:
+DeepSeek-V3 and R1, from their chat templates:
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
     ```json
@@ -31,7 +31,7 @@ CALL_END = "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 
 NAME = re.compile(r"[\w.-]+")
-MAX_HEAD = 160  # characters between the beginning of a call and its arguments
+MAX_HEAD = 160  # characters between the begin marker of a call and its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class DeepSeekParser(TextMachine):
 
     def finish(self) -> list[Part]:
         if self._state == self._arguments:
-            return []  # a part of the end marker: no argument
+            return []  # the held text is a part of the end marker
         rest = self._taken + self._buffer
         if self._state == self._between and not rest.strip():
             return []
@@ -139,7 +139,7 @@ class DeepSeekParser(TextMachine):
         return True
 
     def _other_call(self, parts: list[Part]) -> bool:
-        """Of a function that was not offered: text."""
+        """A call of a function that the request does not offer: content."""
         marker = self._take_content(parts)
         if marker == CALL_END:
             self._state = self._between
@@ -154,7 +154,7 @@ class DeepSeekParser(TextMachine):
         return found
 
     def _take_until(self, marker: str) -> tuple[str, bool]:
-        """The text before the marker, or as much as cannot be a part of it; whether it is there."""
+        """Returns the text before the marker, and whether the marker was found. Holds back a beginning of the marker."""
         at = self._buffer.find(marker)
         if at >= 0:
             text, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]

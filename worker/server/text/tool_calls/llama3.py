@@ -1,9 +1,9 @@
-"""Calls as JSON objects, as Llama 3.1 and later write them:
+"""Calls as JSON objects, the format of Llama 3.1 and later:
 
     <|python_tag|>{"name": NAME, "parameters": ARGUMENTS}; {"name": ...
 
-The tag may be missing at the beginning of an answer. Models of other families that have been told of
-functions mostly write this, too, with `arguments` in place of `parameters`.
+At the beginning of an answer the tag may be missing. Models of other families mostly use this format, too, with
+`arguments` in place of `parameters`.
 Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
 """
 
@@ -53,7 +53,7 @@ class _CallObject(msgspec.Struct):
 
     @property
     def given(self) -> str:
-        """The arguments as the model wrote them; of a function that takes none, none."""
+        """The arguments in the model's own text; `{}` if there are none."""
         for raw in (self.parameters, self.arguments):
             if raw is not msgspec.UNSET:
                 return bytes(raw).decode()
@@ -61,7 +61,7 @@ class _CallObject(msgspec.Struct):
 
 
 class Llama3Parser(TextMachine):
-    """A call is told when its object is complete: only then is it certain that it is one."""
+    """Returns a call when its object is complete, because only then it is certain."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(self._start, {TAG})
@@ -96,7 +96,7 @@ class Llama3Parser(TextMachine):
         if not rest:
             return False
         if not rest.startswith("{"):
-            return self._give_up(parts)  # code for an interpreter, which nobody has asked for
+            return self._give_up(parts)  # code for an interpreter, which is not supported
         self._begin_object(rest)
         return True
 
@@ -143,14 +143,14 @@ class Llama3Parser(TextMachine):
 
 
 class _ObjectEnd:
-    """Finds where the JSON object ends with which a growing text begins, each character once."""
+    """Finds the end of the JSON object at the beginning of a growing text. It reads each character once."""
 
     def __init__(self) -> None:
         self._seen = self._depth = 0
         self._in_string = self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """The position behind the closing brace; None if it has not come."""
+        """Returns the position after the closing brace; None if it has not arrived."""
         for at in range(self._seen, len(text)):
             char = text[at]
             if self._escaped:

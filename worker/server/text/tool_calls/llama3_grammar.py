@@ -1,13 +1,13 @@
-r"""Grammars of calls as Llama 3 writes them: calls alone, and text that may hold calls.
+r"""Grammars of Llama 3's call format: calls alone, and free text that may contain calls.
 
-Free text must not hold a call that the parser (`llama3.py`) finds and the schemas do not allow. The parser looks
-for JSON objects in two places: at the beginning of an answer, and behind the tag. So in these places an object
-is either a call, whose arguments follow the schema, or surely none:
+Free text must not contain a call that the parser (`llama3.py`) finds and that breaks its schema. The parser looks for JSON
+objects at the beginning of an answer and after the tag. So an object there is either a call whose arguments follow the
+schema, or certainly not a call:
 
     answer ::= text | (text? TAG)? blanks object?
     text   ::= blanks [^{ \t\r\n] any_text_without_TAG
     object ::= calls | no_call any_text
-    no_call ::= "{" blanks (not_json | "}" | members)   # no member "name" is an offered function's
+    no_call ::= "{" blanks (not_json | "}" | members)   # no member "name" names an offered function
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STRING_TAIL = r'([^\x00-\x1f"\\]|\\["\\/bfnrt]|\\u[0-9A-Fa-f]{4})*"'
 
 
 def calls_alone(functions: dict[str, Format], *, several: bool) -> Format:
-    """One call at least, and nothing else."""
+    """Returns the format of one or more calls without other text."""
     return {
         "type": "tags_with_separator",
         "tags": [
@@ -47,9 +47,9 @@ def calls_alone(functions: dict[str, Format], *, several: bool) -> Format:
 
 
 def calls_in_text(functions: dict[str, Format], tag: int | None, *, several: bool) -> Format:
-    """Any text that the parser reads without a call, and calls at its beginning or behind the tag.
+    """Returns the format of text without calls, with calls at its beginning or after the tag.
 
-    `tag` is the id of the tag's token if that is a special one, which no text can stand for.
+    `tag` is the id of the tag's token if it is a special token, which has no text.
     """
     one_call = _either(*(_call(name, schema) for name, schema in functions.items()))
     calls = (
@@ -58,7 +58,7 @@ def calls_in_text(functions: dict[str, Format], tag: int | None, *, several: boo
         else _sequence(one_call, _regex(_BLANKS))
     )
     found = _optional(_either(calls, _sequence(_no_call(functions), {"type": "any_text"})))
-    # The first character may be the tag's. The others of the tag must not follow, here or later.
+    # The first character may be that of the tag. The rest of the tag must not follow anywhere.
     text = _sequence(_regex(_BLANKS + r"[^{ \t\r\n]"), {"type": "any_text", "excludes": [TAG[1:]]})
     marker: Format = (
         {"type": "const_string", "value": TAG} if tag is None else {"type": "token", "token": tag}
@@ -95,7 +95,7 @@ def _no_call(names: Collection[str]) -> Format:
 
 
 def _none_of(words: Collection[str]) -> str:
-    r"""A regular expression: the rest of a JSON string, behind its first quote, that is none of `words`.
+    r"""Returns an expression for the rest of a JSON string, after its first quote, that is none of `words`.
 
     `words` are of letters, digits, `_` and `-`, and none is empty. As long as the string is the beginning of one, it
     holds no `\u`, which might stand for the word's next letter.
@@ -104,7 +104,7 @@ def _none_of(words: Collection[str]) -> str:
 
 
 def _deviation(words: Collection[str]) -> str:
-    """Matches a beginning of one of `words`, and the first character behind it that no word goes on with."""
+    """Returns an expression for a prefix of one of `words` and a next character with which no word continues."""
     following = _by_first(words)
     others = "".join(following).replace("-", r"\-")
     ways = [rf'[^\x00-\x1f"\\{others}]', r'\\["\\/bfnrt]']
@@ -113,7 +113,7 @@ def _deviation(words: Collection[str]) -> str:
 
 
 def _beginning(words: Collection[str]) -> str | None:
-    """Matches the beginnings of `words` that are no words themselves; None if there is none."""
+    """Returns an expression for the proper prefixes of `words` that are not words themselves; None if there is none."""
     longer = [
         first + beginning
         for first, rest in _by_first(words).items()
@@ -125,7 +125,7 @@ def _beginning(words: Collection[str]) -> str | None:
 
 
 def _by_first(words: Collection[str]) -> dict[str, list[str]]:
-    """What follows the first character, for each."""
+    """Groups the rest of each word by its first character."""
     following: dict[str, list[str]] = {}
     for word in words:
         if word:

@@ -1,4 +1,4 @@
-"""What the parsers of answers have in common: text that comes in pieces, read by states."""
+"""The base of the parsers of answers: a state machine over text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from mla_router.worker.server.text.tool_calls.parts import Content, Part
 BLANKS = " \t\r\n"  # JSON's white space
 NOTHING = "(?!)"  # matches nowhere
 
-# Looks at the buffer, takes from it what it is sure of, and says whether the next state should look
-# at the rest.
+# A state takes the certain part of the buffer, and returns whether the next state should look at the rest.
 State = Callable[[list[Part]], bool]
 
 
 class TextMachine:
-    """States are methods of the subclasses. How the text was split makes no difference."""
+    """States are methods of subclasses. The result does not depend on the boundaries of the pieces."""
 
     def __init__(self, start: State, markers: Collection[str] = ()) -> None:
-        """`markers` are no part of any content, whatever becomes of the text around them."""
+        """`markers` never become content."""
         self._state = start
         self._markers = markers
         self._any_marker = re.compile("|".join(map(re.escape, markers)) or NOTHING)
         self._buffer = ""
-        self._taken = (
-            ""  # since the last thing that was told: content again, if nothing comes of it
-        )
+        self._taken = ""  # read since the last part; it becomes content again if the format breaks
 
     @property
     def held(self) -> int:
@@ -35,7 +32,7 @@ class TextMachine:
         return len(self._taken) + len(self._buffer)
 
     def push(self, text: str) -> list[Part]:
-        """What is certain by now. Text that may be the beginning of a marker is held back."""
+        """Takes the next piece. Returns the parts that are certain, and holds back a possible beginning of a marker."""
         self._buffer += text
         parts: list[Part] = []
         while self._state(parts):
@@ -43,7 +40,7 @@ class TextMachine:
         return parts
 
     def _give_up(self, parts: list[Part]) -> bool:
-        """Not the format: this and all that follows is content, but for the markers."""
+        """The text breaks the format: it and all later text become content, without the markers."""
         self._buffer, self._taken = self._taken + self._buffer, ""
         self._state = self._plain
         return self._plain(parts)
@@ -54,7 +51,7 @@ class TextMachine:
         return False
 
     def _take_content(self, parts: list[Part]) -> str:
-        """Take the text before the first marker, and that marker, which is returned; "" if there is none yet."""
+        """Takes the text up to the first marker, and the marker. Returns the marker, or "" if there is none yet."""
         found = self._any_marker.search(self._buffer)
         end, rest = found.span() if found else (len(self._buffer) - self._held_tail(), None)
         if end:

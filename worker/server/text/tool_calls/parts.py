@@ -1,4 +1,4 @@
-"""What an answer's text is made of."""
+"""The parts of an answer's text, and the interface of a format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model says to itself before it answers."""
+    """The reasoning of the model, before its answer."""
 
     text: str
 
@@ -21,14 +21,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call begins; the `Arguments` that follow, up to the next `Call`, are its."""
+    """The beginning of a call. The following `Arguments`, up to the next `Call`, belong to it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of a call's arguments: together a JSON object, if the model does not err."""
+    """A piece of the arguments of a call. Together the pieces are a JSON object, unless the model errs."""
 
     text: str
 
@@ -37,7 +37,7 @@ Part = Reasoning | Content | Call | Arguments
 
 
 class ToolCallParser(Protocol):
-    """Takes an answer's text in pieces."""
+    """Parses text that arrives in pieces."""
 
     @property
     def held(self) -> int:
@@ -45,37 +45,36 @@ class ToolCallParser(Protocol):
         ...
 
     def push(self, text: str) -> list[Part]:
-        """What is certain by now. Text that may be the beginning of a marker is held back."""
+        """Takes the next piece. Returns the parts that are certain."""
         ...
 
     def finish(self) -> list[Part]:
-        """The text has ended: what was held back."""
+        """Ends the text. Returns the parts that were held back."""
         ...
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes calls."""
+    """The call format of a family of models."""
 
     @property
     def markers(self) -> frozenset[str]:
-        """Tokens that must be seen although they are special to the tokenizer."""
+        """Tokens that must stay in the text although they may be special tokens."""
         ...
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
-        """For an answer that may call the functions `names`; a call of another one is content, without
-        the markers."""
+        """Returns the parser of an answer that may call the functions `names`. Other calls are content."""
         ...
 
     def grammar(self, functions: dict[str, dict[str, Any]], *, several: bool) -> dict[str, Any]:
-        """One call at least, and nothing else: a format of xgrammar's structural tags.
+        """Returns the grammar of one or more calls without other text, in xgrammar's language of structural tags.
 
-        `functions` are the JSON schemas of the arguments by name; `several` calls are possible.
+        `functions` maps names to the JSON schemas of arguments. `several`: more than one call is possible.
         """
         ...
 
     def grammar_in_text(
         self, functions: dict[str, dict[str, Any]], special: Mapping[str, int], *, several: bool
     ) -> dict[str, Any]:
-        """Any text, with calls in it or not. `special` has the ids of markers that are special tokens: a
-        grammar must name these by id, because no text stands for them."""
+        """Returns the grammar of text with or without calls. `special` has the ids of markers that are special tokens: they
+        have no text, so a grammar must name them by id."""
         ...
