@@ -1,9 +1,8 @@
-"""Output that is a sentence of a grammar: JSON of a schema, a regular expression, an EBNF.
+"""Structured outputs: JSON by a schema, regular expressions, EBNF.
 
-A grammar comes from a client, and neither its compilation nor the matching of tokens against it can
-be bounded from within: with `(a*)*b` a token costs ten times more than the one before. So every
-grammar lives in a process of its own, under limits that the kernel enforces (`limits.py`). What it
-costs too much of, ends it, and with it the requests that came with this grammar, nobody else's.
+Grammars come from clients. Compilation and matching may take unlimited time: with `(a*)*b` each token costs ten times
+more than the one before. So each grammar has its own process with limits that the kernel enforces (`limits.py`). An
+exceeded limit ends this process and the requests with this grammar, and no others.
 
     scheduler (`pool.py`) --- fork at start-up ---> fork server (`fork_server.py`): vocabulary, xgrammar
         |                                              |

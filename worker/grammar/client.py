@@ -1,4 +1,4 @@
-"""One grammar's process, seen from the scheduler."""
+"""The scheduler's side of one grammar worker."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from mla_router.worker.grammar.protocol import (
 )
 from mla_router.worker.messages import Grammar
 
-# A grammar worker that takes too much CPU time is ended by the kernel, long before this. Seconds.
+# Timeout of a grammar worker in seconds. The kernel ends one that takes too much CPU time long before.
 STALL_S = 5
-# Signals by which a grammar worker is ended for its own doing: too much CPU time, too deep a recursion, no memory.
+# Signals after an exceeded limit: CPU time, depth of recursion, memory.
 _OWN_FAULTS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
 _LOST = "This worker has lost the processes of its grammars"
 _KILLED = "The process of this grammar was killed"
@@ -43,17 +43,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class WorkerLost(Exception):
-    """The process has ended, or has refused the grammar."""
+    """The grammar worker has ended, or has refused the grammar."""
 
     def __init__(self, problem: Problem, *, out_of_time: bool = False) -> None:
-        """`out_of_time`: a compilation has taken the CPU time that it had; more may be enough."""
+        """`out_of_time`: the compilation exceeded its CPU time; a longer one may succeed."""
         super().__init__(problem.reason)
         self.problem = problem
         self.out_of_time = out_of_time
 
 
 class GrammarWorker:
-    """Starts the process; then says what its requests need, and takes the answers in order."""
+    """Orders the process from the fork server, sends it requests, and receives the answers in order."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class GrammarWorker:
         self.own_bytes = 0
         self.has_started = False
         self.is_compiling = True
-        self._feeds: dict[int, list[int]] = {}  # what requests that are not open yet have to hear
-        self._opening: deque[int] = deque()  # keys whose `Open` is not answered yet
+        self._feeds: dict[int, list[int]] = {}  # earlier tokens that are not sent yet, by key
+        self._opening: deque[int] = deque()  # keys whose `Open` has no answer yet
         self._closed: list[int] = []
-        self._unsaid: list[Row] = []  # of a step whose rows are too many for one `Fill`
-        self._filled: Filled | None = None  # what the last `Fill` has brought
-        self._opened: list[tuple[int, Problem | None]] = []  # as `poll` returns them
+        self._unsent: list[Row] = []  # rows of a step beyond the first `Fill`
+        self._filled: Filled | None = None  # the answer to the last `Fill`
+        self._opened: list[tuple[int, Problem | None]] = []  # results for `poll`
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The kernel's time-outs, because Python's own also hold for reads that must not wait.
+        # Timeouts of the kernel: those of Python would also apply to non-blocking reads.
         limit = struct.pack("ll", STALL_S, 0)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._connection.setsockopt(socket.SOL_SOCKET, option, limit)
@@ -87,14 +87,14 @@ class GrammarWorker:
             os.pwrite(source, _encoder.encode(Order(grammar, compile_cpu_s)), 0)
             socket.send_fds(control, [b"+"], [theirs.fileno(), source])
         except (BrokenPipeError, ConnectionResetError):
-            pass  # nobody starts processes any more; the next read finds our end closed
+            pass  # the fork server is lost; the next read finds the connection closed
         finally:
             os.close(source)
             theirs.close()
 
     @property
     def has_news(self) -> bool:
-        """`poll` may have something to tell, now or later."""
+        """Whether `poll` may return results, now or later."""
         return self._is_asked or bool(self._opened)
 
     @property
@@ -109,7 +109,7 @@ class GrammarWorker:
 
     @property
     def feeds(self) -> list[tuple[int, list[int]]]:
-        """Its requests while it compiles: their keys, and what was generated for them before."""
+        """The waiting requests during compilation: keys and earlier tokens."""
         assert self.is_compiling
         return list(self._feeds.items())
 
@@ -120,18 +120,18 @@ class GrammarWorker:
         self._opened = [item for item in self._opened if item[0] != key]
 
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """What has been answered by now, as `Grammars.poll`. Raises WorkerLost."""
+        """Returns the results that have arrived, as `Grammars.poll`. Raises WorkerLost."""
         while self._is_asked and self._receive(wait=False):
             pass
         opened, self._opened = self._opened, []
         return opened
 
     def ask_masks(self, rows: list[Row]) -> None:
-        self._unsaid = rows
+        self._unsent = rows
         self._fill_next()
 
     def wait_masks(self) -> Filled:
-        """What the grammar worker says of the rows; but for strays, their masks are there. Raises WorkerLost."""
+        """Waits until the masks of all rows except `strays` are written. Returns the answer. Raises WorkerLost."""
         strays: list[int] = []
         runs: dict[int, list[int]] = {}
         while True:
@@ -139,24 +139,24 @@ class GrammarWorker:
                 self._receive(wait=True)
             strays += self._filled.strays
             runs |= self._filled.runs
-            if not self._unsaid:
+            if not self._unsent:
                 return Filled(strays, runs)
-            self._fill_next()  # only now: both ends could be waiting for the other one to read
+            self._fill_next()  # only after the answer, or both sides could block in a write
 
     def end(self) -> None:
-        """Let the process go: it ends when it has nobody to answer."""
+        """Closes the connection. The process ends then."""
         self._connection.close()
 
     def _receive(self, *, wait: bool) -> bool:
-        """Take one answer; False if there is none yet. Raises WorkerLost."""
+        """Receives one answer. Returns False if there is none yet. Raises WorkerLost."""
         try:
             frame = self._connection.recv(protocol.MAX_FRAME, 0 if wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:  # or STALL_S are over
+        except BlockingIOError:  # no frame, or a timeout after STALL_S
             if not wait:
                 return False
             frame = b""
         except ConnectionResetError:
-            # It has ended with something unread. The kernel tells that once, ahead of the last frames.
+            # The process ended with unread frames. The kernel reports this once, before its last frames.
             return self._receive(wait=wait)
         self._take(frame)
         return True
@@ -184,7 +184,7 @@ class GrammarWorker:
         else:
             key = self._opening.popleft()
             if key not in self.keys:
-                pass  # closed meanwhile
+                pass  # it was closed in the meantime
             elif isinstance(message, Refused):
                 self._opened.append((key, Problem(message.reason)))
             elif self._feeds[key]:
@@ -193,7 +193,7 @@ class GrammarWorker:
                 self._opened.append((key, None))
 
     def _end_of(self, status: int) -> WorkerLost:
-        """Why the process has ended with `status`."""
+        """Returns the reason for exit status `status`."""
         if status < 0 and -status not in _OWN_FAULTS:
             return WorkerLost(Problem(_KILLED, is_of_grammar=False))
         work = "compile" if self.is_compiling else "match text with"
@@ -202,7 +202,7 @@ class GrammarWorker:
         return WorkerLost(problem, out_of_time=out_of_time)
 
     def _fill_next(self) -> None:
-        rows, self._unsaid = self._unsaid[: protocol.FILL_ROWS], self._unsaid[protocol.FILL_ROWS :]
+        rows, self._unsent = self._unsent[: protocol.FILL_ROWS], self._unsent[protocol.FILL_ROWS :]
         closed, self._closed = self._closed, []
         self._filled = None
         self._send(Fill(rows, closed))
@@ -214,6 +214,6 @@ class GrammarWorker:
         self._send(Open(key, feed[: protocol.OPEN_TOKENS]))
 
     def _send(self, message: Frame) -> None:
-        # Lost ones are found by the next read.
+        # The next read finds a lost process.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError):
             self._connection.send(_encoder.encode(message))

@@ -1,8 +1,7 @@
-"""Requests whose grammar has no process yet, in two lines.
+"""The two queues of requests whose grammar has no process yet.
 
-A grammar comes into the quick line and is given a short try. One that takes longer comes into the slow
-line, where it has its full time but fewer places. So a new grammar of usual size waits for short tries
-alone, however many dear ones there are.
+A grammar enters the quick queue and gets a short compilation. If this is not enough, it enters the slow queue, with its
+full time and fewer places. So a usual grammar waits for short compilations only, even beside many expensive grammars.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from mla_router.worker.messages import Grammar
 
 @dataclass(slots=True)
 class Waiting:
-    """One request."""
+    """One waiting request."""
 
     key: int
-    output: Sequence[int]  # what was generated for it before
-    since: float  # time of its arrival, of `time.monotonic`
+    output: Sequence[int]  # tokens that were generated before
+    since: float  # monotonic time of its arrival
 
 
-Line = dict[Grammar, list[Waiting]]  # in order of arrival
+Queue = dict[Grammar, list[Waiting]]  # in order of arrival
 
 
 class CompileQueues:
-    """The two lines. A grammar stands in one of them at most."""
+    """Both queues. A grammar is in at most one of them."""
 
     def __init__(self) -> None:
-        self._quick: Line = {}
-        self._slow: Line = {}
-        self._grammars: dict[int, Grammar] = {}  # by key, of all requests here
+        self._quick: Queue = {}
+        self._slow: Queue = {}
+        self._grammars: dict[int, Grammar] = {}  # by the key of a request
 
     def add(self, grammar: Grammar, waiting: Waiting, *, slow: bool = False) -> None:
         line = self._slow if slow or grammar in self._slow else self._quick
@@ -39,11 +38,11 @@ class CompileQueues:
         self._grammars[waiting.key] = grammar
 
     def next(self, *, slow: bool) -> Grammar | None:
-        """The grammar that has waited longest in a line."""
+        """Returns the grammar that has waited longest in a queue; None if the queue is empty."""
         return next(iter(self._slow if slow else self._quick), None)
 
     def take(self, grammar: Grammar) -> list[Waiting]:
-        """All requests of a grammar, which leave."""
+        """Removes and returns all requests of a grammar."""
         line = self._slow if grammar in self._slow else self._quick
         taken = line.pop(grammar, [])
         for waiting in taken:
@@ -51,7 +50,7 @@ class CompileQueues:
         return taken
 
     def remove(self, key: int) -> bool:
-        """Let a request leave; False if it is not here."""
+        """Removes a request. Returns False if it is in no queue."""
         grammar = self._grammars.pop(key, None)
         if grammar is None:
             return False
@@ -64,7 +63,7 @@ class CompileQueues:
         return True
 
     def waiting_since(self, time: float) -> list[int]:
-        """Keys of the requests that have waited since `time`, or longer."""
+        """Returns the keys of the requests that arrived at `time` or before."""
         return [waiting.key for waiting in self._all() if waiting.since <= time]
 
     def _all(self) -> Iterator[Waiting]:

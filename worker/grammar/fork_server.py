@@ -1,8 +1,8 @@
-"""The process that all grammars' processes are forked from.
+"""The fork server: the process from which all grammar workers are forked.
 
-It loads what they share, the vocabulary and xgrammar, and never looks at a grammar itself. It is forked
-from the scheduler before that has threads or a device, so that torch, which xgrammar needs, is imported
-once. `supervisor.py` starts it, and starts another one if it dies.
+It loads the vocabulary and xgrammar, which the grammar workers share, and never reads a grammar. It is forked from the
+scheduler before the scheduler has threads or a device, so that torch, which xgrammar needs, is imported once.
+`supervisor.py` starts it, and starts another one if it dies.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ from mla_router.worker.grammar.vocabulary import VocabularyError, read_vocabular
 
 logger = logging.getLogger(__name__)
 
-Serve = Callable[
-    [socket.socket, int], None
-]  # a grammar worker's life: its end of a socket, its grammar's file
+# Runs a grammar worker, given its end of a socket and the file descriptor of its grammar.
+Serve = Callable[[socket.socket, int], None]
 
 
 class ForkServer:
-    """Which fork server there is, as all processes of the grammars see it."""
+    """The state of the fork server, in memory that all processes of the grammars share."""
 
     BYTES = 24
 
     def __init__(self, shared_fd: int) -> None:
-        """`shared_fd` is a file of `BYTES` that all these processes have open."""
-        # [number of fork servers so far, pid of the last, time at which it had loaded (ns) or 0]
+        """`shared_fd` is a file of `BYTES` bytes that all these processes have open."""
+        # [number of fork servers so far, pid of the last one, monotonic time of its readiness in ns or 0]
         self._shared = np.frombuffer(mmap.mmap(shared_fd, self.BYTES), dtype=np.int64)
 
     @property
     def generation(self) -> int:
-        """Number of the fork server that takes orders, or 1 if the first is still to come."""
+        """The number of the current fork server; 1 before the first one has started."""
         return max(1, int(self._shared[0]))
 
     @property
@@ -55,26 +54,26 @@ class ForkServer:
         return int(self._shared[1])
 
     def begin(self) -> None:
-        """Register this process as the next fork server."""
+        """Registers this process as the next fork server."""
         self.expect_next()
         self._shared[1] = os.getpid()
         self._shared[0] += 1
 
     @property
     def loaded_at(self) -> float | None:
-        """Time of `time.monotonic`, which all processes share; None while the fork server has to load."""
+        """The time (`time.monotonic`, common to all processes) of readiness; None while the fork server loads."""
         return int(self._shared[2]) / 1e9 or None
 
     def set_loaded(self) -> None:
-        """Register that this process, the fork server, can start grammar workers."""
+        """Registers that this fork server can start grammar workers."""
         self._shared[2] = time.monotonic_ns()
 
     def expect_next(self) -> None:
-        """Register that the fork server is lost: the next one has to load."""
+        """Registers that the fork server is lost and the next one has to load."""
         self._shared[2] = 0
 
     def has_lost(self, generation: int) -> bool:
-        """Whether the fork server of that generation has died, and all its grammar workers with it."""
+        """Returns whether fork server number `generation` has died, and all its grammar workers with it."""
         if generation != self.generation:
             return True
         try:
@@ -92,22 +91,21 @@ def run(
     options: GrammarOptions,
     masks: np.ndarray,
 ) -> None:
-    """Fork a grammar worker for every pair of descriptors that comes over `control`: its end of a socket, and
-    a file with the grammar. Returns when the scheduler closes it, and in the grammar workers at their end.
+    """Forks a grammar worker for each pair of descriptors on `control`: its end of a socket, and a file with its grammar.
 
-    Loads what grammar workers need when the first message comes, which may be without descriptors.
+    Loads the vocabulary and xgrammar at the first message, which may have no descriptors. Returns when the scheduler closes
+    `control`; in a grammar worker, at its end.
     """
     _wait_for(control)
     try:
-        # Here and not above: this takes seconds, and the scheduler that imports this module is not
-        # to wait for it.
+        # Imported here because it takes seconds, and the scheduler imports this module.
         from mla_router.worker.grammar import grammar_worker
         from mla_router.worker.grammar.jump_forward import ForcedTokens
         from mla_router.worker.grammar.xgrammar_backend import Compiler
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # missing or broken
         logger.error(
-            "structured output is refused: xgrammar cannot be loaded (%s: %s); install it and what it "
-            "needs again, or start with --grammar-backend none",
+            "structured outputs are refused: xgrammar cannot be loaded (%s: %s); reinstall xgrammar and its "
+            "dependencies, or start with --grammar-backend none",
             type(error).__name__,
             error,
         )
@@ -122,7 +120,7 @@ def run(
         _refuse_all(control, "this model's tokenizer is not supported")
         return
     gc.collect()
-    gc.freeze()  # or the grammar workers' collections would copy every page that they share
+    gc.freeze()  # else the garbage collection of a grammar worker would copy every shared page
 
     def serve(connection: socket.socket, source: int) -> None:
         grammar_worker.run(connection, source, compiler, forced, masks)
@@ -132,8 +130,8 @@ def run(
 
 
 class _WorkerForks:
-    """Forks grammar workers and reaps them. Keeps a grammar worker's end of its socket to say there why it has ended:
-    only its parent learns that."""
+    """Forks and reaps grammar workers. It keeps each worker's end of the socket, to report the exit status there: only the
+    parent receives it."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
         self._control = control
@@ -142,11 +140,11 @@ class _WorkerForks:
         self._own_pid = os.getpid()
 
     def run(self) -> None:
-        """Return when the scheduler closes its end, and in each grammar worker at its end."""
+        """Returns when the scheduler closes its end; in a grammar worker, at its end."""
         deaths, wakeup = socket.socketpair()
         for end in (deaths, wakeup):
             end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # heard through `wakeup`
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # arrives through `wakeup`
         signal.set_wakeup_fd(wakeup.fileno())
         while True:
             ready = _wait_for(self._control, deaths)
@@ -190,7 +188,7 @@ class _WorkerForks:
 
 
 def _wait_for(*sockets: socket.socket) -> list[socket.socket]:
-    """Those of which at least one can be read. Not by `select.select`, which knows no descriptors above 1023."""
+    """Waits until a socket is readable. Returns all readable ones. `select.select` fails for descriptors above 1023."""
     with selectors.DefaultSelector() as selector:
         for each in sockets:
             selector.register(each, selectors.EVENT_READ, each)
@@ -198,7 +196,7 @@ def _wait_for(*sockets: socket.socket) -> list[socket.socket]:
 
 
 def _refuse_all(control: socket.socket, reason: str) -> None:
-    """Until the other end is closed."""
+    """Refuses all grammars until the other end is closed."""
     while (order := _receive(control)) is not None:
         if order:
             _tell(order[0], Refused(reason))
@@ -206,14 +204,14 @@ def _refuse_all(control: socket.socket, reason: str) -> None:
 
 
 def _receive(control: socket.socket) -> list[int] | None:
-    """The descriptors of the next message; None when the other end is closed."""
+    """Returns the descriptors of the next message; None when the other end is closed."""
     message, fds, _, _ = socket.recv_fds(control, 1, 2)
     return fds if message else None
 
 
 def _tell(descriptor: int, frame: Frame) -> None:
-    """Send the last frame on a grammar worker's end of its socket, and close that."""
-    # The scheduler may have let go of this grammar worker; or does not read, and will find the end closed.
+    """Sends the last frame on a grammar worker's end of its socket, and closes this end."""
+    # The scheduler may have closed its end, or may not read; then it finds this end closed.
     gone = contextlib.suppress(BrokenPipeError, ConnectionResetError, BlockingIOError)
     with socket.socket(fileno=descriptor) as connection, gone:
         connection.send(msgspec.msgpack.encode(frame), socket.MSG_DONTWAIT)

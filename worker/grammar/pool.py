@@ -1,6 +1,6 @@
-"""The scheduler's end: which grammars have a process, and which requests wait for theirs.
+"""The scheduler's side: the grammar workers, and the requests that use or await them.
 
-Nothing here waits but `fill`, and that at most as long as a grammar worker may take for one step.
+Only `fill` blocks, for at most the time that a grammar worker may need for one step.
 """
 
 from __future__ import annotations
@@ -29,32 +29,29 @@ from mla_router.worker.messages import Grammar
 
 logger = logging.getLogger(__name__)
 
-# How many compile at the same time, and for how long in CPU time.
+# The number of parallel compilations of each queue, and the limit of their CPU time in seconds.
 MAX_QUICK, QUICK_CPU_S = 2, 0.5
 MAX_SLOW, SLOW_CPU_S = 1, 5.0
-# A request waits no longer for its grammar, in line and compiling: below the time (10 s) after which a
-# router takes a request elsewhere, where it would begin again. It counts from the time at which the
-# fork server had loaded, if the request came before.
+# The longest wait of a request for its grammar, in the queue and in compilation. It is less than the 10 s after which a
+# router moves a request to another worker. It begins when the fork server has loaded.
 WAIT_S = 8.0
-# A request waits no longer for a fork server to load: the first one, or one that replaces a lost one.
+# The longest wait of a request for a fork server that loads.
 LOAD_S = 60.0
 MAX_WORKERS = 128
-IDLE_BYTES = (
-    512 << 20
-)  # of grammar workers that no request uses now; the least recently used go first
-MAX_REMEMBERED = 1024  # grammars that were refused, with the reason
+IDLE_BYTES = 512 << 20  # of grammar workers without requests; the least recently used end first
+MAX_REMEMBERED = 1024  # refused grammars
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What is to be known of a step's rows beside their masks, by key."""
+    """The results of a step beside the masks, by key."""
 
-    failed: dict[int, Problem]  # for which there is no mask, and why
-    runs: dict[int, list[int]]  # tokens that must follow each other now; the mask allows the first
+    failed: dict[int, Problem]  # rows without a mask
+    runs: dict[int, list[int]]  # forced tokens; the mask allows only the first one
 
 
 class Grammars:
-    """All grammars of one scheduler. A request is known here by an integer key."""
+    """All grammars of one scheduler. A request has an integer key here."""
 
     def __init__(self, settings: Settings, process: Supervisor, control: socket.socket) -> None:
         self.masks = settings.masks()  # `fill` writes the leading rows
@@ -62,28 +59,26 @@ class Grammars:
         self._settings = settings
         self._control = control
         self._supervisor = process
-        self._workers: OrderedDict[Grammar, GrammarWorker] = (
-            OrderedDict()
-        )  # least recently used first
+        # The least recently used one is the first.
+        self._workers: OrderedDict[Grammar, GrammarWorker] = OrderedDict()
         self._queues = CompileQueues()
         self._worker_of: dict[int, GrammarWorker] = {}
-        self._since: dict[int, float] = {}  # by key, arrival of those that wait for a compilation
+        self._since: dict[int, float] = {}  # arrival of requests in compilation, by key
         self._refused: OrderedDict[Grammar, Problem] = OrderedDict()
         self._failed: list[tuple[int, Problem | None]] = []
         self._keys = itertools.count()
 
     def warm_up(self) -> None:
-        """Have the fork server load what it needs, which takes seconds, before the first grammar comes."""
+        """Makes the fork server load before the first grammar arrives, which takes seconds."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.send(b"+")
 
     # -- requests --------------------------------------------------------------------------------
 
     def open(self, grammar: Grammar, output: Sequence[int]) -> int:
-        """Begin a request; returns its key. `poll` tells when its first mask can be asked for, or
-        why never; and later, should its process end, why it cannot go on.
+        """Begins a request. Returns its key. `output` has the tokens that were generated before.
 
-        `output` is what was generated for it before.
+        `poll` reports when its grammar is ready or refused, and later if its process ends.
         """
         key = next(self._keys)
         problem = self._refused.get(grammar)
@@ -101,12 +96,12 @@ class Grammars:
 
     @property
     def has_failures(self) -> bool:
-        """`poll` has problems to tell."""
+        """Whether `poll` has problems to report."""
         return bool(self._failed)
 
     def poll(self) -> list[tuple[int, Problem | None]]:
-        """Keys whose wait is over since the last call; with a problem those that it was for nothing for, and
-        those that have lost their process since. None that is closed."""
+        """Returns the keys whose grammar has become ready since the last call (with None), and the keys that failed (with a
+        problem): their grammar was refused or their process has ended. Closed keys are not among them."""
         opened: list[tuple[int, Problem | None]] = []
         for worker in [worker for worker in self._workers.values() if worker.has_news]:
             opened += self._poll(worker)
@@ -117,8 +112,10 @@ class Grammars:
         return opened
 
     def fill(self, rows: Sequence[tuple[int, list[int]]]) -> Answers:
-        """Write to masks[i] what the i-th of `rows` (key, its tokens since the last call) may draw
-        next. None of them may have come with a problem before: `poll` tells after each call which have."""
+        """Writes the token bitmask of `rows[i]` to masks[i]. A row has a key and its tokens since the last call.
+
+        Keys that `poll` has reported with a problem must not be among them.
+        """
         failed: dict[int, Problem] = {}
         runs: dict[int, list[int]] = {}
         by_worker: dict[GrammarWorker, list[Row]] = {}
@@ -127,7 +124,7 @@ class Grammars:
         for worker, wanted in by_worker.items():
             self._workers.move_to_end(worker.grammar)
             worker.ask_masks(wanted)
-        for worker, wanted in by_worker.items():  # they work side by side
+        for worker, wanted in by_worker.items():  # the grammar workers run in parallel
             answers = self._wait_masks(worker, wanted)
             failed |= answers.failed
             runs |= answers.runs
@@ -135,7 +132,7 @@ class Grammars:
         return Answers(failed, runs)
 
     def close(self, key: int) -> None:
-        """Forget a request, in whatever state it is."""
+        """Ends a request in any state."""
         self._since.pop(key, None)
         worker = self._worker_of.pop(key, None)
         if worker is None:
@@ -143,24 +140,24 @@ class Grammars:
                 self._failed = [item for item in self._failed if item[0] != key]
             return
         worker.close_key(key)
-        if worker.is_compiling and not worker.keys:  # nobody waits for it any more
+        if worker.is_compiling and not worker.keys:  # no request waits for it
             self._end(worker)
         else:
             self._evict()
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a sentence of any grammar; known when one is compiled."""
+        """The tokens that end a sentence of any grammar; empty before the first compilation."""
         return next(
             (worker.eos_ids for worker in self._workers.values() if worker.eos_ids), frozenset()
         )
 
     def shut_down(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         for worker in self._workers.values():
             worker.end()
         self._control.close()
-        self._supervisor.kill()  # it takes the fork server and the grammar workers with it
+        self._supervisor.kill()  # the fork server and the grammar workers end with it
         self._supervisor.wait()
         for descriptor in (self._settings.masks_fd, self._settings.fork_server_fd):
             os.close(descriptor)
@@ -188,7 +185,7 @@ class Grammars:
         stray = Problem("a token that the grammar does not allow")
         return Answers(dict.fromkeys(filled.strays, stray), filled.runs)
 
-    # -- grammar workers -----------------------------------------------------------------------------------
+    # -- grammar workers -------------------------------------------------------------------------
 
     def _join(self, worker: GrammarWorker, waiting: Waiting) -> None:
         self._workers.move_to_end(worker.grammar)
@@ -198,7 +195,7 @@ class Grammars:
         worker.open_key(waiting.key, waiting.output)
 
     def _advance_queues(self) -> None:
-        """Start as many processes for those in line as may compile now."""
+        """Starts as many compilations as the limits allow."""
         for slow in (False, True):
             while (grammar := self._queues.next(slow=slow)) and (
                 worker := self._start(grammar, slow)
@@ -221,13 +218,13 @@ class Grammars:
     def _replace_lost_supervisor(self) -> None:
         if self._supervisor.poll() is None:
             return
-        logger.error("the supervisor of the grammars' processes was killed; another one is started")
+        logger.error("the grammar supervisor was killed; starting another one")
         self._control.close()
         self.fork_server.expect_next()
         self._supervisor, self._control = supervisor.replace(self._settings)
 
     def _try_slowly(self, worker: GrammarWorker) -> None:
-        """Have the grammar of a compilation that took its short time compiled anew, with more."""
+        """Moves a grammar to the slow queue after its short compilation."""
         self._end(worker)
         for key, output in worker.feeds:
             del self._worker_of[key]
@@ -236,8 +233,8 @@ class Grammars:
 
     def _end_overdue(self, now: float) -> None:
         busy = Problem("This worker is busy with other grammars", is_of_grammar=False)
-        # The grammar's fault, or each worker would be asked to do the same. Not remembered: it may have been
-        # the machine's.
+        # Counts as the grammar's fault, so that a router does not try all workers. It is not remembered, because the
+        # machine may have been too busy.
         too_long = Problem(f"takes longer than {WAIT_S:g} s to compile")
         latest = self._latest_overdue(now)
         overdue = [(key, busy) for key in self._queues.waiting_since(latest)]
@@ -249,7 +246,7 @@ class Grammars:
             self._failed.append((key, problem))
 
     def _latest_overdue(self, now: float) -> float:
-        """The time until which a request has come that has waited too long by now."""
+        """Returns the latest arrival of requests that have waited too long at `now`."""
         loaded_at = self.fork_server.loaded_at
         if loaded_at is None:
             return now - LOAD_S
@@ -260,8 +257,7 @@ class Grammars:
         worker.end()
 
     def _drop(self, worker: GrammarWorker, problem: Problem) -> None:
-        """A grammar worker has ended or refused: so do its requests. What was its grammar's fault will not be
-        tried again."""
+        """Fails the requests of a grammar worker that has ended or refused. A grammar at fault is remembered."""
         self._end(worker)
         for key in worker.keys:
             del self._worker_of[key]
@@ -280,7 +276,7 @@ class Grammars:
             self._evict_one()
 
     def _evict_one(self) -> bool:
-        """End the grammar worker that no request has used for longest; False if all are in use."""
+        """Ends the least recently used grammar worker without requests. Returns False if there is none."""
         idle = next((worker for worker in self._workers.values() if not worker.keys), None)
         if idle is None:
             return False
@@ -295,15 +291,14 @@ def start(
     max_rows: int,
     options: GrammarOptions = GrammarOptions(),  # noqa: B008 (it is frozen)
 ) -> Grammars:
-    """Fork the supervisor of the processes for the model in `folder`. To be called before this process has
-    threads."""
+    """Forks the supervisor for the model in `folder`. Call it before this process has threads."""
     settings = Settings(
         str(folder),
         vocab_size,
         max_rows,
         options,
         masks_fd=os.memfd_create("masks"),
-        fork_server_fd=os.memfd_create("fork server"),
+        fork_server_fd=os.memfd_create("fork_server"),
     )
     rows, words = settings.mask_shape
     os.ftruncate(settings.masks_fd, rows * words * 4)

@@ -1,8 +1,7 @@
-"""The process that has a fork server, and starts another one if that dies.
+"""The supervisor: the process that starts the fork server, and restarts it if it dies.
 
-The scheduler cannot fork once it has threads and a device. So it forks a supervisor before that; the supervisor
-loads nothing and does nothing else. A supervisor that was killed is replaced by a new Python process, which
-takes some seconds to import what a forked one has from the scheduler:
+The scheduler cannot fork once it has threads and a device, so it forks the supervisor before. The supervisor loads nothing.
+A killed supervisor is replaced by a new Python process, which takes some seconds for its imports:
 
     python -m mla_router.worker.grammar.supervisor PARENT_PID SETTINGS
 """
@@ -35,7 +34,7 @@ RESTART_PAUSE_S = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a supervisor has to know. Descriptors are valid in the supervisor's process."""
+    """The settings of a supervisor. The descriptors are valid in its process."""
 
     folder: str
     vocab_size: int
@@ -43,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True):
     options: GrammarOptions
     masks_fd: int  # file of the masks: [max_rows, ceil(vocab_size / 32)] int32
     fork_server_fd: int  # file of `ForkServer`
-    control_fd: int = -1  # end of the socket on which the scheduler orders grammar workers
+    control_fd: int = -1  # the supervisor's end of the socket on which the scheduler orders workers
 
     @property
     def mask_shape(self) -> tuple[int, int]:
@@ -56,14 +55,14 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Forked:
-    """A forked child process, with the methods of `subprocess.Popen` that its owner needs."""
+    """A forked child process, with some methods of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._status: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status; None while it lives."""
+        """Returns the exit status; None while the process runs."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int | None:
@@ -85,8 +84,10 @@ Supervisor = Union[Forked, "subprocess.Popen[bytes]"]
 
 
 def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
-    """Fork a supervisor; returns it and the scheduler's end of the control socket. To be called before this
-    process has threads: a lock that another thread holds during the fork stays locked in the child."""
+    """Forks a supervisor. Returns it and the scheduler's end of the control socket.
+
+    Call it before this process has threads: a lock that another thread holds during the fork stays locked in the child.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -97,13 +98,13 @@ def start(settings: Settings) -> tuple[Supervisor, socket.socket]:
             _keep(msgspec.structs.replace(settings, control_fd=theirs.fileno()), parent)
             status = 0
         finally:
-            os._exit(status)  # nothing of the scheduler's own clean-up
+            os._exit(status)  # without the scheduler's clean-up
     theirs.close()
     return Forked(pid), ours
 
 
 def replace(settings: Settings) -> tuple[Supervisor, socket.socket]:
-    """Start a new Python process as a supervisor; returns as `start`. Safe at any time."""
+    """Starts a new Python process as the supervisor. Returns the same as `start`. Safe with threads."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         told = msgspec.structs.replace(settings, control_fd=theirs.fileno())
@@ -127,8 +128,8 @@ def _path_of_text(kind: type, text: str) -> Path:
 
 
 def _keep(settings: Settings, parent_pid: int) -> None:
-    """Have a fork server until the scheduler closes the control socket. Returns then; and in all the
-    processes that come of this one, at their end."""
+    """Runs fork servers until the scheduler closes the control socket. Returns then; in the forked processes, at their
+    end."""
     die_with_parent(parent_pid)
     setproctitle("mla_router grammar supervisor")
     control = socket.socket(fileno=settings.control_fd)
@@ -146,9 +147,11 @@ def _keep(settings: Settings, parent_pid: int) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 0:
             return
-        # The next grammar finds the next one: it loads when that comes, so that one that cannot
-        # load does not try for ever. The pause is for one that dies before it waits for a grammar.
-        logger.error("the grammar fork server has ended with status %d; another one begins", status)
+        # The next fork server loads at the next grammar, so one that cannot load does not restart for ever. The pause
+        # is for one that dies before it waits for a grammar.
+        logger.error(
+            "the grammar fork server has ended with status %d; starting another one", status
+        )
         time.sleep(RESTART_PAUSE_S)
 
 
