@@ -1,4 +1,4 @@
-"""Facts about a model folder's tokenizer that the server and the grammars both need."""
+"""Properties of a model folder's tokenizer that both the server and the grammars need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
-    """Every token that ends an answer. The three files of a folder often name different ones, and some a token
-    that the model does not have."""
+    """Returns all EOS tokens. The three files of a folder often name different ones, some of them outside the model's
+    vocabulary. `of_tokenizer` is the tokenizer's own."""
     ids = set() if of_tokenizer is None else {of_tokenizer}
     vocab_size = math.inf
     for name in ("config.json", "generation_config.json"):
@@ -23,8 +23,8 @@ def read_eos_ids(folder: Path, of_tokenizer: int | None) -> frozenset[int]:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character: bytes that are printable in
-    Latin-1 as themselves, the others as the characters from 256 on."""
+    """Returns the byte of each character of byte-level BPE: printable bytes of Latin-1 stand for themselves, the others are
+    the characters from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

@@ -1,7 +1,7 @@
-"""A bound on blanks in JSON: between its values there may be any number, and a model can go on for ever.
+"""Limits runs of blanks in JSON. The grammar allows any number between values, and a model may write them for ever.
 
-xgrammar can count them, but takes twice as long for a mask then. So the masks of an output that has ended in
-many blanks leave out the tokens that are nothing else, wherever that is: inside a string, too.
+xgrammar can count blanks, but then a mask takes twice as long. So after a long run of blanks this module removes the
+tokens of blanks only from the mask, even inside a string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BLANK = b" \t\r\n"
 
 
 class BlankTokens:
-    """How many blanks each token ends in, and which are nothing else."""
+    """The number of blanks at the end of each token, and the tokens that consist of blanks."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """`pieces[i]` are the bytes of token i."""
@@ -28,20 +28,19 @@ class BlankTokens:
 
 
 class BlankRun:
-    """The blanks that one output ends in."""
+    """The run of blanks at the end of one output."""
 
     def __init__(self, tokens: BlankTokens) -> None:
         self._tokens = tokens
         self._length = 0
 
     def add(self, token: int) -> None:
-        """The output goes on by this token."""
+        """Adds the next token of the output."""
         before = self._length if self._tokens.alone[token] else 0
         self._length = before + self._tokens.trailing[token]
 
     def bound(self, mask: np.ndarray) -> None:
-        """Take out of `mask` [ceil(vocab / 32)] int32 what would make too long a run longer, unless it
-        allows nothing else."""
+        """Removes tokens of blanks from `mask` [ceil(vocab / 32)] int32 after a long run, unless the mask has no others."""
         if self._length < MAX_BLANKS:
             return
         bounded = mask & self._tokens.others

@@ -1,19 +1,19 @@
-"""What can be wrong with a grammar."""
+"""Errors of grammars."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_DEPTH = 64  # of what may nest
+MAX_DEPTH = 64  # levels of nesting
 
 
 class GrammarError(Exception):
-    """The grammar cannot be used; the message is for the client who sent it."""
+    """The grammar is not usable. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a request can have no masks, or no more of them."""
+    """The reason why a request gets no masks, or no more of them."""
 
     reason: str  # for the client
-    is_of_grammar: bool = True  # or else of this worker: there, and later here, it may do well
+    is_of_grammar: bool = True  # False: the fault of this worker; another one may serve the request

@@ -1,7 +1,6 @@
-"""A grammar's own process: compiles it, then writes masks for all requests that came with it.
+"""The grammar worker: the process that compiles one grammar and writes the masks of its requests.
 
-Whatever it takes too much of, ends it: the other end of its socket sees that, and needs to watch
-nothing else.
+The kernel ends the process at an exceeded limit. The scheduler sees the end of the connection and needs no other check.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from mla_router.worker.grammar.protocol import (
 from mla_router.worker.grammar.xgrammar_backend import BatchFiller, Compiler, trial_run
 
 TRIAL_CPU_S = 1.0
-COMPILE_BYTES = 512 << 20  # on top of what the fork server has
-MATCH_BYTES = 128 << 20  # on top of that
-# Masks of one grammar are written side by side: half a worker's share of a usual grammar worker's cores.
+COMPILE_BYTES = 512 << 20  # beyond the memory of the fork server
+MATCH_BYTES = 128 << 20  # beyond the memory after the compilation
+# Threads for the masks of one grammar: half of one worker's share of the cores of a usual machine.
 MAX_THREADS = 8
-# Addresses of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
+# Address space of a thread: its stack, and twice malloc's 64 MiB, which are mapped for a moment to align its heap.
 THREAD_BYTES = 160 << 20
-# What a step may wait for one grammar: the burst once, the rate always. A mask of a usual schema
-# takes 5 to 20 us, a dear one 0.4 ms.
+# CPU time of one grammar in a step: a burst, and a rate that always holds. A mask of a usual schema takes 5 to 20 us, an
+# expensive one 0.4 ms.
 STEP_BURST_S = 0.25
 STEP_RATE_S = 0.005
 ROW_RATE_S = 0.002
@@ -59,8 +58,8 @@ def run(
     forced: ForcedTokens | None,
     masks: np.ndarray,
 ) -> None:
-    """Serve until the other end closes. `source` is a file with the `Order`; `masks` [R, words]
-    int32 is shared with the scheduler."""
+    """Serves until the other end closes. `source` is the descriptor of a file with the `Order`; `masks` [R, words] int32 is
+    shared with the scheduler."""
     limit_memory(COMPILE_BYTES)
     with open(source, "rb") as file:
         order = msgspec.msgpack.decode(file.read(), type=Order)
@@ -131,15 +130,17 @@ def _fill(
 
 
 def _allow_only(token: int, mask: np.ndarray) -> None:
-    """Of all tokens, in `mask` [ceil(vocab / 32)] int32."""
+    """Writes `mask` [ceil(vocab / 32)] int32, which allows only `token`."""
     mask[:] = 0
     mask.view(np.uint8)[token // 8] = 1 << token % 8
 
 
 @contextmanager
 def _ended_by_close(connection: socket.socket) -> Iterator[None]:
-    """The process is ended by SIGIO if the other end of `connection` is closed within the block, also
-    in a loop in C++. Nothing may be sent there meanwhile: it would end the process as well."""
+    """Within the block SIGIO ends the process if the other end of `connection` is closed, even in a loop in C++.
+
+    The other end must not send anything in the meantime: a frame would end the process, too.
+    """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
@@ -147,9 +148,9 @@ def _ended_by_close(connection: socket.socket) -> Iterator[None]:
     try:
         try:
             if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                os._exit(0)  # closed before it could be noticed
+                os._exit(0)  # it was closed before
         except BlockingIOError:
-            pass  # open, and silent
+            pass  # open, without a frame
         yield
     finally:
         fcntl.fcntl(connection, fcntl.F_SETFL, flags)
@@ -159,4 +160,4 @@ def _send(connection: socket.socket, answer: Frame) -> None:
     try:
         connection.send(_encoder.encode(answer))
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # nobody needs this grammar any more
+        os._exit(0)  # no request needs this grammar

@@ -1,6 +1,6 @@
-"""Limits that the kernel enforces on a process, whatever the code in it does.
+"""Limits that the kernel enforces on a process.
 
-CPU time and not seconds on the wall: a grammar is not to blame for a busy machine.
+They count CPU time and not wall time, so that a busy machine does not fail a grammar.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ PAGE_BYTES = resource.getpagesize()
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """The process is ended by SIGPROF if the block takes more CPU time than this.
+    """SIGPROF ends the process if the block takes more CPU time than `seconds`.
 
-    Nothing in the process can prevent it, because nobody handles the signal; no Python is needed
-    for it, so that it also ends a loop in C++.
+    The signal has its default action and needs no Python code, so it also ends a loop in C++.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -28,8 +27,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """From now on the process may map so many bytes more than it has now; then allocations fail.
-    A later call counts anew."""
+    """Limits the address space to `more_bytes` beyond its current size. Later allocations fail. A later call sets a new
+    limit."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * PAGE_BYTES
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -38,17 +37,14 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def own_bytes() -> int:
-    """Memory of this process that it shares with no other one."""
+    """Returns the private memory of this process in bytes."""
     with open("/proc/self/smaps_rollup") as rollup:
         lines = [line.split() for line in rollup]
     return sum(int(line[1]) << 10 for line in lines if line[0] == "Private_Dirty:")
 
 
 class Allowance:
-    """CPU time that a grammar may take for masks: so much on average, more at times.
-
-    A token bucket, in seconds.
-    """
+    """The CPU time that a grammar may use for masks: a token bucket, in seconds."""
 
     def __init__(self, burst: float) -> None:
         self._burst = burst
@@ -58,5 +54,5 @@ class Allowance:
         self.left = min(self._burst, self.left + seconds)
 
     def spend(self, seconds: float) -> None:
-        # Not below a timer's resolution: an allowance of 0 would switch the limit off.
+        # At least a timer's resolution: 0 would switch the limit off.
         self.left = max(0.001, self.left - seconds)

@@ -1,4 +1,4 @@
-"""What a worker's settings say about all its grammars."""
+"""The settings of all grammars of a worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class GrammarOptions:
-    any_whitespace: bool = True  # in JSON; or else only a blank behind each comma and colon
-    jump_forward: bool = True  # say which tokens must come next, where that is certain
+    any_whitespace: bool = True  # in JSON; False: only one blank after each comma and colon
+    jump_forward: bool = True  # append forced tokens without the model
     tokenizer_folder: Path | None = None  # None: the model's folder

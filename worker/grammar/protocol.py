@@ -1,8 +1,7 @@
-"""What the scheduler and a grammar's process say to each other.
+"""The messages between the scheduler and a grammar worker.
 
-Frames of msgpack on a SOCK_SEQPACKET pair, which keeps them apart; all are small. The two things
-that are not go past it: a grammar's source comes as a file descriptor, masks lie in shared memory.
-Requests are answered in order, each by exactly one frame.
+Small frames of msgpack on a SOCK_SEQPACKET pair, which preserves their boundaries. The source of a grammar is passed as a
+file descriptor, and masks are in shared memory. Each request gets exactly one frame as its answer, in order.
 """
 
 from __future__ import annotations
@@ -14,61 +13,61 @@ import msgspec
 from mla_router.worker.messages import Grammar
 
 MAX_FRAME = 64 << 10
-# Tokens of an output that had begun before, in one `Open`. Matching costs up to 0.1 ms a token, and
-# the step loop may be waiting for masks of the same grammar.
+# Earlier tokens of an output in one `Open`. Matching costs up to 0.1 ms a token, and the step loop may wait for masks
+# of the same grammar.
 OPEN_TOKENS = 128
-RUN_TOKENS = 64  # that are forced, in one row of a `Filled`, and so in one of the next `Fill`
-FILL_ROWS = 128  # of one `Fill`; a step with more of one grammar takes several
+RUN_TOKENS = 64  # most forced tokens of a row in `Filled`, and so of a row in the next `Fill`
+FILL_ROWS = 128  # most rows of one `Fill`; a step with more rows of one grammar sends several
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Common layout: a tagged array."""
 
 
-# -- to the grammar's process ---------------------------------------------------------------------
+# -- to the grammar worker ------------------------------------------------------------------------
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """What the process is started with, in a file."""
+    """The start parameters of a grammar worker, in a file."""
 
     grammar: Grammar
-    compile_cpu_s: float  # CPU time after which the compilation is ended
+    compile_cpu_s: float  # limit of the CPU time of the compilation, in seconds
 
 
 class Open(Frame, frozen=True):
-    """Make request `key` known, or feed it more: `tokens` are the next of its output."""
+    """Opens request `key`, or feeds it more: `tokens` are the next of its earlier output."""
 
     key: int
     tokens: list[int]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A mask that is wanted: what `key` may draw after `tokens`, into row `row` of the memory."""
+    """The request for a mask: the tokens that `key` may draw after `tokens`, written to row `row` of the memory."""
 
     key: int
     row: int
-    tokens: list[int]  # sampled since the last frame that named `key`
+    tokens: list[int]  # sampled since the last frame with `key`
 
 
 class Fill(Frame, frozen=True):
-    """Write masks. Keys in `closed` will not come again."""
+    """Writes masks. The keys in `closed` have ended."""
 
     rows: list[Row]
     closed: list[int] = []
 
 
-# -- from the grammar's process -------------------------------------------------------------------
+# -- from the grammar worker ----------------------------------------------------------------------
 
 
 class Started(Frame, frozen=True):
-    """The process has begun to compile. The first frame."""
+    """The first frame: the compilation begins."""
 
 
 class Compiled(Frame, frozen=True):
-    """The grammar is good. The frame after `Started`, unless `Refused` is."""
+    """The frame after `Started`: the grammar is valid. Else the frame is `Refused`."""
 
-    eos_ids: list[int]  # tokens that the masks allow where a sentence may end
-    own_bytes: int  # memory that the process does not share
+    eos_ids: list[int]  # tokens that the masks allow at the end of a sentence
+    own_bytes: int  # private memory of the process
 
 
 class Refused(Frame, frozen=True):

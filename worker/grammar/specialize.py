@@ -1,20 +1,20 @@
-r"""A JSON schema's grammar, rewritten so that what may follow a string is known when it is compiled.
+r"""Rewrites the grammar of a JSON schema, so that the text after a string is known at compilation.
 
-xgrammar has looked up beforehand which tokens a rule allows in each of its states, except for those that go on
-behind its end, as `",` does in a string. Those are matched byte by byte in every mask, unless the rule is
-referred to in one place alone and that is not the end of a sequence: what comes there is its *exact lookahead*.
-In the grammar that xgrammar makes of a schema all strings are one rule, and most other rules come last:
+xgrammar precomputes the tokens that a rule allows in each state, except tokens that continue after the end of the rule,
+as `",` does in a string. It matches these byte by byte in every mask. It can avoid this if the rule has only one
+reference, which is not the end of a sequence: the text after it is the *exact lookahead*. In xgrammar's grammar of a
+schema all strings are one rule, and most other rules are the end of a sequence:
 
     root ::= (("[" basic_string root_items{0, -1} "]"))
     root_items ::= (("," basic_string))
 
-So each string becomes a rule of its own, and what follows a rule moves to its end:
+So each string becomes a rule of its own, and the text after a rule moves into the rule:
 
     root ::= ("[" string_1 root_items_next)
     root_items ::= ("," string_2 root_items_next)
     root_items_next ::= ("]") | (root_items)
 
-Neither changes the language, and so no mask.
+Both steps preserve the language, and so all masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-Sequence = tuple[str, ...]  # of terms, as they are written
+Sequence = tuple[str, ...]  # terms in xgrammar's notation
 
 _TERM = re.compile(
     r"""
@@ -39,8 +39,8 @@ _SEQUENCE = re.compile(rf'""|\((?:{_TERM.pattern})(?:[ ](?:{_TERM.pattern}))*\)'
 _BODY = re.compile(rf"\((?:{_SEQUENCE.pattern})(?:[ ]\|[ ](?:{_SEQUENCE.pattern}))*\)", re.VERBOSE)
 
 STRING = "basic_string"
-# What it means, and the same as one automaton: nothing is pushed or popped within it. Characters are listed by
-# the length of their UTF-8: of a class with several lengths xgrammar makes an automaton that takes longer codes, too.
+# The definition of a string, and the same as one automaton, which needs no stack. The classes are split by the length of
+# the UTF-8 codes: for a class of several lengths xgrammar makes an automaton that accepts longer codes, too.
 _DEFINITIONS = (
     'basic_string ::= (("\\"" basic_string_sub))',
     r'basic_string_sub ::= (("\"") | ([^\0-\x1f\"\\\r\n] basic_string_sub) | ("\\" basic_escape basic_string_sub))',
@@ -51,12 +51,12 @@ _AUTOMATON = (
     r'|\\\\([\"\\\\/bfnrt]|u[A-Fa-f0-9]{4}))*\"")'
 )
 
-# Each rule of a string takes 0.1 MB of masks; where 100 optional properties may follow, 40 ms to compile.
+# Each rule of a string takes 0.1 MB of masks, and up to 40 ms to compile before 100 optional properties.
 MAX_STRINGS = 64
 
 
 def specialize(ebnf: str) -> str:
-    """`ebnf` is what `xgrammar.Grammar.from_json_schema` writes; returns another grammar of its language."""
+    """Returns a grammar with the same language as `ebnf`, which `xgrammar.Grammar.from_json_schema` has written."""
     if not all(definition in ebnf for definition in _DEFINITIONS):
         return ebnf
     grammar = _Grammar(ebnf)
@@ -67,11 +67,11 @@ def specialize(ebnf: str) -> str:
 
 class _Grammar:
     def __init__(self, ebnf: str) -> None:
-        self.rules: dict[str, list[Sequence]] = {}  # the alternatives of each
-        self.others: list[str] = []  # lines that stay as they are
+        self.rules: dict[str, list[Sequence]] = {}  # the alternatives of each rule
+        self.others: list[str] = []  # unchanged lines
         for line in ebnf.strip().split("\n"):
             name, _, body = line.partition(" ::= ")
-            # The rules for any JSON at all are referred to from everywhere.
+            # The rules of arbitrary JSON have references everywhere.
             if name.startswith("basic_") or not _BODY.fullmatch(body):
                 self.others.append(line)
             else:
@@ -79,12 +79,14 @@ class _Grammar:
                 self.rules[name] = [tuple(_TERM.findall(sequence)) for sequence in sequences]
         self._fixed = {"root", *re.findall(r"\w+", "\n".join(self.others))}
         self._names = set(re.findall(r"\w+", ebnf))
-        self._users: dict[str, set[str]] = defaultdict(set)  # that refer to a rule, or have
+        self._users: dict[str, set[str]] = defaultdict(
+            set
+        )  # rules that refer or referred to a rule
         for name in self.rules:
             self._note(name)
 
     def top_down(self) -> list[str]:
-        """Each rule behind those that refer to it, as far as they are not recursive."""
+        """Returns the rules, each after the rules that refer to it, except in recursion."""
         bottom_up: list[str] = []
         seen: set[str] = set()
         stack = [("root", False)]
@@ -99,7 +101,7 @@ class _Grammar:
         return bottom_up[::-1]
 
     def move_in(self, name: str) -> None:
-        """Let a rule end with what follows it, if that is the same wherever it is referred to."""
+        """Moves the text after a rule into the rule, if it is the same after all references."""
         places = [
             (user, index, at)
             for user in self._users[name]
@@ -128,7 +130,7 @@ class _Grammar:
         self._note(name)
 
     def written(self) -> Iterator[str]:
-        """Its lines. Strings that are not the last of a sequence have rules of their own in them."""
+        """Yields the lines. Strings within a sequence get rules of their own."""
         yield from self.others
         num_strings = 0
         for name, sequences in self.rules.items():
@@ -161,10 +163,10 @@ class _Grammar:
                 self._users[_rule(term)].add(user)
 
     def _has_text(self, name: str) -> bool:
-        """Never empty: a repetition of it comes to an end."""
+        """Returns whether the rule never matches the empty text, so that a repetition of it ends."""
         return all(any(t.startswith('"') for t in sequence) for sequence in self.rules[name])
 
 
 def _rule(term: str) -> str:
-    """What a term refers to, if that is a rule."""
+    """Returns the name of the rule to which `term` refers."""
     return term.partition("{")[0]

@@ -1,4 +1,4 @@
-"""The bytes of every token, as grammars match them."""
+"""The bytes of all tokens, for the matching of grammars."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import tokenizers
 
 from mla_router.worker.tokenizer_files import byte_level_alphabet, read_eos_ids
 
-# Begins the bytes of a special token. No text has this byte: so a grammar allows such a token only where it names the
-# token's id, or where it allows any bytes at all. Without bytes, xgrammar would never allow it.
+# The first byte of special tokens. No text contains it. So a grammar allows such a token only where it names the token's
+# id or allows any bytes. xgrammar never allows a token without bytes.
 SPECIAL = b"\xff"
 
 
 class VocabularyError(Exception):
-    """The folder has no tokenizer whose tokens are known byte by byte; the message says why."""
+    """The folder has no tokenizer with known bytes of its tokens. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`pieces[i]` are the bytes that token i adds to a text; of a special token, SPECIAL and its name. There are none
-    for a token that ends an answer, or does not exist (ids that only fill the model's last layer)."""
+    """`pieces[i]` are the bytes of token i; for a special token SPECIAL and its name. EOS tokens and padding ids of the
+    model's last layer have no bytes."""
 
     pieces: list[bytes]
-    eos_ids: list[int]  # tokens that end an answer
+    eos_ids: list[int]  # EOS tokens
     tokenizer: tokenizers.Tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`, and none beside it."""
+        """Returns the tokens of `text`, without special tokens around it."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -38,10 +38,10 @@ class Vocabulary:
 def read_vocabulary(
     folder: Path, vocab_size: int, tokenizer_folder: Path | None = None
 ) -> Vocabulary:
-    """The tokenizer of the model in `folder`, whose logits are [.., vocab_size]; it lies in
-    `tokenizer_folder` if that is not the same. Raises VocabularyError.
+    """Reads the vocabulary of the model in `folder`, whose logits are [.., vocab_size]. The tokenizer is in
+    `tokenizer_folder`, by default the same. Raises VocabularyError.
 
-    Reads tokenizer.json itself: transformers takes seconds to import, and knows no better.
+    It reads tokenizer.json directly, because the import of transformers takes seconds.
     """
     source = tokenizer_folder or folder
     try:
@@ -80,7 +80,7 @@ def read_vocabulary(
 
 
 def _names(decoder: dict[str, Any] | None) -> list[str]:
-    """The types of a decoder and of those it is made of."""
+    """Returns the types of a decoder and its inner decoders."""
     if decoder is None:
         return []
     return [decoder["type"], *(name for one in decoder.get("decoders", []) for name in _names(one))]

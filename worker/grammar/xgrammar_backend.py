@@ -1,6 +1,6 @@
-"""Compilation and matching by xgrammar (Dong et al., arXiv:2411.15100).
+"""Compilation and matching with xgrammar (Dong et al., arXiv:2411.15100).
 
-The only module that knows xgrammar. Nothing here is bounded: see `limits.py`.
+The only module that uses xgrammar. The time of its functions is unlimited: see `limits.py`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mla_router.worker.grammar.vocabulary import Vocabulary
 from mla_router.worker.messages import Grammar
 
 TRIAL_TOKENS = 24
-THREADS_AFTER_S = 0.0003  # as long as it takes to start them, and 60 masks of a usual schema
+THREADS_AFTER_S = 0.0003  # the time to start the threads; 60 masks of a usual schema
 
 # "[12:00:00] /project/cpp/regex_converter.cc:83: Regex parsing error ..."
 _ORIGIN = re.compile(r"^.*?\.(?:cc|h):\d+: (?:Check failed: .*? is false: )?", re.DOTALL)
 
 
 class Compiler:
-    """Compiles grammars for one vocabulary. Loading it takes seconds, forking it does not."""
+    """Compiles grammars for one vocabulary. It takes seconds to load and is cheap to fork."""
 
     def __init__(self, vocabulary: Vocabulary, *, any_whitespace: bool = True) -> None:
         self.vocab_size = len(vocabulary.pieces)
@@ -41,19 +41,18 @@ class Compiler:
             vocab_size=self.vocab_size,
             stop_token_ids=vocabulary.eos_ids,
         )
-        # No threads: this process is going to be forked. The cache is for rules that look alike, as a
-        # schema's strings do: each is looked at once.
+        # No threads, because this process will be forked. The cache is for equal rules, such as the strings of a schema.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=True)
         self._any_whitespace = any_whitespace
         self._blanks = BlankTokens(vocabulary.pieces)
 
     def begin(self, grammar: Grammar, compiled: xgrammar.CompiledGrammar) -> Matcher:
-        """For a new output."""
+        """Returns the matcher of a new output."""
         free = self._any_whitespace and grammar.kind in ("json_schema", "structural_tag")
         return Matcher(compiled, BlankRun(self._blanks) if free else None)
 
     def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
-        """Raises GrammarError."""
+        """Compiles a grammar. Raises GrammarError."""
         compiler, source = self._compiler, grammar.source
         try:
             match grammar.kind:
@@ -75,7 +74,7 @@ class Compiler:
         return specialize(str(grammar))
 
     def _structural_tag(self, source: str) -> str:
-        """Check the schemas inside, as those that come alone."""
+        """Rewrites the schemas in a structural tag, as those of `json_schema` grammars. Returns the new tag."""
         try:
             tag = json.loads(source)
         except (ValueError, RecursionError):
@@ -91,7 +90,7 @@ class Compiler:
                 self._prepare_inside(item, depth - 1)
         elif isinstance(node, dict):
             if _is_json(node):
-                # Tags have no way to say how JSON is spaced, but may hold any grammar.
+                # Structural tags cannot set the whitespace of JSON, but they may contain any grammar.
                 grammar = self._of_schema(json.dumps(node["json_schema"]))
                 node.clear()
                 node |= {"type": "grammar", "grammar": grammar}
@@ -103,30 +102,30 @@ class Compiler:
 
 
 class Matcher:
-    """How far one output has come in its grammar."""
+    """The state of one output in its grammar."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, blanks: BlankRun | None = None) -> None:
-        """`blanks` bounds them, if the grammar does not."""
+        """`blanks` limits the blanks, if the grammar does not."""
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._blanks = blanks
 
     def accept(self, token: int) -> bool:
-        """Go on by one token; False if the grammar does not allow it here."""
+        """Accepts one token. Returns False if the grammar does not allow it."""
         if self._blanks is not None:
             self._blanks.add(token)
         return self._matcher.accept_token(token)
 
     def forced_text(self) -> str:
-        """What every sentence goes on with from here, as far as it is certain."""
+        """Returns the text with which every sentence continues; empty if there is a choice."""
         if self.is_terminated:
             return ""
         try:
             return str(self._matcher.find_jump_forward_string())
-        except UnicodeDecodeError:  # what is certain ends within a character
+        except UnicodeDecodeError:  # the text ends within a character
             return ""
 
     def fill(self, masks: np.ndarray, row: int) -> None:
-        """Write to masks[row], of [R, ceil(vocab / 32)] int32, which tokens may come next."""
+        """Writes the bitmask of the next tokens to masks[row]. `masks` is [R, ceil(vocab / 32)] int32."""
         self._matcher.fill_next_token_bitmask(masks, row)
         self._bound(masks[row])
 
@@ -136,19 +135,19 @@ class Matcher:
 
     @property
     def is_terminated(self) -> bool:
-        """Has accepted a token that ends the answer."""
+        """Whether the matcher has accepted an EOS token."""
         return self._matcher.is_terminated()
 
 
 class BatchFiller:
-    """Writes the masks of many outputs: one after the other, but what is left after `THREADS_AFTER_S` side
-    by side. Most grammars are done by then; xgrammar starts its threads anew for each batch."""
+    """Writes the masks of many outputs: one after the other for `THREADS_AFTER_S`, the remaining ones in threads. Most
+    batches need no threads, which xgrammar starts for each batch."""
 
     def __init__(self, max_threads: int) -> None:
         self._batch = xgrammar.BatchGrammarMatcher(max_threads)
 
     def fill(self, matchers: Sequence[Matcher], masks: np.ndarray, rows: Sequence[int]) -> None:
-        """Write to masks[rows[i]], of [R, ceil(vocab / 32)] int32, what may follow in matchers[i]."""
+        """Writes the mask of matchers[i] to masks[rows[i]]. `masks` is [R, ceil(vocab / 32)] int32."""
         until = time.perf_counter() + THREADS_AFTER_S
         for done, (matcher, row) in enumerate(zip(matchers, rows, strict=True), start=1):
             matcher.fill(masks, row)
@@ -167,8 +166,8 @@ class BatchFiller:
 
 
 def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
-    """Follow random paths, as a model without a mind would. Raises GrammarError where no token can
-    come next; what takes too long, takes too long here and not in a step."""
+    """Follows random paths through the grammar. Raises GrammarError at a dead end. An expensive grammar exceeds its limit
+    here and not in a step."""
     masks = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     choose = random.Random(0)
     for _ in range(2):
@@ -177,14 +176,14 @@ def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
             matcher.fill(masks, 0)
             allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
             if len(allowed) == 0:
-                raise GrammarError("leads to where nothing is allowed: it describes no text")
+                raise GrammarError("has a dead end: after some text no token is allowed")
             matcher.accept(int(choose.choice(allowed)))
             if matcher.is_terminated:
                 break
 
 
 def _is_json(node: dict[str, Any]) -> bool:
-    """Whether a part of a structural tag is JSON, and not one of the dialects of XML."""
+    """Returns whether a part of a structural tag is JSON, and not one of xgrammar's XML styles."""
     return (
         node.get("type") == "json_schema"
         and node.get("style", "json") == "json"
