@@ -1,8 +1,7 @@
-"""The command line of `launch_server`: a worker's flags, the router's flags, and how many workers.
+"""The command line of `launch_server`: the flags of the workers, the flags of the router, and the number of workers.
 
-Nothing is defined twice. The workers' flags come from `worker.config`; the router's come from its
-own command line, each with the prefix `--router-`, as in SGLang, but for those that say how clients
-come in: there is only one way in. Only what neither can know is added here.
+Nothing is defined twice. The workers' flags come from `worker.config`. The router's flags come from its own command line,
+with the prefix `--router-` as in SGLang, except those for incoming connections. This module adds the launcher's own flags.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from mla_router import __version__
 from mla_router.worker import flags as worker_flags
 from mla_router.worker.config import ConfigError, WorkerConfig, default_server_processes
 
-# What the launcher decides for each worker, so that it is no flag.
+# The launcher sets these for each worker, so they are not flags.
 PER_WORKER = frozenset({"host", "port", "worker_id"})
-# Workers are reached through the router alone.
+# Clients reach workers only through the router.
 WORKER_HOST = "127.0.0.1"
-# What the launcher decides for the router. Keys are for all, flags of the workers: the router asks its
-# clients for them and sends them on.
+# The launcher sets these for the router. The keys are flags of the workers: the router requires the same keys of its
+# clients and forwards them.
 LAUNCHERS = frozenset(
     {"host", "port", "worker-urls", "worker-api-key", "worker-admin-api-key"}
 ) | frozenset({"api-key", "admin-api-key", "replay-key"})
 # SGLang's other names of a flag that is defined here.
 DP_SIZE = ("--dp-size", "--data-parallel-size", "--dp")
-# The way in: flags of the router without the prefix.
+# Flags of the router for incoming connections, without the prefix.
 WITHOUT_PREFIX = frozenset({"insecure", "tls-cert-path", "tls-key-path"})
 
 FlagValue = str | list[str] | bool
@@ -45,12 +44,12 @@ class Options:
     port: int
     dp_size: int
     worker_base_port: int
-    router_flags: Mapping[str, FlagValue]  # as the router names them: {"policy": "round_robin"}
-    every_worker: WorkerConfig  # what all workers have in common
-    without_effect: Sequence[str] = ()  # flags that were given and change nothing, with the reasons
+    router_flags: Mapping[str, FlagValue]  # by the router's names: {"policy": "round_robin"}
+    every_worker: WorkerConfig  # the common settings of all workers
+    without_effect: Sequence[str] = ()  # flags without effect, with the reasons
 
     def worker(self, index: int, port: int) -> WorkerConfig:
-        """Settings of one worker: its port, its devices, its part of the cores."""
+        """Returns the settings of one worker: its port, its devices, its share of the cores."""
         common = self.every_worker
         cores = max(1, len(os.sched_getaffinity(0)) // self.dp_size)
         return dataclasses.replace(
@@ -79,7 +78,7 @@ class Options:
 
 
 def launch_parser(router_flags: Sequence[Mapping[str, Any]]) -> worker_flags.Parser:
-    """The command line of `launch_server`; `router_flags` as of `parse`."""
+    """Returns the parser of `launch_server`. `router_flags`: see `parse`."""
     parser = worker_flags.Parser(
         "python -m mla_router.launch_server",
         "[--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
@@ -110,14 +109,14 @@ def launch_parser(router_flags: Sequence[Mapping[str, Any]]) -> worker_flags.Par
 
 
 def _forwarded(router_flags: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The router's flags that are flags of `launch_server` as well."""
+    """Returns the router's flags that are also flags of `launch_server`."""
     return [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
 
 
 def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Options:
-    """Parse and check; on a mistake, one line to stderr and exit status 2.
+    """Parses and checks. After an error it prints one line to stderr and exits with status 2.
 
-    `router_flags` is what `mla_router._router.router_flags()` says.
+    `router_flags` is the result of `mla_router._router.router_flags()`.
     """
     parser = launch_parser(router_flags)
     namespace = parser.parse_args(argv)
@@ -144,7 +143,7 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
 
 
 def in_our_words(message: str) -> str:
-    """What the router says of its flags, in the words of this command line."""
+    """Returns a message of the router with its flags in the spelling of this command line."""
     return re.sub(
         r"--([a-z][a-z-]*)",
         lambda flag: _flag(flag[1]),
@@ -199,7 +198,7 @@ def _add_router_flag(group: argparse._ArgumentGroup, flag: Mapping[str, Any]) ->
 
 
 def _flag(router_flag: str) -> str:
-    """A flag of the router as it is called here."""
+    """Returns the spelling of a router's flag on this command line."""
     prefix = "--" if router_flag in LAUNCHERS | WITHOUT_PREFIX else "--router-"
     return prefix + router_flag
 

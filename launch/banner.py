@@ -1,4 +1,4 @@
-"""The lines that end a successful start: what runs where, and a request to paste."""
+"""The text after a successful start: addresses, model, policy, and requests to paste."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ready_text(url: str, policy: str, workers: Sequence[WorkerConfig]) -> str:
     key = workers[0].api_key
     header = HeaderFile(key).path if key else None
     base = url
-    for address in ANY_ADDRESS:  # listens everywhere; from here it is reached as
+    for address in ANY_ADDRESS:  # a client on this machine connects to loopback
         base = base.replace(f"//{address}:", "//127.0.0.1:")
     return "\n".join(
         [
@@ -49,7 +49,7 @@ def _curl(base: str, model: str, header: str | None, stream: bool) -> str:
     } | ({"stream": True} if stream else {})
     words = ["curl"] + (["-N"] if stream else []) + [f"{base}/v1/chat/completions"]
     words += ["-H", shlex.quote("Content-Type: application/json")]
-    if header:  # the key itself is not for the log
+    if header:  # a file, because the key must not be in the log
         words += ["-H", f"@{header}"]
     words += ["-d", shlex.quote(json.dumps(body))]
     return "  " + " ".join(words)

@@ -1,4 +1,4 @@
-"""Asks a worker's /health. http.client, because it minds no proxy settings: workers are local."""
+"""Polls a worker's /health. http.client ignores proxy settings, which must not apply to local workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POLL_S = 0.2
 
 
 async def until_healthy(host: str, port: int) -> None:
-    """Return when /health answers 200; it is asked again and again, for as long as it takes."""
+    """Waits without limit until /health returns 200."""
     while not await asyncio.to_thread(_is_healthy, host, port):
         await asyncio.sleep(POLL_S)
 
@@ -20,7 +20,7 @@ def _is_healthy(host: str, port: int) -> bool:
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
-        response.read()  # closing with bytes unread would be a reset
+        response.read()  # else the close would reset the connection
         return response.status == 200
     except (OSError, http.client.HTTPException):
         return False

@@ -1,6 +1,6 @@
-"""What an installation may lack, told in one line with the command that mends it.
+"""Checks for missing parts of an installation, and prints one line with the command that installs them.
 
-The package without its extra `worker` is the router alone; a source checkout may have no compiled router.
+Without the extra `worker` the package has only the router. A source checkout may lack the compiled router.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import shlex
 from importlib import metadata
 from importlib.util import find_spec
 
-# The packages of the extra `worker` that a worker does not start without, as they are imported.
+# Import names of the packages of the extra `worker` that every worker needs.
 OF_A_WORKER = ("torch", "transformers", "aiohttp", "zmq", "msgspec", "setproctitle")
 
 
 def require_router() -> None:
-    """Leave the program if `mla_router._router` cannot be loaded."""
+    """Exits if `mla_router._router` cannot be loaded."""
     try:
         import mla_router._router  # noqa: F401
     except ImportError as error:
@@ -26,15 +26,15 @@ def require_router() -> None:
 
 
 def require_worker() -> None:
-    """Leave the program if a worker could not start. Looks for its packages without importing."""
+    """Exits if a package of a worker is missing. It imports none of them."""
     missing = [name for name in OF_A_WORKER if find_spec(name) is None]
     if missing:
         raise SystemExit(f"error: a worker needs {', '.join(missing)}; run: {_command()}")
 
 
 def _command() -> str:
-    """Installs what the extra `worker` asks for. It names the packages themselves: the extra's own name
-    works only where an index has this package."""
+    """Returns the command that installs the packages of the extra `worker`. It names them, because the extra's own name
+    needs an index that has this package."""
     try:
         required = metadata.requires("mla-router") or []
     except metadata.PackageNotFoundError:  # a source checkout on PYTHONPATH
@@ -44,6 +44,6 @@ def _command() -> str:
 
 
 def _of_worker(requirement: str) -> str | None:
-    """`torch==2.11.0 ; extra == 'worker'` without its marker; None for another extra's."""
+    """Returns `torch==2.11.0` of `torch==2.11.0 ; extra == 'worker'`; None for other extras."""
     package, _, marker = requirement.partition(";")
     return package.strip() if re.search(r"extra == ['\"]worker['\"]", marker) else None

@@ -1,4 +1,4 @@
-"""What the launcher and its workers print: whole lines, each with the name of who said it."""
+"""The output of the launcher and its workers: whole lines, each with the name of its process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TextIO
 
 from mla_router.worker.logs import timestamp
 
-COLOURS = (36, 35, 33, 32, 34, 31)  # ANSI: one for each worker, then from the front again
+COLOURS = (36, 35, 33, 32, 34, 31)  # ANSI codes, cyclic by worker
 
 
 class Output:
-    """Lines on one stream; in colour where that is a terminal."""
+    """Lines on one stream, in colour on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -33,6 +33,6 @@ class Output:
         try:
             print(text, file=self._stream, flush=True)
         except BrokenPipeError:
-            # Whoever read our output has left (`| head`). Serving goes on, unheard; the stream
-            # is pointed elsewhere so that the interpreter does not complain again at its end.
+            # The reader of the output has gone (`| head`). Serving continues without output. The stream leads to
+            # /dev/null, so that the interpreter reports no error at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

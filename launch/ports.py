@@ -1,8 +1,8 @@
-"""Ports for the workers: the first free ones from a base upwards, as SGLang does.
+"""Chooses the ports of the workers: the first free ones from a base upwards, as SGLang does.
 
-A worker listens only seconds after its port was chosen, and again after every restart. So that a
-second launcher on the machine does not choose the same port meanwhile, a chosen port is claimed: by
-an abstract Unix socket named after it, which leaves no file and goes with the process that holds it.
+A worker listens seconds after its port was chosen, and again after every restart. In the meantime another launcher must
+not choose the same port. So a chosen port is claimed by an abstract Unix socket with its name, which leaves no file and
+ends with its process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ class NoPortError(RuntimeError):
 
 
 class ClaimedPorts:
-    """`count` ports from `base` upwards that nobody listens on and no other launcher has claimed,
-    none of them in `keep_off`. Raises NoPortError. The claim lasts until the end of the block."""
+    """Claims `count` ports from `base` upwards until the end of the block.
+
+    The ports are free, no other launcher has claimed them, and none is in `keep_off`. Raises NoPortError.
+    """
 
     def __init__(self, host: str, base: int, count: int, keep_off: frozenset[int]) -> None:
         self._claims: dict[int, socket.socket] = {}
@@ -60,8 +62,7 @@ def _claim(port: int) -> socket.socket | None:
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        # As the worker's server will do it: a port whose last connections still fade away
-        # (TIME_WAIT) is free, one that somebody listens on is not.
+        # The same option as in the worker: a port with old connections in TIME_WAIT is free, one with a listener is not.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -1,7 +1,7 @@
-"""One child process: its output line by line, its end, and ways to bring that about.
+"""One child process: its start, its output line by line, and its end.
 
-A child leads a session of its own. So Ctrl-C in a terminal reaches the launcher alone, which then
-decides, and whatever the child has started itself can be killed with it as one group.
+A child has its own session. So Ctrl-C in a terminal reaches only the launcher, and one signal to the group kills the
+child with all processes that it has started.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-MAX_LINE = 1 << 16  # a longer line is shown in pieces
-OUTPUT_END_S = 1.0  # for the last output, if somebody outside the group still holds the pipe
+MAX_LINE = 1 << 16  # longer lines are split
+OUTPUT_END_S = 1.0  # time for the last output, if a process outside the group still has the pipe
 
 
 class Process:
@@ -30,9 +30,8 @@ class Process:
         show: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """Start `command`; each line of its stdout and stderr goes to `show`. Without
-        an `environment` it has ours."""
-        # A pipe of our own: asyncio's would make `wait` last as long as any grandchild holds it.
+        """Starts `command`. Each line of its stdout and stderr goes to `show`. `environment` defaults to that of this process."""
+        # With asyncio's own pipe `wait` would last until every grandchild has closed it.
         reading, writing = os.pipe()
         try:
             child = await asyncio.create_subprocess_exec(
@@ -55,14 +54,15 @@ class Process:
         return self._child.pid
 
     async def wait(self) -> int:
-        """The exit status, negative for a signal; then nothing of its group is left."""
+        """Waits for the end and kills the rest of the group. Returns the exit status; negative for a signal."""
         status = await self._child.wait()
         self.kill()
         await asyncio.wait([self._output], timeout=OUTPUT_END_S)
         return status
 
     async def stop(self, grace_s: float) -> int:
-        """SIGTERM to the child, which ends its own children; SIGKILL to all after `grace_s`."""
+        """Sends SIGTERM to the child, which ends its own children; after `grace_s` SIGKILL to the group. Returns the exit
+        status."""
         with contextlib.suppress(ProcessLookupError):
             self._child.terminate()
         killing = asyncio.get_running_loop().call_later(grace_s, self.kill)
@@ -72,13 +72,13 @@ class Process:
             killing.cancel()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Sends SIGKILL to the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def describe_exit(status: int) -> str:
-    """`exited with code 3`, `was ended by signal 9 (Killed)`."""
+    """Returns `exited with code 3` or `was ended by signal 9 (Killed)`."""
     if status >= 0:
         return f"exited with code {status}"
     return f"was ended by signal {-status} ({signal.strsignal(-status)})"
@@ -105,5 +105,5 @@ async def _show_lines(reading: int, show: Callable[[str], None]) -> None:
 
 
 def _text(line: bytes) -> str:
-    # A progress bar paints over itself with carriage returns: its last state is the line.
+    # A progress bar overwrites itself with carriage returns: only its last state is shown.
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")

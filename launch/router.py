@@ -1,6 +1,6 @@
-"""`python -m mla_router.launch_router`: the router alone, in front of workers that run already.
+"""`python -m mla_router.launch_router`: only the router, in front of running workers.
 
-All of it is Rust, its command line included; this is only the way in.
+The router and its command line are in Rust; this module only calls them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keys that came as arguments, kept from other users of the machine.
+"""Hides keys in arguments from other users of the machine.
 
-Any user can read the arguments of any process (`ps`, /proc/PID/cmdline). Keys are better given in the
-environment. Where they are not, they are overwritten in the memory that the kernel shows, first thing.
+Every user can read the arguments of every process (`ps`, /proc/PID/cmdline), so keys belong in the environment. Keys in
+arguments are overwritten at the start, in the memory that the kernel shows.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KEY_FLAG = re.compile(rb"--[a-z-]*-key")  # --api-key, --admin-api-key and the like
-# Fields of /proc/self/stat behind the program's name, which may have blanks in it: see proc(5).
+# Indices of fields of /proc/self/stat after the program's name, which may contain blanks: see proc(5).
 _ARG_START, _ARG_END = 48 - 3, 49 - 3
 
 
 def hide_keys() -> None:
-    """Overwrite the values of flags that end in `-key` in this process's arguments, as others see them, with stars.
-    The interpreter has its own copy. Does nothing where the kernel does not say where they lie."""
+    """Overwrites the values of flags that end in `-key` with stars, in the arguments that the kernel shows.
+
+    The interpreter has its own copy. Does nothing if the kernel does not report the address of the arguments.
+    """
     shown = Path("/proc/self/cmdline").read_bytes()
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
@@ -30,7 +32,7 @@ def hide_keys() -> None:
 
 
 def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Where the keys are: (offset, length)."""
+    """Yields offset and length of each key."""
     at, is_key = 0, False
     for argument in arguments:
         flag, equals, value = argument.partition(b"=")
@@ -44,8 +46,8 @@ def _values(arguments: list[bytes]) -> Iterator[tuple[int, int]]:
 
 
 class HeaderFile:
-    """The header that a key makes, for `curl -H @PATH`: in memory, readable for this user alone, gone with
-    this process. So the key is neither in the output nor among curl's arguments."""
+    """A file with the header of a key, for `curl -H @PATH`. It is in memory, only this user can read it, and it ends with
+    this process. So the key is neither in the output nor in curl's arguments."""
 
     def __init__(self, key: str) -> None:
         self._file = os.memfd_create("authorization")

@@ -1,8 +1,7 @@
-"""`python -m mla_router.launch_server`: workers as child processes, and the router in this one.
+"""`python -m mla_router.launch_server`: the router in this process, and workers as child processes.
 
-The router comes first: its port is taken or refused before any model is loaded. It knows the
-workers' addresses from the start, and its own health checks bring them into rotation, at the start
-as after a restart; the supervisor only keeps the processes alive.
+The router starts first, so that a wrong port fails before a model is loaded. It has the addresses of all workers, and its
+health checks bring them into rotation after a start or a restart. The supervisor only restarts processes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mla_router.worker.model_folder import locate
 if TYPE_CHECKING:
     from mla_router import Router
 
-# Ctrl-C has five seconds for everything: the workers' own way to stop, then their end by force.
+# Ctrl-C ends everything within five seconds: the workers stop by themselves, then SIGKILL.
 WORKER_GRACE_S = 3.0
 ROUTER_GRACE_S = 1.0
 ROTATION_POLL_S = 0.1
@@ -52,7 +51,7 @@ def main() -> int:
 
 
 def worker_command(config: WorkerConfig) -> list[str]:
-    # -u: its lines come when it writes them, not when a buffer is full.
+    # -u: unbuffered output.
     command = [sys.executable, "-u", "-m", "mla_router.worker", *config.to_argv()]
     return [*command, f"--parent-pid={os.getpid()}"]
 
@@ -62,14 +61,14 @@ def run(
     command: WorkerCommand = worker_command,
     policy: RestartPolicy = RestartPolicy(),  # noqa: B008 (frozen)
 ) -> int:
-    """The whole command; its exit status. Tests bring workers of their own by `command`."""
+    """Runs the command. Returns the exit status. Tests pass workers of their own as `command`."""
     require_router()
     from mla_router._router import RouterError, router_flags
 
     options = parse(argv, router_flags())
     try:
         options = dataclasses.replace(options, every_worker=locate(options.every_worker))
-        preflight.check(options.worker(options.dp_size - 1, 0))  # it has the last GPUs
+        preflight.check(options.worker(options.dp_size - 1, 0))  # the worker with the last GPU
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -77,7 +76,7 @@ def run(
     try:
         with ClaimedPorts(WORKER_HOST, base, options.dp_size, keep_off) as ports:
             return asyncio.run(_serve(options, ports, command, policy))
-    except KeyboardInterrupt:  # before or after our own handling of signals
+    except KeyboardInterrupt:  # outside the time of `StopSignals`
         return KILLED_BY_CTRL_C
     except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
         message = in_our_words(str(error)) if isinstance(error, RouterError) else str(error)
@@ -120,14 +119,14 @@ async def _serve(
         await asyncio.wait([asked_to_stop, lost], return_when=asyncio.FIRST_COMPLETED)
         announcing.cancel()
         if lost.done():
-            await lost  # raises why
+            await lost  # raises the reason
         if not signals.interrupt.is_set():
             output.launch("draining: no new requests, those that run are finished")
             await _drain(router, float(settings["shutdown_grace_period_secs"]), signals)
         output.launch("stopping")
         return 0
     finally:
-        # The router first: it must not take the workers' end for a fault of their requests.
+        # The router stops at the same time: it must not count the end of the workers as failures.
         await asyncio.gather(
             asyncio.to_thread(router.stop, ROUTER_GRACE_S), supervisor.stop(WORKER_GRACE_S)
         )
@@ -142,17 +141,17 @@ def _tell_moved(options: Options, workers: Sequence[WorkerConfig], output: Outpu
 
 
 async def _in_rotation(router: Router, urls: Sequence[str]) -> None:
-    """Return when the router sends requests to all of `urls`."""
+    """Waits until all workers at `urls` are in rotation."""
     while not {w["url"] for w in router.workers() if w["healthy"]} >= set(urls):
         await asyncio.sleep(ROTATION_POLL_S)
 
 
 async def _drain(router: Router, grace_s: float, signals: StopSignals) -> None:
-    """Until the last request is answered, time is up, or Ctrl-C says that enough is enough."""
+    """Waits for the end of all requests, for `grace_s`, or for Ctrl-C."""
     drained = asyncio.create_task(asyncio.to_thread(router.drain, grace_s))
     enough = asyncio.create_task(signals.interrupt.wait())
     await asyncio.wait([drained, enough], return_when=asyncio.FIRST_COMPLETED)
     enough.cancel()
     if drained.done():
         drained.result()
-    # If not, Ctrl-C came: to stop the router, next, ends its requests and with them the drain.
+    # Else it was Ctrl-C: the following stop of the router ends its requests, and so the drain.

@@ -1,6 +1,6 @@
-"""What the user asks for by a signal.
+"""Signals of the launcher.
 
-SIGTERM: finish what runs, then stop. Ctrl-C: stop. Ctrl-C again: end at once.
+SIGTERM: finish the running requests, then stop. Ctrl-C: stop. A second Ctrl-C: exit at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KILLED_BY_CTRL_C = 128 + signal.SIGINT
 
 class StopSignals:
     def __init__(self, kill: Callable[[], None]) -> None:
-        """Take over both signals; `kill` ends everything that outlives this process."""
+        """Handles both signals. `kill` ends all processes that would outlive this one."""
         self.drain = asyncio.Event()
         self.interrupt = asyncio.Event()
         self._kill = kill
@@ -34,5 +34,5 @@ class StopSignals:
     def _on_interrupt(self) -> None:
         if self.interrupt.is_set():
             self._kill()
-            os._exit(KILLED_BY_CTRL_C)  # no clean-up that could wait for something
+            os._exit(KILLED_BY_CTRL_C)  # without clean-up, which might block
         self.interrupt.set()

@@ -1,8 +1,8 @@
-"""Keeps the workers running: starts them, sees them become ready, starts them again when they end.
+"""Starts the workers and restarts them when they end.
 
-A worker that has once been ready is restarted for ever, with a delay that doubles from failure to
-failure, until it has stayed up for a while. One that never becomes ready has a cause that no
-restart mends (a broken model, too little memory): after a few attempts the supervisor gives up.
+A worker that was ready once is restarted without limit. The delay doubles with each failure, until the worker has been
+healthy for a while. If a worker never becomes ready, a restart would not help (a broken model, too little memory): after a
+few attempts the supervisor gives up.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from mla_router.worker.config import WorkerConfig
 
 WorkerCommand = Callable[[WorkerConfig], Sequence[str]]
 
-# Exit status of a worker that found its own settings wrong, as argparse has it.
+# Exit status of a worker with wrong settings; the same as argparse's.
 USAGE_ERROR = 2
 
 
 class GaveUpError(RuntimeError):
-    """A worker does not start, and trying again will not help."""
+    """A worker does not start, and a restart would not help."""
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
-    proven_s: float = 60.0  # healthy for so long: the next delay is the first one again
-    attempts: int = 3  # starts without ever being ready, until the supervisor gives up
+    proven_s: float = 60.0  # after this healthy time the delay begins again at the first one
+    attempts: int = 3  # failed first starts before the supervisor gives up
 
     def delay_s(self, failures: int) -> float:
-        """How long to wait after this many failures in a row."""
+        """Returns the delay after `failures` failures in a row."""
         return min(self.first_delay_s * 2.0 ** (failures - 1), self.max_delay_s)
 
 
@@ -60,19 +60,19 @@ class Supervisor:
         self._tasks = [asyncio.create_task(member.keep_running()) for member in self._members]
 
     async def all_ready(self) -> None:
-        """Return when every worker has been ready once."""
+        """Waits until every worker has been ready once."""
         for member in self._members:
             await member.ready.wait()
 
     async def lost(self) -> NoReturn:
-        """Raise when a worker is given up: GaveUpError, or what kept it from being spawned."""
+        """Waits for a worker that cannot be started. Raises GaveUpError, or the error of its start."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         error = done.pop().exception()
         assert error is not None, "keep_running ends in no other way"
         raise error
 
     async def stop(self, grace_s: float) -> None:
-        """End all workers and restart none; SIGKILL for who takes longer than `grace_s`."""
+        """Stops all workers without restarts. SIGKILL ends those that take longer than `grace_s`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -84,7 +84,7 @@ class Supervisor:
 
 
 class _Member:
-    """One worker through all its restarts."""
+    """One worker, across its restarts."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Member:
         output: Output,
         policy: RestartPolicy,
     ) -> None:
-        self.ready = asyncio.Event()  # has been, once
+        self.ready = asyncio.Event()  # set when the worker was ready once
         self._index = index
         self._config = config
         self._command = command
@@ -122,7 +122,7 @@ class _Member:
             self._process.kill()
 
     async def _run_once(self) -> tuple[int, float]:
-        """Its exit status and for how long it was healthy before."""
+        """Runs the worker until it ends. Returns its exit status and the seconds for which it was healthy."""
         started = time.monotonic()
         self._process = await Process.start(
             self._command,

@@ -1,4 +1,4 @@
-"""`python -m mla_router.launch_worker`: one worker alone, the same as `-m mla_router.worker`."""
+"""`python -m mla_router.launch_worker`: one worker without a router, the same as `-m mla_router.worker`."""
 
 from __future__ import annotations
 

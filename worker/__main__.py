@@ -1,4 +1,4 @@
-"""`python -m mla_router.worker`: the first server process of a worker, which starts its other processes."""
+"""`python -m mla_router.worker`: one worker. This process is its first API process and starts the others."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def worker_parser() -> flags.Parser:
         ),
     )
     parser.add_argument("--version", action="version", version=__version__)
-    # Process id of the launcher, which must be the parent: the worker ends with it.
+    # The process id of the launcher, the parent: the worker ends with it.
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     flags.add_flags(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER) -> int:
-    """Runs a worker until it is stopped. `scheduler`: the command that starts the scheduler. Returns the exit status."""
+    """Runs a worker until a signal ends it. Returns the exit status. `scheduler` is the command of a scheduler."""
     arguments = worker_parser().parse_args(argv)
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, scheduler: Sequence[str] = SCHEDULER
     set_up(config)
     if ignored := flags.without_effect(arguments):
         log.warning("without effect here: %s", ", ".join(ignored))
-    # Only now, when the flags are known to be good: these imports take a second.
+    # These imports take a second, so they follow the check of the flags.
     from mla_router.worker.server.processes import first
     from mla_router.worker.server.processes.listeners import listen
     from mla_router.worker.server.processes.serving import EXIT_FAILED

@@ -1,11 +1,11 @@
-r"""Regular expressions of a schema's strings, rewritten so that what xgrammar makes of them is JSON.
+r"""Rewrites the regular expressions of a schema, so that xgrammar's strings are valid JSON.
 
-A schema's `pattern` is about the string's value, a grammar about its text. In some expressions xgrammar keeps the two
-apart, and in others, those with a quote, a backslash or a letter beyond ASCII, it lets the value's characters through as
-they are. So here all say the same: a character that JSON's strings have only escaped is written so where it stands
-alone, and is in no class of characters. What is lost are strings, none is gained.
+A `pattern` of a schema restricts the value of a string, but a grammar restricts its JSON text. xgrammar does not always
+distinguish the two: in expressions with a quote, a backslash or a letter beyond ASCII it allows characters that JSON must
+escape. So this module writes such a character in escaped form where it is alone, and removes it from character classes.
+The result may exclude valid strings, but it allows no invalid ones.
 
-Further, xgrammar reads `(ab+)?` as `(a?b+)?`, but `(ab+){0,1}` right, and ignores lookaheads, which are refused.
+xgrammar also reads `(ab+)?` as `(a?b+)?`, but reads `(ab+){0,1}` correctly. It ignores lookaheads, so they are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import json
 import re
 from itertools import pairwise
 
-Ranges = list[tuple[int, int]]  # of code points, both ends among them, in order and apart
+Ranges = list[tuple[int, int]]  # inclusive ranges of code points, sorted and disjoint
 
 _LAST = 0x10FFFF
 _UNSAFE: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
-# As ECMA-262 has them, which JSON Schema refers to.
+# The classes of ECMA-262, which JSON Schema uses.
 _DIGITS: Ranges = [(ord("0"), ord("9"))]
 _WORD: Ranges = [
     (ord("0"), ord("9")),
@@ -42,13 +42,13 @@ _LINE_ENDS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 
 _ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)"
-# A class of characters, an escape, a quantifier with what may follow it, what opens a group or looks ahead.
+# A character class, an escape, a quantifier with its suffix, or the opening of a group or a lookahead.
 _TOKEN = re.compile(rf"\[(?:[^\]\\]|\\.)*\]|{_ESCAPE}|\(\?[=!]?|[*+?}}]\??|.", re.DOTALL)
 _MEMBER = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
 
 
 def of_text(pattern: str) -> str:
-    """An expression of the text between the quotes. Raises ValueError for what cannot be had."""
+    """Returns an expression of the JSON text between the quotes. Raises ValueError for unsupported syntax."""
     return "".join(map(_spelled, _TOKEN.findall(pattern)))
 
 
@@ -71,7 +71,7 @@ def _spelled(token: str) -> str:
 
 
 def _character(token: str) -> str:
-    """That a token stands for, if it is of one; the token itself if it stands for something else."""
+    """Returns the character that a token stands for; the token itself if it is not a single character."""
     if len(token) < 2 or token[0] != "\\":
         return token
     if token[1] in "xu" and len(token) > 2:
@@ -83,7 +83,7 @@ def _character(token: str) -> str:
 
 
 def _named(token: str) -> Ranges | None:
-    """What `\\d` and its like stand for."""
+    """Returns the ranges of `\\d` and similar escapes; None for other tokens."""
     named = {
         r"\d": _DIGITS,
         r"\D": _complement(_DIGITS),
@@ -96,7 +96,7 @@ def _named(token: str) -> Ranges | None:
 
 
 def _members(token: str) -> Ranges:
-    """Of a class in brackets."""
+    """Returns the ranges of a class in brackets. Raises ValueError."""
     inside, ranges = token[1:-1].removeprefix("^"), Ranges()
     members = _MEMBER.findall(inside)
     while members:
@@ -139,12 +139,12 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def _written(ranges: Ranges) -> str:
-    """A class of them, without those that JSON has only escaped."""
+    """Returns a character class of `ranges`, without the characters that JSON must escape."""
     others = _united([*_complement(ranges), *_UNSAFE])
     safe = _complement(others)
     if not safe:
-        raise ValueError("a class of characters that JSON only has escaped is not supported")
-    # By what it lacks, if that is shorter: nothing beyond ASCII is then written
+        raise ValueError("a class of characters that JSON must escape is not supported")
+        # A class that reaches the last code point is written negated: its text then stays within ASCII.
     if safe[-1][1] == _LAST:
         return "[^" + "".join(map(_range, others)) + "]"
     return "[" + "".join(map(_range, safe)) + "]"

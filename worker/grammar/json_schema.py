@@ -1,8 +1,8 @@
-"""JSON schemas for xgrammar, which leaves some keywords out.
+"""Prepares JSON schemas for xgrammar, which ignores some keywords.
 
-An answer that breaks its schema is worse than a refusal. Such keywords are rewritten into others (`schema/`); a schema
-for which this is not possible is refused, with the place. What xgrammar 0.2.8 leaves out was found by asking it for
-each keyword of the 2020-12 drafts whether it accepts a value that the keyword forbids.
+An answer that breaks its schema is worse than a refusal. So keywords that xgrammar ignores are rewritten into others
+(`schema/`), or the schema is refused, with the place of the keyword. The list of keywords that xgrammar 0.2.8 ignores comes
+from a test of each keyword of the 2020-12 drafts with a value that the keyword forbids.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mla_router.worker.grammar.errors import MAX_DEPTH, GrammarError
 from mla_router.worker.grammar.schema.rewrite import Rewriter
 from mla_router.worker.grammar.schema.values import Inexact
 
-# Keywords that would be ignored.
+# Keywords that xgrammar ignores.
 _NOT_ENFORCED = ("$dynamicRef", "$recursiveRef")
-# Keywords that are enforced only beside the type that they are about.
+# Keywords that xgrammar enforces only beside these types.
 _NEEDS_TYPE = {
     "minimum": ("integer", "number"),
     "maximum": ("integer", "number"),
@@ -38,10 +38,10 @@ _NEEDS_TYPE = {
     "patternProperties": ("object",),
     "propertyNames": ("object",),
 }
-# Of which only one is enforced; lengths go together.
+# xgrammar enforces only one of these groups.
 _LENGTHS = ("minLength", "maxLength")
 _OF_STRINGS = (("format",), ("pattern",), _LENGTHS)
-# What values of keywords must be that are looked at here.
+# The types of the keywords that this package reads.
 _SHAPES: dict[str, tuple[type, str]] = {
     "required": (list, "a list of names"),
     **dict.fromkeys(("enum", "anyOf", "oneOf", "allOf", "prefixItems"), (list, "a list")),
@@ -64,8 +64,8 @@ _IN_PLACE = (
 
 
 def prepare(source: str) -> str:
-    """The schema for xgrammar's strict mode, in which objects have only the properties that they
-    name; one that names none may have any. Raises GrammarError."""
+    """Returns the schema for xgrammar's strict mode, in which objects have only named properties; an object without named
+    properties may have any. Raises GrammarError."""
     try:
         schema = json.loads(source)
     except RecursionError:
@@ -98,7 +98,7 @@ def _error(where: str, problem: str) -> GrammarError:
 
 
 class _Places:
-    """The schemas that `$ref` can name."""
+    """The schemas to which `$ref` may refer."""
 
     def __init__(self, parts: dict[str, dict[str, Any]]) -> None:
         self._parts = parts
@@ -107,7 +107,7 @@ class _Places:
         }
 
     def find(self, reference: str) -> tuple[str, dict[str, Any]]:
-        """The place that is named, and the schema there. Raises Inexact."""
+        """Returns the place to which `reference` refers, and the schema there. Raises Inexact."""
         name = unquote(reference.removeprefix("#"))
         place = self._anchors.get(name, name.replace("~1", "/").replace("~0", "~"))
         if not reference.startswith("#"):
@@ -120,7 +120,7 @@ class _Places:
 
 
 def _finish(part: dict[str, Any]) -> None:
-    """What xgrammar needs to be told. Raises ValueError for a pattern that it does not know."""
+    """Adds the keywords that xgrammar's strict mode needs. Raises ValueError for an unsupported pattern."""
     is_object, is_array = part.get("type") == "object", part.get("type") == "array"
     if is_object and not {"properties", "patternProperties", "propertyNames"} & part.keys():
         part.setdefault("additionalProperties", True)
@@ -157,15 +157,14 @@ def _misshapen(part: dict[str, Any]) -> str:
 
 
 def _bound_length(part: dict[str, Any]) -> None:
-    """Say the length of a string by a pattern: where xgrammar counts characters itself, it lets
-    control characters through, which JSON does not allow."""
+    """Replaces the length of a string by a pattern: xgrammar's own count allows control characters, which JSON forbids."""
     if {"minLength", "maxLength"} & part.keys():
         least, most = part.pop("minLength", 0), part.pop("maxLength", "")
         part["pattern"] = rf"^[\s\S]{{{least},{most}}}$"
 
 
 def _parts(schema: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema in `schema`, itself first, with its place."""
+    """Yields all schemas in `schema` with their places, itself first. Raises GrammarError."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -194,7 +193,8 @@ def _parts(schema: Any, where: str, depth: int) -> Iterator[tuple[str, dict[str,
 
 
 def _problem(part: dict[str, Any]) -> str:
-    """Why this part cannot be enforced; empty if it can. What is wrong in itself, xgrammar says."""
+    """Returns the reason why xgrammar would not enforce this part; empty if it does. xgrammar itself reports invalid
+    schemas."""
     for key in _NOT_ENFORCED:
         if key in part:
             return f"`{key}` is not supported"

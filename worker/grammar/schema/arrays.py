@@ -1,4 +1,4 @@
-"""Arrays whose items depend on each other, written as alternatives that do not."""
+"""Rewrites arrays whose items depend on each other (`contains`, `uniqueItems`) into alternatives of independent items."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mla_router.worker.grammar.schema.merge import both
 from mla_router.worker.grammar.schema.values import Inexact, Schema, finite, types_of
 
 MAX_CONTAINING = 16  # items of an array with `contains`
-MAX_ARRAYS = 1000  # that are listed for `uniqueItems`
+MAX_ARRAYS = 1000  # arrays in the list for `uniqueItems`
 
 
 def containing(part: Schema) -> list[Schema]:
-    """Alternatives without `contains`: one for each place where the item may stand."""
+    """Returns alternatives without `contains`, one for each position of the item. Raises Inexact."""
     if "contains" not in part:
         return [{key: part[key] for key in part if key not in ("minContains", "maxContains")}]
     if part.get("minContains", 1) != 1 or "maxContains" in part:
@@ -41,7 +41,8 @@ def containing(part: Schema) -> list[Schema]:
 
 
 def settled(part: Schema) -> Any:
-    """An array's schema, whose inner schemas are settled, without `uniqueItems`; False if no array is possible."""
+    """Returns the schema of an array without `uniqueItems`; False if no array is possible. Its inner schemas are settled.
+    Raises Inexact."""
     part = dict(part)
     least, most = part.get("minItems", 0), part.get("maxItems", math.inf)
     prefix: list[Any] | None = part.get("prefixItems")
@@ -59,7 +60,7 @@ def settled(part: Schema) -> Any:
     if math.isfinite(most):
         part["maxItems"] = int(most)
     if part.get("items") is False and not prefix:
-        part["items"] = True  # of which there are none
+        part["items"] = True  # there are no items
     if part.pop("uniqueItems", False) and most > 1:
         return _without_repeats(part, least, most)
     return part

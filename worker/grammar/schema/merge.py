@@ -1,7 +1,7 @@
-"""One schema for the values that two schemas both allow.
+"""Merges two schemas into the schema of the values that both allow.
 
-Both are without keywords that combine schemas. Where two schemas are about the same part of a value, the
-merged one has `{"allOf": [first, second]}` there, so that references are followed only as far as needed.
+Both have no keywords that combine schemas. For an inner part that both restrict, the merged schema has
+`{"allOf": [first, second]}`, so that references are followed only as far as needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minPropertie
 _SMALLER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 _OF_NAMES = ("properties", "patternProperties", "additionalProperties")
 _COMBINED = ("properties", "additionalProperties", "items", "prefixItems", "type", "enum", "const")
-# Two of them are merged only if they are equal.
+# These are merged only if both are equal.
 _EQUAL = ("pattern", "format", "patternProperties", "contains", "minContains", "maxContains")
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -32,7 +32,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def both(first: Any, second: Any) -> Any:
-    """The schema of values that both schemas allow."""
+    """Returns the schema of the values that both schemas allow."""
     if first is False or second is False:
         return False
     if first is True or canonical(first) == canonical(second):
@@ -41,7 +41,7 @@ def both(first: Any, second: Any) -> Any:
 
 
 def merge(first: Schema, second: Schema) -> Schema | None:
-    """None if no value is of both. Raises Inexact."""
+    """Returns the merged schema; None if no value satisfies both. Raises Inexact."""
     merged: Schema = {}
     for key in (*first, *(key for key in second if key not in first)):
         if key in _COMBINED:

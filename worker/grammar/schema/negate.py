@@ -1,7 +1,4 @@
-"""The schema of all values that a schema does not allow, as far as it can be written without `not`.
-
-What remains of `not` is `{"not": {"enum": [...]}}`, which `settle.py` resolves.
-"""
+"""Negates schemas: the result has no `not`, except `{"not": {"enum": [...]}}`, which `settle.py` resolves."""
 
 from __future__ import annotations
 
@@ -29,15 +26,15 @@ _MORE = {
 
 
 def negate(schema: Schema | bool) -> list[Schema]:
-    """Schemas of which a value satisfies at least one where it breaks `schema`,
-    which has no `$ref` at its top. Raises Inexact."""
+    """Returns schemas. A value breaks `schema` if and only if it satisfies at least one of them. `schema` has no `$ref` at
+    its top. Raises Inexact."""
     if isinstance(schema, bool):
         return [] if schema else [{}]
     return [part for key, value in schema.items() for part in _broken(key, value)]
 
 
 def _broken(key: str, value: Any) -> Iterator[Schema]:
-    """How a value can break one keyword; it has then a type that the keyword is about."""
+    """Yields the schemas of values that break one keyword."""
     match key:
         case "type":
             types = [value] if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Lengths of the strings that a pattern matches, and a pattern of those within bounds."""
+"""Restricts a pattern to matches whose length is within bounds."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _TIMES = {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}
 
 @dataclass(slots=True)
 class _Item:
-    """A part of a pattern that is repeated `least` to `most` times; each time it has `shortest` to
-    `longest` characters."""
+    """A part of a pattern. It has `shortest` to `longest` characters and is repeated `least` to `most` times."""
 
     text: str
     shortest: float
     longest: float
     least: float = 1
     most: float = 1
-    times: str = ""  # how the repetition is written
+    times: str = ""  # the text of the quantifier
 
     @property
     def lengths(self) -> tuple[float, float]:
@@ -42,10 +41,10 @@ class _Item:
 
 
 def bounded(pattern: str, least: int, most: int | None) -> str:
-    """A pattern of the matches that have `least` to `most` characters. Raises Inexact."""
+    """Returns a pattern of the matches with `least` to `most` characters. Raises Inexact."""
     longest = math.inf if most is None else most
     items, end = _sequence(pattern, 0)
-    if end < len(pattern):  # alternatives: none of them is changed
+    if end < len(pattern):  # alternatives stay unchanged
         low, high, end = _alternatives(pattern, 0)
         if end < len(pattern):
             raise Inexact("`pattern` has a `)` that closes nothing")
@@ -80,7 +79,7 @@ def _lengths(items: list[_Item]) -> tuple[float, float]:
 
 
 def _alternatives(pattern: str, at: int) -> tuple[float, float, int]:
-    """The least and the greatest length of an expression, and where it ends."""
+    """Returns the least and the greatest length of an expression, and the position of its end."""
     lows, highs = [], []
     while True:
         items, at = _sequence(pattern, at)
@@ -93,7 +92,7 @@ def _alternatives(pattern: str, at: int) -> tuple[float, float, int]:
 
 
 def _sequence(pattern: str, at: int) -> tuple[list[_Item], int]:
-    """The items up to the end, a `|` or a `)` that was not opened, and where that is."""
+    """Returns the items up to the end, a `|` or an unmatched `)`, and the position of that."""
     items: list[_Item] = []
     while at < len(pattern):
         found = _TOKEN.match(pattern, at)

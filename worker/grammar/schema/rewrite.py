@@ -1,4 +1,4 @@
-"""The walk through a schema: each part becomes one without keywords that xgrammar leaves out."""
+"""Rewrites a whole schema, part by part, without keywords that xgrammar ignores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mla_router.worker.grammar.schema.values import Inexact, Schema
 MAX_ALTERNATIVES = 64
 MAX_PARTS = 20_000
 
-# Keywords that say nothing about a value.
+# Keywords that do not restrict values.
 ANNOTATIONS = frozenset(
     [
         "title",
@@ -56,18 +56,18 @@ _CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas", "dependenci
 
 
 class Rewriter:
-    """`find` returns the schema that a `$ref` names and its place, or raises Inexact.
-    Raises GrammarError with the place of what cannot be enforced."""
+    """`find` returns the place and the schema to which a `$ref` refers, or raises Inexact. `rewrite` raises GrammarError
+    with the place of an unsupported keyword."""
 
     def __init__(self, find: Callable[[str], tuple[str, Any]]) -> None:
         self._find = find
         self._parts = 0
-        self._num_conditions = 0  # seen so far
-        self._numbers: dict[str, int] = {}  # of the places that the result refers to
+        self._num_conditions = 0  # conditions so far
+        self._numbers: dict[str, int] = {}  # numbers of the referenced places
         self._waiting: list[tuple[str, Any]] = []
 
     def rewrite(self, schema: Any) -> tuple[Any, dict[str, Any]]:
-        """The new schema, and those that it refers to as `#/$defs/0`, `#/$defs/1`, ... by their places."""
+        """Returns the new schema, and the schemas for `#/$defs/0`, `#/$defs/1`, ... by their places."""
         root, targets = self._part(schema, "", MAX_DEPTH), {}
         while self._waiting:
             place, target = self._waiting.pop()
@@ -115,7 +115,7 @@ class Rewriter:
         return f"#/$defs/{self._numbers[place]}"
 
     def _with_inner(self, part: Schema, where: str, depth: int) -> Schema:
-        """`part` with the schemas inside it rewritten."""
+        """Returns `part` with its inner schemas rewritten."""
         new = dict(part)
         for key in ("properties", "patternProperties"):
             if key in part:
@@ -137,7 +137,7 @@ class Rewriter:
         return new
 
     def _flat(self, schema: Any, depth: int) -> list[Schema]:
-        """Alternatives without keywords that combine schemas; together they allow what `schema` allows."""
+        """Returns alternatives without keywords that combine schemas. Together they allow the same values as `schema`."""
         if isinstance(schema, bool):
             return [{}] if schema else []
         self._count(depth)
@@ -161,7 +161,7 @@ class Rewriter:
         return results
 
     def _groups(self, schema: Schema, depth: int) -> Iterator[list[Schema]]:
-        """Lists of alternatives; of each list one must hold."""
+        """Yields lists of alternatives. A value must satisfy one alternative of each list."""
         if "$ref" in schema:
             yield self._flat(self._find(schema["$ref"])[1], depth)
         for part in schema.get("allOf", []):
@@ -205,8 +205,8 @@ class Rewriter:
     def _one_of(
         self, schemas: list[Any], depth: int, named: Any = None, *, lone: bool
     ) -> list[Any]:
-        """Schemas that exclude each other and allow together what `oneOf` allows. `named` is the property
-        that tells them apart by the schema's word."""
+        """Returns schemas that exclude each other and together allow the same values as `oneOf`. `named` is the property of
+        the schema's discriminator. Raises Inexact."""
         if self._are_apart(schemas, depth, lone):
             return schemas
         if named is not None:
@@ -232,9 +232,9 @@ class Rewriter:
         )
 
     def _excludes(self, one: Any, other: Any, depth: int, lone: bool) -> bool:
-        """Whether no value that is written for `one` satisfies `other`."""
+        """Returns whether no value that the grammar of `one` writes satisfies `other`."""
         for first in self._flat(one, depth - 1):
-            # An object that names its properties is written with these alone, if nothing adds others.
+            # The grammar writes only the named properties of an object, unless a keyword allows others.
             closed = {"additionalProperties": False} if lone and "properties" in first else {}
             for second in self._flat(other, depth - 1):
                 common = merge({**closed, **first}, second)
@@ -257,7 +257,7 @@ def _is_excluding(part: Schema) -> bool:
 
 
 def _united(parts: list[Any]) -> Any:
-    """Any of them; False if none is possible."""
+    """Returns a schema that allows any of `parts`; False if none is possible."""
     possible = [part for part in parts if part is not False]
     if any(part is True for part in possible):
         return True

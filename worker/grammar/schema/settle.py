@@ -1,4 +1,4 @@
-"""One part of a schema, whose inner parts are done, in the form that xgrammar takes."""
+"""Simplifies one part of a schema into xgrammar's keywords. Its inner parts are rewritten already."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_MULTIPLES = 1000
 
 
 def settle(part: Schema) -> Any:
-    """False if no value is possible. Raises Inexact."""
+    """Returns the simplified part; False if no value is possible. Raises Inexact."""
     values = listed(part)
     if values is not None:
         possible = [value for value in values if holds(value, part)]
@@ -71,7 +71,7 @@ def _excluding(part: Schema) -> Any:
 
 
 def _integer(part: Schema) -> Schema:
-    """Bounds that are whole numbers."""
+    """Rounds the bounds of an integer to whole numbers."""
     if not any(isinstance(part.get(key), float) for key in _BOUNDS):
         return part
     low, high = integer_range(part)
@@ -81,7 +81,7 @@ def _integer(part: Schema) -> Schema:
 
 
 def _multiples(part: Schema) -> Any:
-    """A list of them: xgrammar ignores `multipleOf` beside a bound."""
+    """Returns the list of multiples, because xgrammar ignores `multipleOf` beside a bound. Raises Inexact."""
     low, high = integer_range(part)
     step = abs(part["multipleOf"])
     if types_of(part) == ["integer"] and step and low is not None and high is not None:
@@ -109,7 +109,7 @@ def _is_empty(part: Schema) -> bool:
 
 
 def _without_false(part: Schema) -> Any:
-    """Of several types or none: what is impossible in one of them is left to the check of keywords."""
+    """Simplifies a part of several types or without a type. The later check of keywords refuses impossible values."""
     if part.get("uniqueItems"):
         raise Inexact("`uniqueItems` is supported only beside `type`: array")
     if any(own is False for own in part.get("properties", {}).values()):
@@ -152,7 +152,7 @@ def _object(part: Schema) -> Any:
 
 
 def _check_count(part: Schema) -> None:
-    """Names that the schema does not give may be written twice, and count once."""
+    """Raises Inexact for a count of unnamed properties: the grammar may write the same name twice."""
     least = part.get("minProperties", 0)
     is_closed = part.get("additionalProperties", False) is False and "properties" in part
     is_closed = is_closed and "patternProperties" not in part
@@ -163,7 +163,7 @@ def _check_count(part: Schema) -> None:
 
 
 def _named(part: Schema, names: Any) -> Schema:
-    """Apply `propertyNames` to the properties that are named."""
+    """Applies `propertyNames` to the named properties. Raises Inexact."""
     if part.get("additionalProperties", False) is not False or "patternProperties" in part:
         raise Inexact("`propertyNames` is not supported beside `properties` and other properties")
     if not names.keys() <= {"type", "enum", "const", "minLength", "maxLength"}:
@@ -182,12 +182,12 @@ def _named(part: Schema, names: Any) -> Schema:
 
 
 def _check_patterns(part: Schema) -> None:
-    """A property that is named and matches a pattern would have to satisfy both schemas."""
+    """Raises Inexact if a named property matches a pattern: it would have to satisfy both schemas."""
     for pattern in part["patternProperties"]:
         for name in part.get("properties", {}):
             try:
                 matches = re.search(pattern, name) or re.search(pattern, name, re.ASCII)
             except re.error:
-                matches = None  # refused later, by its place
+                matches = None  # refused later, with its place
             if matches:
                 raise Inexact(f"`patternProperties` must not match `{name}`, one of `properties`")

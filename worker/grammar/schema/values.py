@@ -1,4 +1,4 @@
-"""Values that a schema lists: equality as JSON Schema defines it, and which of them other keywords allow."""
+"""Values that a schema lists: their equality by JSON Schema, and the check of other keywords."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-MAX_INTEGERS = 256  # of a range that is written out as a list
+MAX_INTEGERS = 256  # size of a range that becomes a list
 
 ALL_TYPES = ("array", "boolean", "null", "number", "object", "string")
 
 _NUMBERS = ("integer", "number")
-# Which types each keyword is about; it says nothing about values of other types.
+# The types that a keyword restricts. It allows all values of other types.
 APPLIES_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBERS),
     "multipleOf": _NUMBERS,
@@ -35,17 +35,17 @@ _CHECKS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Inexact(ValueError):
-    """No grammar of xgrammar's allows exactly what the schema allows. The message names the keyword."""
+    """No grammar of xgrammar allows exactly the values of the schema. The message names the keyword."""
 
 
 def types_of(schema: Schema) -> list[str] | None:
-    """None if `type` is not given."""
+    """Returns the types; None without `type`."""
     named = schema.get("type")
     return [named] if isinstance(named, str) else named
 
 
 def type_of(value: Any) -> str:
-    """The most special type that a value has; 1.0 is an integer."""
+    """Returns the most specific type of a value; 1.0 is an integer."""
     match value:
         case None:
             return "null"
@@ -69,7 +69,7 @@ def has_type(value: Any, types: Iterable[str]) -> bool:
 
 
 def canonical(value: Any) -> str:
-    """The same text for equal values: 1 and 1.0 are equal, 1 and true are not."""
+    """Returns the same text for equal values. 1 and 1.0 are equal, 1 and true are not."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
@@ -82,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 
 def listed(schema: Schema) -> list[Any] | None:
-    """The values of `enum` and `const`, each once; None if neither is given."""
+    """Returns the distinct values of `enum` and `const`; None without both."""
     if "enum" not in schema and "const" not in schema:
         return None
     values = schema["enum"] if "enum" in schema else [schema["const"]]
@@ -93,7 +93,7 @@ def listed(schema: Schema) -> list[Any] | None:
 
 
 def holds(value: Any, schema: Schema) -> bool:
-    """Whether a listed value satisfies the keywords beside the list. Raises Inexact."""
+    """Returns whether a listed value satisfies the keywords beside the list. Raises Inexact."""
     types = types_of(schema)
     if types is not None and not has_type(value, types):
         return False
@@ -111,13 +111,13 @@ def holds(value: Any, schema: Schema) -> bool:
 
 
 def excluded(schema: Schema) -> list[Any]:
-    """The values that `not` lists."""
+    """Returns the values that `not` lists."""
     values: list[Any] = schema.get("not", {"enum": []})["enum"]
     return values
 
 
 def finite(schema: Schema | bool) -> list[Any] | None:
-    """All values of a schema without `not`, if they are few; None otherwise."""
+    """Returns all values of a schema without `not`; None if they are many."""
     if isinstance(schema, bool):
         return None if schema else []
     if (values := listed(schema)) is not None:
@@ -137,7 +137,7 @@ def finite(schema: Schema | bool) -> list[Any] | None:
 
 
 def integer_range(schema: Schema) -> tuple[int | None, int | None]:
-    """The least and the greatest integer that the bounds allow; None where there is no bound."""
+    """Returns the least and the greatest integer within the bounds; None without a bound."""
     lows = [-(-limit // 1) for limit in [schema["minimum"]]] if "minimum" in schema else []
     highs = [schema["maximum"] // 1] if "maximum" in schema else []
     if "exclusiveMinimum" in schema:
