@@ -23,7 +23,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "readback": (),
     "rehearsal": (),
     "rehearsed": (),
-    "rehearse": ("worker/grammar/",),
+    "rehearse": (),
     "compile_together": (),
     "dearest": (),
     "dearest_plans": (),
@@ -50,6 +50,19 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "score_tokens": (),
     "score_start": (),
     "score_hidden": (),
+    # the server: RequestHandler, shared counters, barrier, extra API process
+    "Generation": (),
+    "NativeSampling": (),
+    "named_requests": (),
+    "scored_tokens": (),
+    "SIBLING_STOP_S": (),
+    "sibling_processes": (),
+    # grammars: supervisor, fork server, grammar worker
+    "keeper": (),
+    "nursery": (),
+    "Nursery": (),
+    "HostClient": (),
+    "HostLost": (),
     # models: Weight and WeightFormat, weight mapping, NextN layers, hidden_states and residual
     "Fp8Linear": (),
     "Fp8Experts": (),

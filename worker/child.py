@@ -1,8 +1,9 @@
-"""Ends a child process with its parent.
+"""A child process that never outlives its parent.
 
-The kernel sends the signal (PR_SET_PDEATHSIG), even if the parent was killed with SIGKILL. The child requests it at its
-start: a preexec_fn in the parent would run Python between fork and exec, which is unsafe with threads. The signal depends
-on the *thread* that started the child: start children from the main thread.
+The kernel sends the signal (PR_SET_PDEATHSIG), so the child also ends when the parent is killed with SIGKILL. The child
+requests the signal as its first action: a preexec_fn in the parent would run Python between fork and exec, which is
+unsafe once the parent has threads. The signal is tied to the thread that started the child, so children must be started
+from the main thread.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Makes the kernel kill this process when its parent ends. Raises OSError.
+    """Lets the kernel kill this process when its parent ends.
 
-    If the parent has ended before the request, the kernel sends no signal. So the function checks the parent afterwards: it
-    must be `parent_pid`, or by default the same as before the request.
+    There is no signal if the parent ended before the request. So the parent is checked afterwards: it must be
+    `parent_pid`, or by default the same process as before the request.
     """
     expected = os.getppid() if parent_pid is None else parent_pid
     libc = ctypes.CDLL(None, use_errno=True)

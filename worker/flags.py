@@ -1,4 +1,4 @@
-"""The command line of a worker: a flag for every field of `WorkerConfig`, and SGLang's other flags."""
+"""The command line of a worker: a flag for each field of `WorkerConfig`, and SGLang's other flags."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = dataclasses.fields(WorkerConfig)
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports an error in one line and suggests a similar flag. --help shows `examples`."""
+    """Prints errors in one line, with a similar flag if there is one. --help has `examples` (text, flags)."""
 
     def __init__(
         self, prog: str, usage: str, description: str, examples: Sequence[tuple[str, str]]
@@ -47,8 +47,8 @@ class Parser(argparse.ArgumentParser):
 def add_flags(
     parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset(), prefix: str = ""
 ) -> None:
-    """Adds flags in groups whose titles begin with `prefix`. `leave_out`: names of fields, and flags of SGLang that the
-    caller defines."""
+    """Adds the flags to `parser`, in groups whose titles begin with `prefix`. `leave_out`: fields and SGLang flags to
+    skip, because the caller defines them."""
     hints = get_type_hints(WorkerConfig)
     title = ""
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -63,7 +63,7 @@ def add_flags(
 
 
 def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
-    """Builds the config from parsed flags. `fixed` overrides them. Raises ConfigError."""
+    """Returns the config of parsed flags. `fixed` overrides fields. Raises ConfigError."""
     sglang_flags.refuse(namespace)
     values: dict[str, Any] = {}
     for spec in _FIELDS:
@@ -76,7 +76,7 @@ def from_namespace(namespace: argparse.Namespace, **fixed: Any) -> WorkerConfig:
 
 
 def without_effect(namespace: argparse.Namespace) -> list[str]:
-    """Returns the flags on the command line that have no effect, each with the reason in brackets."""
+    """Returns the given flags that have no effect here, each with the reason in brackets."""
     values = [
         f"{_flag_of(spec)} {getattr(namespace, spec.name)} ({spec.default} is used)"
         for spec in _FIELDS
@@ -104,14 +104,14 @@ def _add_flag(
         nargs="+" if several else None,
         type=_reader(spec, kind),
         default=spec.default,
-        # The config checks values, because it accepts more spellings.
+        # The config checks the values, because it accepts aliases as well.
         metavar="{" + ",".join(map(str, choices)) + "}" if choices else kind.__name__.upper(),
         help=text.replace("%", "%%"),
     )
 
 
 class _Joined(argparse.Action):
-    """Accepts several words, or one word with commas: `1 2 4` is `1,2,4`."""
+    """Joins several words by commas: `1 2 4` is `1,2,4`."""
 
     def __call__(
         self,

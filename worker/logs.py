@@ -1,4 +1,4 @@
-"""Log lines of a worker's processes, in the same format as the router's:
+"""Log lines of a worker's processes, in the format of the router's log lines.
 
 2026-11-24T02:04:10.123456Z  INFO draining: 3 requests are running
 """
@@ -12,7 +12,7 @@ _LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
 
 def set_up(level: str) -> None:
-    """Logs lines of this process to stderr, from `level` on."""
+    """Prints the log lines of this process from `level` on to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(RouterFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -163,8 +163,8 @@ class Ping(Message, frozen=True):
     """Gets a reply at once, which shows that the sockets are connected both ways."""
 
 
-class AwaitBarrier(Message, frozen=True):
-    """Asked of the first server; answered when all have come so far."""
+class Barrier(Message, frozen=True):
+    """Sent to the first server process, which replies once it has the barrier of every process."""
 
 
 class HasName(Message, frozen=True):
@@ -193,7 +193,7 @@ class Stop(Message, frozen=True):
     reason: str
 
 
-Question = Union[Ping, AwaitBarrier, HasName, AbortName, AbortAll, Drain, Stop]  # noqa: UP007 (msgspec)
+PeerQuery = Union[Ping, Barrier, HasName, AbortName, AbortAll, Drain, Stop]  # noqa: UP007 (msgspec)
 
 
 class PeerRequest(Message, frozen=True):

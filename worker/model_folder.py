@@ -1,6 +1,6 @@
-"""Finds the folder of --model-path: a local one, or a snapshot of a repository on the Hugging Face Hub.
+"""Finds the model's folder: a local one, or a snapshot of a repository on the Hugging Face Hub.
 
-huggingface_hub downloads, caches and authenticates. HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE apply.
+The package huggingface_hub downloads and caches, with its variables HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ _COPIES = ("original/*", "onnx/*")  # the same weights in other formats
 
 
 def locate(config: WorkerConfig) -> WorkerConfig:
-    """Returns the config with local folders in place of names on the hub. Raises ConfigError.
-
-    Missing files are downloaded, with a progress bar on stderr.
-    """
+    """Returns `config` with local folders in place of names on the hub. Downloads files that are not in the cache, with
+    a progress bar on stderr. Raises ConfigError."""
     found: dict[str, Any] = {}
     if config.model_path:
         patterns = _TEXTS if config.load_format == "dummy" else _TEXTS + _WEIGHTS
@@ -55,7 +53,7 @@ def _find(
 def _download(
     flag: str, name: str, revision: str | None, cache: str | None, patterns: tuple[str, ...]
 ) -> Path:
-    # Imported here: the import is slow, and local folders do not need it.
+    # A slow import that local folders do not need
     from huggingface_hub import errors, snapshot_download
 
     try:

@@ -1,4 +1,4 @@
-"""Checks of the settings before the import of torch, which takes seconds, and before the port is bound."""
+"""Checks of the settings before the import of torch, which takes seconds, and before the port is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mla_router.worker.model.config.read import read_config, read_raw
 
 
 def check(config: WorkerConfig) -> None:
-    """Checks model, context length, template and GPU of a config with local folders. Raises ConfigError."""
+    """Checks model, context length, chat template and GPU of a config with local folders. Raises ConfigError."""
     try:
         raw, model = read_raw(config.folder), read_config(config.folder)
     except ModelError as error:
@@ -29,8 +29,8 @@ def _check_quantization(wanted: str, found: dict[str, str]) -> None:
     method = found.get("quant_method")
     if wanted and wanted != method:
         raise ConfigError(
-            f"--quantization {wanted}: the checkpoint is {method or 'not quantized'} and is served "
-            "unchanged; leave the flag out"
+            f"--quantization {wanted}: the checkpoint is {method or 'not quantized'}, and is served as "
+            "it is; leave the flag out"
         )
 
 
@@ -48,7 +48,7 @@ def _check_gpu(device: str, wanted: int, count: int) -> None:
         raise ConfigError("--device cuda: this machine has no GPU, or its driver is not installed")
     if 0 < count <= wanted:
         raise ConfigError(
-            f"GPU {wanted} (counted from 0) is needed, and this machine has {count}: lower --dp-size or "
+            f"GPU {wanted}, counted from 0, does not exist: this machine has {count}; lower --dp-size or "
             "--base-gpu-id, or use --device cpu"
         )
 

@@ -1,8 +1,8 @@
 """Flags of SGLang's `launch_server` without a setting here, so that its command lines start a worker.
 
-Most have no effect: their feature is always on, or they tune a part that does not exist here. They are accepted and named
-in one log line. Others would change answers or the served model: they are refused with the reason. Values that match the
-behaviour anyway are accepted silently.
+Most have no effect: they enable a feature that is always on, or tune a part that does not exist here. They are accepted
+and named in one log line. Others would change the answers or the served model: they are refused with the reason. Values
+that equal the behaviour here are accepted silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWITCH, ONE, MANY = 0, None, "*"
 class ForeignFlag:
     reason: str
     nargs: int | str | None = SWITCH
-    holds: tuple[str, ...] = ()  # values that match the behaviour anyway
+    holds: tuple[str, ...] = ()  # values that equal the behaviour here
     refused: bool = False
 
 

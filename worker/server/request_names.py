@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mla_router.worker.messages import AbortAll, AbortName, HasName, Ping, Question
+from mla_router.worker.messages import AbortAll, AbortName, HasName, PeerQuery, Ping
 from mla_router.worker.server.errors import InvalidField, InvalidRequest
 from mla_router.worker.server.ipc.peers import Peers
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient
@@ -123,7 +123,7 @@ class NamedRequests:
         """Aborts all requests of the worker. Returns the number of running choices."""
         return self._scheduler.abort_all() + sum(await self._peers.ask_all(AbortAll()))
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """Answers a question of another process."""
         match question:
             case HasName(names):

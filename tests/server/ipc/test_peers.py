@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from mla_router.worker.core import SamplingParams
-from mla_router.worker.messages import AbortName, Drain, Generate, HasName, Ping, Question
+from mla_router.worker.messages import AbortName, Drain, Generate, HasName, PeerQuery, Ping
 from mla_router.worker.server.errors import InvalidRequest, Unavailable
 from mla_router.worker.server.ipc.mailbox import Mailbox
-from mla_router.worker.server.ipc.peers import Barrier, Peers, join
+from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, Shared, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.request_names import NamedRequests, Names
@@ -85,18 +85,18 @@ def test_one_that_is_silent(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_meeting_is_of_all_again_and_again() -> None:
+def test_a_barrier_can_be_used_again() -> None:
     async def run() -> None:
-        meeting, passed = Barrier(3), []
+        barrier, passed = TaskBarrier(3), []
 
         async def walk(name: str) -> None:
             for stage in range(50):
-                await meeting.wait()
+                await barrier.wait()
                 passed.append((stage, name))
 
         await asyncio.gather(*map(walk, "abc"))
         assert [stage for stage, _ in passed] == sorted(stage for stage, _ in passed)
-        alone = Barrier(1)
+        alone = TaskBarrier(1)
         await alone.wait()
         await alone.wait()
 

@@ -50,7 +50,7 @@ class Peers:
         for task in self._answering:
             task.cancel()
 
-    async def ask(self, server: int, question: Question, timeout: float | None = ANSWER_S) -> int:
+    async def ask(self, server: int, question: PeerQuery, timeout: float | None = ANSWER_S) -> int:
         """Asks process number `server`. Raises Unavailable after `timeout` seconds; None: waits without limit."""
         query = next(self._numbers)
         answer = self._waiting[query] = asyncio.get_running_loop().create_future()
@@ -62,11 +62,11 @@ class Peers:
         finally:
             del self._waiting[query]
 
-    async def ask_all(self, question: Question, timeout: float | None = ANSWER_S) -> list[int]:
+    async def ask_all(self, question: PeerQuery, timeout: float | None = ANSWER_S) -> list[int]:
         """Returns the answers of all other processes."""
         return await asyncio.gather(*(self.ask(server, question, timeout) for server in self._send))
 
-    def tell_all(self, question: Question) -> None:
+    def tell_all(self, question: PeerQuery) -> None:
         """Sends `question` to all other processes and does not wait for answers."""
         for server in self._send:
             self._post(server, PeerRequest(self._own, next(self._numbers), question))
@@ -108,7 +108,7 @@ async def join(directory: Path, own: int, servers: int) -> AsyncIterator[Peers]:
         context.destroy(linger=200)  # milliseconds, for a last Stop to leave
 
 
-class Barrier:
+class TaskBarrier:
     """A reusable barrier of `size` tasks. asyncio.Barrier needs Python 3.11."""
 
     def __init__(self, size: int) -> None:

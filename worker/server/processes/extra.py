@@ -10,7 +10,7 @@ import logging
 import socket
 from pathlib import Path
 
-from mla_router.worker.messages import AwaitBarrier, Drain, Ping, Question, Stop
+from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ping, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
 from mla_router.worker.server.ipc.peers import Peers, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
@@ -65,13 +65,13 @@ class _ExtraProcess:
         """Serves until it is cancelled. Raises TokenizerError, ApiError."""
         await self._peers.ask_all(Ping(), timeout=None)
         service = await prepare(self._state, self._client, self._names)
-        await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all processes can answer
+        await self._peers.ask(FIRST, Barrier(), timeout=None)  # all processes can answer
         self._state.service = service
         async with serving(self._state, listener):
-            await self._peers.ask(FIRST, AwaitBarrier(), timeout=None)  # all processes serve
+            await self._peers.ask(FIRST, Barrier(), timeout=None)  # all processes serve
             await asyncio.Event().wait()
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """Answers questions, and obeys `Drain` and `Stop` of the first API process."""
         match question:
             case Drain():

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mla_router.worker.config import WorkerConfig
-from mla_router.worker.messages import AwaitBarrier, Drain, Question, Ready, Stop
+from mla_router.worker.messages import Barrier, Drain, PeerQuery, Ready, Stop
 from mla_router.worker.server.errors import ENGINE_DIED, ApiError, Unavailable
-from mla_router.worker.server.ipc.peers import Barrier, Peers, join
+from mla_router.worker.server.ipc.peers import Peers, TaskBarrier, join
 from mla_router.worker.server.ipc.scheduler_client import SchedulerClient, connect
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
 from mla_router.worker.server.processes.children import Child, extra_processes, scheduler_process
@@ -81,11 +81,11 @@ class _Worker:
         self._peers = peers
         self._children = children
         self._names = NamedRequests(client, peers)
-        self._barrier = Barrier(state.config.tokenizer_worker_num)
+        self._barrier = TaskBarrier(state.config.tokenizer_worker_num)
 
-    async def answer(self, question: Question) -> int:
+    async def answer(self, question: PeerQuery) -> int:
         """Answers a question of an extra API process."""
-        if isinstance(question, AwaitBarrier):
+        if isinstance(question, Barrier):
             await self._barrier.wait()
             return 0
         return await self._names.answer(question)
