@@ -16,7 +16,7 @@ from support.processes import ROOT
 OTHER = """
 import sys
 from mla_router.worker.server.ipc.shared_counters import SharedCounters
-shared counters = SharedCounters(int(sys.argv[1]), 3, int(sys.argv[2]))
+counters = SharedCounters(int(sys.argv[1]), 3, int(sys.argv[2]))
 before, count, cells = counters.count(), counters.count(), counters.cells(2)
 for _ in range(100_000):
     count.inc()
