@@ -1,4 +1,4 @@
-"""`launch_server` as a user starts it, for a bench that needs servers of its own."""
+"""Runs `launch_server` for a bench that needs its own servers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STOP_TIMEOUT = 60.0
 
 @contextlib.contextmanager
 def launched(flags: list[str], *, workers: int) -> Iterator[str]:
-    """URL of a fresh server, when all its workers are in rotation: its `/readiness` is content with one.
-    What it printed goes to stderr if anything fails."""
+    """Starts a server and yields its URL when all its workers are in rotation; `/readiness` needs only one. After a
+    failure its output goes to stderr."""
     command = [sys.executable, "-m", "mla_router.launch_server", "--port=0", f"--dp-size={workers}"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
@@ -40,7 +40,7 @@ def launched(flags: list[str], *, workers: int) -> Iterator[str]:
 
 
 def _url(process: subprocess.Popen[bytes], log: IO[str], workers: int) -> str:
-    """Of the line that it prints when all workers are in rotation."""
+    """Returns the URL in the line that the server prints when all workers are in rotation."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:
         # By its descriptor, whose place in the file is the process's, too.

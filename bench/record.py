@@ -1,6 +1,6 @@
-"""The end of every bench: one JSON line that says what was measured, where and of which code.
+"""Writes the result of a bench: one JSON line with the figures, the machine and the commit.
 
-Kept lines go to `bench/results/<bench>.jsonl`; see `bench/results/README.md`.
+Kept lines are in `bench/results/<bench>.jsonl`; see `bench/results/README.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGES = ("torch", "triton", "transformers")
 
 
 def _commit() -> str:
-    """Short hash, with `+` if the tree differs from it in more than kept figures."""
+    """Returns the short hash of the commit, with `+` if the tree differs from it in more than kept figures."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -36,7 +36,7 @@ def _commit() -> str:
 
 
 def _command() -> str:
-    """What to type at the root of the repository; where the line is kept is no part of it."""
+    """Returns the command to run at the root of the repository, without the option for the output file."""
     script = Path(sys.argv[0]).resolve()
     words = [str(script.relative_to(ROOT) if script.is_relative_to(ROOT) else script.name)]
     arguments = iter(sys.argv[1:])
@@ -72,7 +72,7 @@ def _versions() -> dict[str, str]:
 
 
 def record(bench: str, result: dict[str, Any], out: Path | None) -> None:
-    """Print the line, as the last of the output, and append it to `out`."""
+    """Prints the line as the last one of the output, and appends it to `out`."""
     line = json.dumps(
         {
             "bench": bench,

@@ -1,4 +1,4 @@
-"""The end of a soak: tables of the faults and of the ends of requests, and one line to keep."""
+"""Reports a soak: tables of the faults and of the ends of requests, and one JSON line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from record import record
 
-PROBLEMS = 20  # most different ones that are printed
+PROBLEMS = 20  # limit of printed problems
 PROBLEM_WIDTH = 300
 
 
 def report(
     bench: str, result: dict[str, Any], out: Path | None, *, tables: Sequence[str], summary: str
 ) -> int:
-    """Print the tables of that name in `result`, its problems and `summary`, and record it; returns the exit
-    status, 1 if there are problems."""
+    """Prints the named tables of `result`, its problems and `summary`, and records the result. Returns the exit status: 1
+    if there are problems."""
     for table in tables:
         print(table)
         for name, value in result[table].items():

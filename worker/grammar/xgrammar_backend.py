@@ -176,7 +176,7 @@ def trial_run(compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
             matcher.fill(masks, 0)
             allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
             if len(allowed) == 0:
-                raise GrammarError("has a dead end: after some text no token is allowed")
+                raise GrammarError("describes no text: no token is allowed at a dead end")
             matcher.accept(int(choose.choice(allowed)))
             if matcher.is_terminated:
                 break

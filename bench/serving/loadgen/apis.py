@@ -1,4 +1,4 @@
-"""The three ways to ask a server for tokens: what a request says, and how its answer is read."""
+"""The three APIs of a generation: the body of a request, and the parsing of its answer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from loadgen.tokens import Prompt
 
 
 class BadAnswer(Exception):
-    """The server's answer is an error, or not what its API promises."""
+    """The answer is an error, or it does not follow its API."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What all requests of a run have in common."""
+    """The common fields of all requests of a run."""
 
     model: str
     stream: bool
     ignore_eos: bool
     token_ids: bool  # send prompts as ids; one-turn conversations only
-    extra: dict[str, Any]  # laid over the body's fields
+    extra: dict[str, Any]  # overrides fields of the body
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has been read of one answer. Counts are the server's; None where it said nothing."""
+    """The parsed part of one answer. The counts come from the server; None if it sent none."""
 
     parts: list[str] = field(default_factory=list)
     characters: int = 0
@@ -42,7 +42,7 @@ class Answer:
         return "".join(self.parts)
 
     def add(self, text: str | None) -> bool:
-        """Whether that is any text."""
+        """Adds a piece of text. Returns whether it is not empty."""
         if not text:
             return False
         self.parts.append(text)
@@ -66,8 +66,8 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, data: bytes, answer: Answer) -> bool:
-        """Add an event's data, or a whole body, to the answer; whether it brought text. Raises
-        `BadAnswer`, and `msgspec.MsgspecError` for what is not of this API's form."""
+        """Adds the data of an event, or a complete body, to the answer. Returns whether it has text. Raises `BadAnswer`, or
+        `msgspec.MsgspecError` for another form."""
 
 
 class _Details(msgspec.Struct):
@@ -181,7 +181,7 @@ class _Generated(msgspec.Struct):
 
 
 class Generate(Api):
-    """SGLang's own; each event of a stream repeats the whole text so far."""
+    """SGLang's native API; each event of a stream repeats the text so far."""
 
     path = "/generate"
     _decoder: ClassVar = msgspec.json.Decoder(_Generated)
@@ -225,7 +225,7 @@ def _in_one(history: list[tuple[str, str]], prompt: Prompt) -> str:
 
 _COMPLETIONS, _CHAT, _GENERATE = Completions(), ChatCompletions(), Generate()
 
-# By the names that SGLang's and vLLM's benchmarks give them.
+# The names of SGLang's and vLLM's benchmarks.
 BACKENDS: dict[str, Api] = {
     "sglang-oai": _COMPLETIONS,
     "vllm": _COMPLETIONS,

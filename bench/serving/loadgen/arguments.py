@@ -1,4 +1,4 @@
-"""The command line: SGLang's options where there is one for it."""
+"""The command line, with the names of SGLang's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends one request and takes its times. Whatever goes wrong is part of the outcome, never lost."""
+"""Sends one request and measures its times. Every failure is a part of the outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outcome:
     """One request, answered or not. Times in seconds on the monotonic clock."""
 
     turn: int  # in its conversation, from 0
-    prompt_tokens: int  # as the client counts what is new in this turn
+    prompt_tokens: int  # new tokens of this turn, counted by the client
     asked_tokens: int
     latency: float = 0.0  # from sending to the end of the answer
     ttft: float | None = None  # to the first text; None if nothing was streamed
@@ -56,7 +56,7 @@ class Client:
         self._headers = {"Content-Type": "application/json"}
 
     async def send(self, body: dict[str, Any], outcome: Outcome) -> None:
-        """Fill in the outcome; raises nothing that a server or network can cause."""
+        """Fills in the outcome. Failures of the server or the network raise nothing."""
         data = json.dumps(body).encode()
         start = time.perf_counter()
         try:
@@ -100,12 +100,12 @@ class Client:
                     last = now
         if not done:
             raise BadAnswer("the stream ended without [DONE]")
-        if outcome.ttft is None:  # tokens that show nothing, or none at all
+        if outcome.ttft is None:  # tokens without text, or no tokens
             outcome.ttft = time.perf_counter() - start
 
 
 async def _reason(response: aiohttp.ClientResponse) -> str:
-    """OpenAI's error message if there is one, else the beginning of what there is."""
+    """Returns OpenAI's error message if there is one, else the beginning of the body."""
     text = await response.text(errors="replace")
     try:
         return str(json.loads(text)["error"]["message"])[:MAX_ERROR_CHARS]

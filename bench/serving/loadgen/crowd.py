@@ -1,5 +1,5 @@
-"""One load from several processes: a client takes 15 to 40 us of the core that it has for each event, and several
-GPUs write more of them than it can read."""
+"""Sends one load from several processes: a client needs 15 to 40 us of its core for each event, and several GPUs write
+more events than one process can read."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from loadgen.apis import BACKENDS, RequestOptions
 from loadgen.client import Client, Outcome, open_session
 from loadgen.workload import Conversation
 
-START_TIMEOUT = 120.0  # until all processes are there
+START_TIMEOUT = 120.0  # seconds until all processes have started
 
 
 class ClientError(Exception):
-    """The client itself failed, not what it asked."""
+    """The client itself failed, not the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and what all have in common."""
+    """The target of the requests, and their common fields."""
 
     base_url: str
     backend: str
@@ -46,7 +46,7 @@ class Target:
         max_concurrency: int | None,
         on_outcome: Callable[[Outcome], None],
     ) -> None:
-        """Each conversation at its time `due`, in seconds from now."""
+        """Sends each conversation at its time `due`, in seconds from now."""
         api = BACKENDS[self.backend]
         async with open_session(os.environ.get("OPENAI_API_KEY"), self.timeout) as http:
             client = Client(http, self.base_url, api)
@@ -57,7 +57,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one process sends."""
+    """The part of the load of one process."""
 
     target: Target
     conversations: list[Conversation]
@@ -66,8 +66,8 @@ class Load:
 
 
 def run(loads: Sequence[Load], on_outcome: Callable[[Outcome], None]) -> tuple[float, float]:
-    """Send all of them at once. Seconds until the last outcome, and CPU seconds of the busiest process."""
-    spawning = multiprocessing.get_context("spawn")  # threads of ours would not survive a fork
+    """Sends all parts at once. Returns the seconds until the last outcome, and the CPU seconds of the busiest process."""
+    spawning = multiprocessing.get_context("spawn")  # threads do not survive a fork
     together, results = spawning.Barrier(len(loads) + 1), spawning.Queue()
     processes = [
         spawning.Process(target=_process, args=(load, together, results), daemon=True)
@@ -111,7 +111,7 @@ def share_out(
     max_concurrency: int | None,
     processes: int,
 ) -> list[Load]:
-    """In turns, no process without a conversation or a place."""
+    """Deals the conversations out in turns. Every process has a conversation and a place."""
     processes = min(processes, len(conversations), max_concurrency or processes)
     return [
         Load(
@@ -125,7 +125,7 @@ def share_out(
 
 
 def _process(load: Load, together: Barrier, results: Queue[Any]) -> None:
-    """Puts every outcome, and then the CPU seconds that it took."""
+    """Puts every outcome into the queue, and then the CPU seconds of the process."""
     gc.collect()
     gc.freeze()
     together.wait(START_TIMEOUT)

@@ -1,8 +1,8 @@
-"""From outcomes to figures, named as in SGLang's results.
+"""Computes the figures of a run from its outcomes, under SGLang's names.
 
-Only requests that succeeded count. E2E is from sending to the end of the answer; TTFT to the first
-text; TPOT is (E2E - TTFT) / (tokens - 1) for each request; ITL are the gaps between events of a stream
-that bring text, of all requests together. "Concurrency" is the mean number of open requests.
+Only successful requests count. E2E is the time from sending to the end of the answer; TTFT that to the first text. TPOT is
+(E2E - TTFT) / (tokens - 1) for each request. ITL are the gaps between events with text, over all requests. "Concurrency"
+is the mean number of open requests.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from loadgen.client import Outcome
 
 PERCENTILES = (90, 95, 99)
-MAX_ERRORS = 20  # different ones that are reported
+MAX_ERRORS = 20  # limit of reported errors
 
 
 def summarise(
     outcomes: list[Outcome], duration: float, count_tokens: Callable[[list[str]], int]
 ) -> dict[str, Any]:
-    """The results of a run of `duration` seconds. `count_tokens` counts those of all texts given;
-    it also stands in for a server that does not say how many tokens it made."""
+    """Returns the results of a run of `duration` seconds. `count_tokens` counts the tokens of texts, also for servers
+    that send no counts."""
     good = [outcome for outcome in outcomes if outcome.ok]
     retokenized = count_tokens([outcome.answer.text for outcome in good])
     counted = [o.answer.output_tokens for o in good if o.answer.output_tokens is not None]
@@ -63,7 +63,7 @@ def summarise(
 
 
 def by_turn(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """What caching does for the turns of conversations: first, second and so on."""
+    """Returns TTFT and cached tokens of the first, second, ... turns of conversations."""
     rows = []
     for turn in range(1 + max((o.turn for o in outcomes), default=0)):
         good = [o for o in outcomes if o.turn == turn and o.ok]
@@ -87,7 +87,7 @@ def _tpot(outcome: Outcome) -> float | None:
 
 
 def _cached(good: list[Outcome]) -> dict[str, Any]:
-    """Of the requests whose server says what was cached; None if none does."""
+    """Returns the share of cached tokens of the requests with a count of them; None if there is none."""
     told = [
         (o.answer.cached_tokens, o.answer.prompt_tokens)
         for o in good
@@ -101,7 +101,7 @@ def _cached(good: list[Outcome]) -> dict[str, Any]:
 
 
 def _spread(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
-    """Milliseconds; None where there is no value."""
+    """Converts seconds to milliseconds; None stays None."""
     values = np.fromiter(seconds, dtype=np.float64) * 1e3
     names = [f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms"]
     names += [f"p{percent}_{name}_ms" for percent in PERCENTILES] + [f"max_{name}_ms"]

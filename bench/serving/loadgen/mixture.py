@@ -1,4 +1,4 @@
-"""Requests of every kind, some of which are left before their end: what a server must not be worn by."""
+"""A mixture of all kinds of requests, some of which the client leaves before their end."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import aiohttp
 
 LEFT_SHARE = 0.3
 MAX_TOKENS = 16
-ENDLESS_TOKENS = 400  # of a request that is to be left: it must not end before
-MAX_EVENTS = 12  # after which a stream is left, at most
-MAX_SECONDS = 0.4  # after which an answer that is not streamed is left, at most
+ENDLESS_TOKENS = 400  # of a request that the client leaves before its end
+MAX_EVENTS = 12  # the client leaves a stream after at most this many events
+MAX_SECONDS = 0.4  # the client leaves a response in one piece after at most this time
 PATHS = ("/v1/completions", "/v1/chat/completions", "/generate")
-IDS = 200  # every tokenizer has so many
+IDS = 200  # every tokenizer has these ids
 
 
 @dataclass
 class Mixture:
-    """Draws requests from `rng` and counts in `ends` what became of them, and in `kinds` what they
-    were."""
+    """Draws requests from `rng`. Counts their ends in `ends` and their kinds in `kinds`."""
 
     url: str
     model: str
@@ -107,7 +106,7 @@ class Mixture:
         return path, body | {"messages": [{"role": "user", "content": question}], "n": several}
 
     def _prompt(self) -> list[int]:
-        """Half of them begin as others do, so that there is something cached."""
+        """Draws a prompt. Half of them share a prefix, so that the cache is used."""
         shared = self.rng.choice(self._shared) if self.rng.random() < 0.5 else []
         return shared + self._ids(self.rng.randint(1, 150))
 
@@ -116,7 +115,7 @@ class Mixture:
 
 
 class BrokenAnswer(Exception):
-    """An answer that is an error, or does not end."""
+    """The answer is an error or does not end."""
 
 
 async def _finish(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The results as a table with the labels of SGLang's."""
+"""Formats the results as a table with SGLang's labels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATENCIES = (
     ("Inter-Token Latency", "ITL", "itl"),
 )
 STATISTICS = ("mean", "median", "p90", "p95", "p99", "max")
-# With less of a core to spare, the client's own delays are in every latency.
+# A client without a free part of its core adds its own delay to every latency.
 BUSY = 0.9
 
 

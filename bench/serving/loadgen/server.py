@@ -1,4 +1,4 @@
-"""What is asked of the server besides tokens: its model, its tokenizer, its cache, its profiler."""
+"""Other requests to the server: model, tokenizer folder, cache, profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 
 class ServerError(Exception):
-    """The server does not do what was asked; the message says what and what to do."""
+    """The server refuses a request. The message gives the cause and the mend."""
 
 
 class Server:
@@ -18,7 +18,7 @@ class Server:
         self._base_url = base_url
 
     async def model(self) -> str:
-        """Name of the first model it serves."""
+        """Returns the name of the first model of the server."""
         models = await self._ask("GET", "/v1/models")
         try:
             return str(models["data"][0]["id"])
@@ -26,7 +26,7 @@ class Server:
             raise ServerError("/v1/models lists no model; name it with --model") from None
 
     async def tokenizer(self) -> str:
-        """Folder of its tokenizer, from `/get_server_info` of a worker or of a router."""
+        """Returns the folder of the tokenizer, from `/get_server_info` of a worker or a router."""
         info = await self._ask("GET", "/get_server_info")
         if not isinstance(info, dict):
             raise ServerError("/get_server_info is no object; name the tokenizer with --tokenizer")
@@ -46,7 +46,7 @@ class Server:
         await self._ask("POST", "/stop_profile")
 
     async def _ask(self, method: str, path: str) -> Any:
-        """The JSON that it answers, or its text."""
+        """Returns the JSON of the answer, or its text."""
         try:
             async with self._http.request(method, self._base_url + path) as response:
                 text = await response.text()

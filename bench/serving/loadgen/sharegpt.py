@@ -1,6 +1,6 @@
-"""ShareGPT's file of conversations, of which SGLang's benchmark takes the first two turns.
+"""Reads ShareGPT's conversations. As in SGLang's benchmark, only the first two turns are used.
 
-The rules for what is too short and too long are those of SGLang's `bench_serving.py` (0.4.0).
+The limits of lengths are those of SGLang's `bench_serving.py` (0.4.0).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_TOTAL_TOKENS = 2048
 
 
 def read(path: Path | None) -> list[tuple[str, str]]:
-    """First question and answer of every conversation that has both; raises `WorkloadError`."""
+    """Returns the first question and answer of every conversation that has both. Raises `WorkloadError`."""
     if path is None:
         raise WorkloadError("--dataset-path: name ShareGPT's JSON file; nothing is downloaded")
     try:
@@ -46,8 +46,7 @@ def conversations(
     count: int,
     output_tokens: int | None,
 ) -> list[Conversation]:
-    """At most `count` of the questions, each to be answered in as many tokens as in the file, or in
-    `output_tokens`."""
+    """Returns at most `count` questions. The answers have as many tokens as in the file, or `output_tokens`."""
     found: list[Conversation] = []
     for question, answer in rng.sample(pairs, len(pairs)):
         if len(found) == count:

@@ -1,4 +1,4 @@
-"""The model's tokenizer on the client's side: prompts of a wanted length, and tokens of answers."""
+"""The tokenizer of the client: prompts of a given length, and token counts of answers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-# Tokens that are drawn one by one may merge when they are read again as one text.
+# Random tokens may merge when their text is tokenized again.
 MAX_TRIES = 8
 
 
 class TokenizerError(Exception):
-    """There is no tokenizer to be had; the message says what to give."""
+    """There is no tokenizer. The message names the option for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The same prompt as text and as token ids, without a BOS token."""
+    """A prompt as text and as token ids, without a BOS token."""
 
     text: str
     ids: list[int]
 
 
 class Vocabulary:
-    """What the tokenizer of a model folder can write. Its `tokenizer.json` alone is read: importing
-    transformers takes longer than a short run."""
+    """The tokenizer of a model folder, from its `tokenizer.json`: the import of transformers takes longer than a short
+    run."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
@@ -47,12 +47,12 @@ class Vocabulary:
         return Prompt(self._tokenizer.decode(ids), ids)
 
     def count(self, texts: list[str]) -> int:
-        """Tokens of all texts together."""
+        """Returns the number of tokens of all texts."""
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return sum(len(encoding.ids) for encoding in encoded)
 
     def draw(self, rng: random.Random, tokens: int) -> Prompt:
-        """Random text that is read as exactly `tokens` tokens, or, in an odd vocabulary, nearly."""
+        """Returns random text of `tokens` tokens; in some vocabularies of nearly as many."""
         ids = rng.choices(self._words, k=tokens)
         for _ in range(MAX_TRIES):
             prompt = self.encode(self._tokenizer.decode(ids))
@@ -63,7 +63,7 @@ class Vocabulary:
         return prompt
 
     def _plain_ids(self) -> list[int]:
-        """Tokens of ASCII letters and blanks alone: no special ones, no parts of characters."""
+        """Returns the tokens that consist of ASCII letters and blanks."""
         added = self._tokenizer.get_added_tokens_decoder()
         candidates = sorted(set(self._tokenizer.get_vocab().values()) - set(added))
         texts = self._tokenizer.decode_batch([[token] for token in candidates])

@@ -1,4 +1,4 @@
-"""When what is sent: arrivals of a Poisson process, and a limit on how much runs at a time."""
+"""The times of requests: a Poisson process of arrivals, and a limit of concurrency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadgen.workload import Conversation
 
 
 def arrivals(rng: random.Random, count: int, rate: float) -> Iterator[float]:
-    """Seconds from the start at which conversations begin; all at 0 if the rate is infinite."""
+    """Returns the start times of conversations in seconds; all 0 for an infinite rate."""
     if math.isinf(rate):
         return itertools.repeat(0.0, count)
     gaps = (rng.expovariate(rate) for _ in range(count - 1))
@@ -31,7 +31,7 @@ async def run(
     max_concurrency: int | None,
     on_outcome: Callable[[Outcome], None],
 ) -> None:
-    """Hold all conversations, each from its time on; one outcome for every turn of every one."""
+    """Runs all conversations, each from its start time. Returns one outcome for every turn."""
     places = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     loop = asyncio.get_running_loop()
     start = loop.time()

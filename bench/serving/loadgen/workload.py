@@ -1,4 +1,4 @@
-"""What is sent: conversations of one turn or several, with the lengths that were asked for."""
+"""The workload: conversations of one or several turns, with given lengths."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from loadgen.tokens import Prompt, Vocabulary
 
 
 class WorkloadError(Exception):
-    """The data set cannot be used; the message says why and what to do."""
+    """The data set is not usable. The message gives the cause and the mend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user says, and how many tokens of answer are asked for."""
+    """A message of the user, and the number of tokens of its answer."""
 
     prompt: Prompt
     output_tokens: int
 
 
-# The turns of one user in order; each is sent when the one before has been answered.
+# The turns of one user in order; each is sent after the answer to the one before.
 Conversation = tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Input and output lengths in tokens, each uniform between `ratio` times the most and the most."""
+    """Draws input and output lengths in tokens, uniformly between `ratio` times the maximum and the maximum."""
 
     input: int
     output: int
@@ -46,8 +46,7 @@ def random_prompts(
     lengths: Lengths,
     texts: list[list[int]] | None = None,
 ) -> list[Conversation]:
-    """Random tokens; or those of `texts` in turn, repeated or cut to length, as SGLang takes them
-    from ShareGPT."""
+    """Makes prompts of random tokens, or of the tokens of `texts` in turn, repeated or cut, as SGLang does with ShareGPT."""
     conversations: list[Conversation] = []
     for number in range(count):
         tokens, output = lengths.draw(rng)
@@ -70,7 +69,7 @@ def shared_prefix(
     question_tokens: int,
     output_tokens: int,
 ) -> list[Conversation]:
-    """`groups` system prompts, each with `prompts_per_group` questions of its own, shuffled."""
+    """Makes `groups` system prompts with `prompts_per_group` questions each, shuffled."""
     conversations: list[Conversation] = []
     for _ in range(groups):
         system = vocabulary.draw(rng, system_tokens)
@@ -92,7 +91,7 @@ def multi_turn(
     input_tokens: int,
     output_tokens: int,
 ) -> list[Conversation]:
-    """`count` conversations that begin with the same system prompt and have `rounds` turns each."""
+    """Makes `count` conversations of `rounds` turns with the same system prompt."""
     system = vocabulary.draw(rng, system_tokens).text + "\n\n" if system_tokens else ""
     conversations: list[Conversation] = []
     for _ in range(count):
