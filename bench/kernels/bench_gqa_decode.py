@@ -64,16 +64,16 @@ CANDIDATES = [
 class Case:
     model: str
     heads: int
-    key_heads: int
+    num_kv_heads: int
     width: int
-    value_width: int
+    v_head_dim: int
     batch: int
     length: int
     page_size: int = 64
 
     @property
     def row(self) -> int:
-        return self.key_heads * (self.width + self.value_width)
+        return self.num_kv_heads * (self.width + self.v_head_dim)
 
     @property
     def kv_bytes(self) -> float:
@@ -127,14 +127,16 @@ class Inputs:
         self.page_table = order.view(case.batch, pages)
         self.slots = torch.arange(case.batch, device="cuda")
         self.lengths = torch.full((case.batch,), case.length, dtype=torch.int32, device="cuda")
-        shape = case.batch, case.heads + 2 * case.key_heads, case.width
+        shape = case.batch, case.heads + 2 * case.num_kv_heads, case.width
         self.q = torch.randn(shape, dtype=torch.bfloat16, device="cuda")[:, : case.heads]
-        self.out = self.q.new_empty(case.batch, case.heads, case.value_width)
+        self.out = self.q.new_empty(case.batch, case.heads, case.v_head_dim)
 
     def schedule(self, chosen: Tiling, times: int = 1) -> DecodeSchedule:
         """With `times` as many parts as occupy the GPU once."""
         case = self.case
-        parts = num_parts(chosen, case.heads, 1, self.lengths.device, key_heads=case.key_heads)
+        parts = num_parts(
+            chosen, case.heads, 1, self.lengths.device, num_kv_heads=case.num_kv_heads
+        )
         return decode_schedule(
             self.lengths, max_length=case.length, tiling=chosen, num_parts=parts * times
         )
@@ -179,7 +181,9 @@ class Inputs:
 def measure(case: Case) -> dict[str, Any]:
     inputs = Inputs(case)
     chosen = gqa_tiling(
-        case.heads // case.key_heads, case.width + case.value_width, on=limits(torch.device("cuda"))
+        case.heads // case.num_kv_heads,
+        case.width + case.v_head_dim,
+        on=limits(torch.device("cuda")),
     )
     schedule = inputs.schedule(chosen)
     us = time_us(inputs.call(schedule))

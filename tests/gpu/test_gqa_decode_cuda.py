@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 SCALE = 0.0884
 LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
 
-# Heads, key heads, widths of keys and values: Llama 3 8B, 3.2 1B and 3B, Llama 2, multi-query, V2-Lite with
+# Heads, KV heads, widths of keys and values: Llama 3 8B, 3.2 1B and 3B, Llama 2, multi-query, V2-Lite with
 # expanded keys, and widths that are no powers of two
 SHAPES = [
     (32, 8, 128, 128),
@@ -42,27 +42,27 @@ class Inputs:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         """Rows of the cache that belong to nobody are NaN, queries are part of a joined projection."""
-        self.heads, self.groups, width, self.value_width = shape
+        self.heads, self.kv_heads, head_dim, self.v_head_dim = shape
         draw = torch.Generator("cuda").manual_seed(len(lengths) + self.heads)
-        row = self.groups * (width + self.value_width)
+        row = self.kv_heads * (head_dim + self.v_head_dim)
         self.paged = random_cache(
             lengths, page_size, row, dtype=dtype, generator=draw, device="cuda"
         )
-        joined = len(lengths), self.heads + 2 * self.groups, width
+        joined = len(lengths), self.heads + 2 * self.kv_heads, head_dim
         self.q = torch.randn(joined, generator=draw, device="cuda").to(dtype)[:, : self.heads]
         self.max_length = max(lengths)
 
     def schedule(self) -> DecodeSchedule:
         lengths = self.paged.lengths
-        width = self.q.shape[-1] + self.value_width
-        chosen = gqa_tiling(self.heads // self.groups, width, on=limits(torch.device("cuda")))
-        parts = num_parts(chosen, self.heads, 1, lengths.device, key_heads=self.groups)
+        kv_dim = self.q.shape[-1] + self.v_head_dim
+        chosen = gqa_tiling(self.heads // self.kv_heads, kv_dim, on=limits(torch.device("cuda")))
+        parts = num_parts(chosen, self.heads, 1, lengths.device, num_kv_heads=self.kv_heads)
         return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
 
     def run(self) -> Tensor:
         """As in a step: the schedule, then a layer."""
         paged = self.paged
-        out = self.q.new_empty(len(self.q), self.heads, self.value_width)
+        out = self.q.new_empty(len(self.q), self.heads, self.v_head_dim)
         gqa_decode(
             self.q,
             paged.cache,
@@ -77,7 +77,7 @@ class Inputs:
 
     def expected(self, of: PagedCache | None = None) -> Tensor:
         of = of or self.paged
-        return expected_gqa(self.q[: len(of.rows)], of, self.groups, self.value_width, SCALE)
+        return expected_gqa(self.q[: len(of.rows)], of, self.kv_heads, self.v_head_dim, SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

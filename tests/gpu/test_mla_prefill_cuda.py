@@ -71,7 +71,7 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("extents", [LONG, SHORT], ids=["long", "short"])
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "value_width"),
+    ("heads", "groups", "width", "v_head_dim"),
     [
         (32, 8, 128, 128),
         (32, 8, 64, 64),
@@ -81,12 +81,12 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
     ],
 )
 def test_gqa(
-    heads: int, groups: int, width: int, value_width: int, extents: list[tuple[int, int]]
+    heads: int, groups: int, width: int, v_head_dim: int, extents: list[tuple[int, int]]
 ) -> None:
     """Keys and values as they lie in rows of the cache."""
     queries, keys = (sum(column) for column in zip(*extents, strict=True))
-    q, rows = randn(queries, heads, width), randn(keys, groups * (width + value_width))
-    k, v = keys_and_values(rows, width, value_width)
+    q, rows = randn(queries, heads, width), randn(keys, groups * (width + v_head_dim))
+    k, v = keys_and_values(rows, width, v_head_dim)
     work, scale = PrefillWork.on("cuda", extents, heads=heads), width**-0.5
     got, _ = ragged_attention(q, k, v, None, work, scale=scale)
     every_k, every_v = (part.repeat_interleave(heads // groups, dim=1) for part in (k, v))

@@ -26,7 +26,7 @@ class Inputs:
     norm_weight: Tensor
     rotations: Tensor
     cache: Tensor
-    locations: Tensor
+    out_cache_loc: Tensor
     w_uk: Tensor
 
     @property
@@ -38,7 +38,7 @@ class Inputs:
             1e-6,
             self.rotations,
             self.cache,
-            self.locations,
+            self.out_cache_loc,
         )
 
     def joined(self, *, interleaved: bool = True, constant: bool = True) -> Tensor:
@@ -92,7 +92,7 @@ def test_in_a_cuda_graph() -> None:
     """Ten in a row, each starting while the one before it still runs, and each turning the queries once more.
     Rows of padding all write to the first page."""
     own = inputs(8, 16)
-    own.locations[5:] = 0
+    own.out_cache_loc[5:] = 0
     was = own.copy()
 
     def chain() -> list[Tensor]:
@@ -107,5 +107,5 @@ def test_in_a_cuda_graph() -> None:
         expected = [was.apart() for _ in range(10)]
         assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
         assert torch.equal(own.q, was.q)
-        rows = (x.cache.view(-1, LATENT + ROPE)[own.locations[:5]] for x in (own, was))
+        rows = (x.cache.view(-1, LATENT + ROPE)[own.out_cache_loc[:5]] for x in (own, was))
         assert torch.equal(*rows)

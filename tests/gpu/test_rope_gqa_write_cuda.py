@@ -11,24 +11,24 @@ from support.rope_write import Call, check_captured, check_float32, target
 
 pytestmark = pytest.mark.gpu
 
-# Heads, key heads, plain and rotated part of keys, width of values
+# Heads, KV heads, plain and rotated part of keys, head_dim of values
 SHAPES = [(32, 8, 0, 128, 128), (32, 8, 0, 64, 64), (16, 16, 128, 64, 128), (6, 3, 16, 8, 24)]
 
 
 def call(tokens: int, shape: tuple[int, int, int, int, int]) -> Call:
     """On views of one joined projection; a rotated part beside a plain one is shared by all heads."""
-    heads, groups, plain, rope, value_width = shape
+    heads, kv_heads, plain, rope, v_head_dim = shape
     torch.manual_seed(tokens)
-    shared = 1 if plain else groups
-    sizes = [heads * (plain + rope), groups * plain, shared * rope, groups * value_width]
+    shared = 1 if plain else kv_heads
+    sizes = [heads * (plain + rope), kv_heads * plain, shared * rope, kv_heads * v_head_dim]
     joined = torch.randn(tokens, sum(sizes), device="cuda").bfloat16()
     q, k, k_pe, v = joined.split(sizes, dim=-1)
     arguments = (
         q.view(tokens, heads, -1),
-        k.view(tokens, groups, plain),
-        k_pe.view(tokens, shared, rope).expand(-1, groups, -1),
-        v.view(tokens, groups, value_width),
-        *target(tokens, rope, groups * (plain + rope + value_width)),
+        k.view(tokens, kv_heads, plain),
+        k_pe.view(tokens, shared, rope).expand(-1, kv_heads, -1),
+        v.view(tokens, kv_heads, v_head_dim),
+        *target(tokens, rope, kv_heads * (plain + rope + v_head_dim)),
     )
     return Call(rope_gqa_write, arguments)
 

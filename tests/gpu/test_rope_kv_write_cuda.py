@@ -33,9 +33,11 @@ def test_float32(tokens: int, heads: int, interleaved: bool) -> None:
 
 
 def test_in_place() -> None:
-    q, kv, weight, eps, rotations, cache, locations = call(33, 16).arguments
-    rope_kv_write(q, kv, weight, eps, rotations, cache, locations, interleaved=True, in_place=True)
-    assert torch.equal(kv, cache.flatten(0, 1)[locations])
+    q, kv, weight, eps, rotations, cache, out_cache_loc = call(33, 16).arguments
+    rope_kv_write(
+        q, kv, weight, eps, rotations, cache, out_cache_loc, interleaved=True, in_place=True
+    )
+    assert torch.equal(kv, cache.flatten(0, 1)[out_cache_loc])
 
 
 def test_in_a_cuda_graph() -> None:

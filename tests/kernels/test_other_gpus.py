@@ -69,9 +69,9 @@ def decode_attention(heads: int, requests: int, queries: int) -> None:
     )
 
 
-def grouped_query_attention(heads: int, groups: int, width: int, value_width: int) -> None:
-    row = width + value_width
-    chosen = gqa_tiling(heads // groups, row, key_width=width, on=limits(META))
+def grouped_query_attention(heads: int, groups: int, width: int, v_head_dim: int) -> None:
+    row = width + v_head_dim
+    chosen = gqa_tiling(heads // groups, row, head_dim=width, on=limits(META))
     lengths = integers(8)
     gqa_decode_triton(
         meta(8, heads, width),
@@ -80,7 +80,7 @@ def grouped_query_attention(heads: int, groups: int, width: int, value_width: in
         lengths.long(),
         lengths,
         decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=64),
-        meta(8, heads, value_width),
+        meta(8, heads, v_head_dim),
         scale=0.1,
     )
 
@@ -190,7 +190,7 @@ def test_what_an_h200_has() -> None:
     assert {tiling(16, 64, 4, on=H200), tiling(128, 1, on=H200)} == {Tiling(64, 64, 8, 2, 1, 2, 1)}
     assert gqa_tiling(1, 128, on=H200) == Tiling(16, 64, 4, 3, 4, 1, 2)
     assert gqa_tiling(4, 256, on=H200) == Tiling(16, 64, 4, 3, 3, 1, 2)
-    assert gqa_tiling(1, 320, key_width=192, on=H200) == Tiling(16, 32, 4, 3, 3, 1, 2)
+    assert gqa_tiling(1, 320, head_dim=192, on=H200) == Tiling(16, 32, 4, 3, 3, 1, 2)
     assert gqa_tiling(16, 512, on=H200) == Tiling(16, 32, 4, 3, 3, 1, 2)
     assert gqa_tiling(32, 256, on=H200) == Tiling(32, 64, 4, 3, 2, 1, 2)
     assert gqa_tiling(128, 256, on=H200) == Tiling(64, 64, 4, 3, 1, 1, 2)

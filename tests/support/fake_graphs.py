@@ -13,7 +13,7 @@ from mla_router.worker.engine.runners import decode_graph
 from mla_router.worker.engine.runners.decode_graph import DecodeGraph, DecodeGraphRunner
 from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
 from mla_router.worker.engine.runners.sizes import GraphSizes
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 
 
 class FakeGraph:

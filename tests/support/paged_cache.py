@@ -82,17 +82,17 @@ def expected_attention(
 
 
 def expected_gqa(
-    q: Tensor, paged: PagedCache, groups: int, value_width: int, scale: float
+    q: Tensor, paged: PagedCache, groups: int, v_head_dim: int, scale: float
 ) -> Tensor:
-    """[R, H, value_width] float64 of q [R, H, width], rows being the keys of all groups, then the
+    """[R, H, v_head_dim] float64 of q [R, H, width], rows being the keys of all groups, then the
     values."""
     width, share = q.shape[-1], q.shape[1] // groups
-    out = torch.empty(*q.shape[:2], value_width, dtype=torch.float64, device=q.device)
+    out = torch.empty(*q.shape[:2], v_head_dim, dtype=torch.float64, device=q.device)
     for request, rows in enumerate(paged.rows):
         for head in range(q.shape[1]):
             key_at = head // share * width
-            value_at = groups * width + head // share * value_width
+            value_at = groups * width + head // share * v_head_dim
             keys = rows[:, key_at : key_at + width].double()
             weights = (keys @ q[request, head].double() * scale).softmax(dim=0)
-            out[request, head] = weights @ rows[:, value_at : value_at + value_width].double()
+            out[request, head] = weights @ rows[:, value_at : value_at + v_head_dim].double()
     return out

@@ -26,11 +26,11 @@ def random_config(seed: int) -> dict[str, Any]:
 
 
 def _llama(draw: Random) -> dict[str, Any]:
-    key_heads, share = draw.randint(1, 4), draw.randint(1, 4)
-    heads = key_heads * share
+    num_kv_heads, share = draw.randint(1, 4), draw.randint(1, 4)
+    heads = num_kv_heads * share
     return {
         "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
+        "num_key_value_heads": num_kv_heads,
         "hidden_size": heads * draw.choice([8, 16]),
         # Without it: hidden_size / heads
         **({"head_dim": draw.randrange(4, 40, 2)} if draw.random() < 0.5 else {}),

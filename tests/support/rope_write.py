@@ -16,7 +16,7 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Call:
-    """One that is to be made: `arguments` begin with the queries and end with cache and locations."""
+    """One that is to be made: `arguments` begin with the queries and end with cache and out_cache_loc."""
 
     op: Callable[..., None]
     arguments: tuple[Tensor | float, ...]
@@ -37,7 +37,7 @@ class Call:
 
 
 def target(tokens: int, rope: int, row: int) -> tuple[Tensor, Tensor, Tensor]:
-    """On a GPU: rotations, an empty cache in bfloat16 and distinct locations behind its first page."""
+    """On a GPU: rotations, an empty cache in bfloat16 and distinct out_cache_loc behind its first page."""
     angles = 6 * torch.rand(tokens, rope // 2, device="cuda")
     pages = tokens // PAGE + 2
     return (
@@ -63,9 +63,9 @@ def check_captured(make: Callable[[], Call], *, interleaved: bool) -> None:
     """Checks a CUDA graph of 8 tokens, of which the last three are padding and write to the first page. `make` returns
     the same call each time."""
     own, expected = make(), make()
-    (q, cache), locations = own.written, own.arguments[-1]
-    assert isinstance(locations, Tensor) and len(locations) == 8
-    locations[5:] = 0
+    (q, cache), out_cache_loc = own.written, own.arguments[-1]
+    assert isinstance(out_cache_loc, Tensor) and len(out_cache_loc) == 8
+    out_cache_loc[5:] = 0
     first = q.clone()
     replay, _ = captured(partial(own.run, interleaved=interleaved))
     q.copy_(first)
@@ -73,5 +73,5 @@ def check_captured(make: Callable[[], Call], *, interleaved: bool) -> None:
     replay()
     expected.run(interleaved=interleaved)
     assert torch.equal(q, expected.written[0])
-    rows = (x.flatten(0, 1)[locations[:5]] for x in (cache, expected.written[1]))
+    rows = (x.flatten(0, 1)[out_cache_loc[:5]] for x in (cache, expected.written[1]))
     assert torch.equal(*rows)

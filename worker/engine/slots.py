@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mla_router.worker.core import Capacity
 from mla_router.worker.engine.runners.choose import MAX_INPUT_TOKENS
-from mla_router.worker.kernels.kv_cache.locations import (
+from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
-    cache_locations,
+    compute_out_cache_loc,
     look_up,
-    prompt_locations,
+    prompt_out_cache_loc,
 )
 
 
@@ -60,12 +60,12 @@ class SlotState:
         return rows
 
     def locations(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Returns the out_cache_loc [T] int64 of `slots` and `positions` [T] int64 (`cache_locations`)."""
-        return cache_locations(self.page_table, slots, positions, page_size=self._page_size)
+        """Returns the out_cache_loc [T] int64 of `slots` and `positions` [T] int64."""
+        return compute_out_cache_loc(self.page_table, slots, positions, page_size=self._page_size)
 
-    def prompt_locations(self, prompt: Tensor, rows: int) -> Tensor:
+    def prompt_out_cache_loc(self, prompt: Tensor, rows: int) -> Tensor:
         """Returns the out_cache_loc [rows] int64 of a prompt with slot and length `prompt` [2] int64."""
-        return prompt_locations(self.page_table, prompt, rows, page_size=self._page_size)
+        return prompt_out_cache_loc(self.page_table, prompt, rows, page_size=self._page_size)
 
     def look_up(self, rows: Tensor, into: LookedUp | None = None) -> LookedUp:
         """Looks up the state of decode rows. `rows` [3, B] int64: slots, lengths, indices in `input_tokens`."""

@@ -42,7 +42,7 @@ def check_limits(found: Limits, model: ModelConfig) -> None:
         else:
             assert isinstance(spec, GroupedQueryAttentionSpec), f"attention {type(spec)}"
             width, share = spec.head_dim + spec.v_head_dim, spec.num_heads // spec.num_kv_heads
-            gqa_tiling(share, width, key_width=spec.head_dim, on=found)
+            gqa_tiling(share, width, head_dim=spec.head_dim, on=found)
         prefill_tiling(
-            TALL_BLOCK, 2, 1, key_width=spec.head_dim, value_width=spec.v_head_dim, on=found
+            TALL_BLOCK, 2, 1, head_dim=spec.head_dim, v_head_dim=spec.v_head_dim, on=found
         )

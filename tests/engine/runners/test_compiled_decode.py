@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from mla_router.worker.engine.runners.compiled_decode import CompiledDecode
 from mla_router.worker.engine.runners.outputs import HeadOutput
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.loader import load_model
 from support.forward_driver import ForwardDriver
 from support.tiny_model import CONFIGS, write_tiny_model

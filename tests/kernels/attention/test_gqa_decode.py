@@ -27,10 +27,10 @@ def check(
     op: Callable[..., None],
     lengths: list[int],
     *,
-    groups: int,
+    kv_heads: int,
     share: int,
-    width: int = 16,
-    value_width: int = 16,
+    head_dim: int = 16,
+    v_head_dim: int = 16,
     page_size: int = 16,
     parts: int = 3,
     spare: int = 0,
@@ -40,10 +40,10 @@ def check(
     """Queries are views of a wider projection, rows that belong to nobody NaN, unused entries of page
     tables 0."""
     draw = torch.Generator().manual_seed(seed)
-    row = groups * (width + value_width)
+    row = kv_heads * (head_dim + v_head_dim)
     paged = random_cache(lengths, page_size, row, dtype=dtype, generator=draw)
-    joined = torch.randn(len(lengths), groups * share + 2, width, generator=draw).to(dtype)
-    q = joined[:, : groups * share]
+    joined = torch.randn(len(lengths), kv_heads * share + 2, head_dim, generator=draw).to(dtype)
+    q = joined[:, : kv_heads * share]
     # The last page of the longest may be part empty
     capacity = paged.page_table.shape[1] * page_size
     schedule = decode_schedule(
@@ -52,9 +52,9 @@ def check(
         tiling=TILING,
         num_parts=parts,
     )
-    out = torch.full((len(lengths), groups * share, value_width), float("nan"), dtype=dtype)
+    out = torch.full((len(lengths), kv_heads * share, v_head_dim), float("nan"), dtype=dtype)
     op(q, paged.cache, paged.page_table, paged.slots, paged.lengths, schedule, out, scale=SCALE)
-    expected = expected_gqa(q, paged, groups, value_width, SCALE)
+    expected = expected_gqa(q, paged, kv_heads, v_head_dim, SCALE)
     tolerance = 2e-5 if dtype == torch.float32 else 3e-3
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -64,7 +64,7 @@ LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
 
 @given(
     lengths=LENGTHS,
-    groups=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
     share=st.integers(1, 3),
     widths=st.tuples(st.integers(1, 8), st.integers(1, 8)),
     page_size=st.sampled_from([1, 4, 16]),
@@ -73,21 +73,21 @@ LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
 )
 def test_torch(
     lengths: list[int],
-    groups: int,
+    kv_heads: int,
     share: int,
     widths: tuple[int, int],
     page_size: int,
     spare: int,
     seed: int,
 ) -> None:
-    width, value_width = widths
+    head_dim, v_head_dim = widths
     check(
         gqa_decode,
         lengths,
-        groups=groups,
+        kv_heads=kv_heads,
         share=share,
-        width=width,
-        value_width=value_width,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
         page_size=page_size,
         spare=spare,
         seed=seed,
@@ -97,20 +97,20 @@ def test_torch(
 @settings(max_examples=10)
 @given(
     lengths=LENGTHS,
-    groups=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
     share=st.integers(1, 4),
     page_size=st.sampled_from([1, 4, 16, 64]),
     parts=st.integers(1, 12),
     seed=st.integers(0, 100),
 )
 def test_triton(
-    lengths: list[int], groups: int, share: int, page_size: int, parts: int, seed: int
+    lengths: list[int], kv_heads: int, share: int, page_size: int, parts: int, seed: int
 ) -> None:
     """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
     check(
         gqa_decode_triton,
         lengths,
-        groups=groups,
+        kv_heads=kv_heads,
         share=share,
         page_size=page_size,
         parts=parts,
@@ -119,7 +119,7 @@ def test_triton(
 
 
 @pytest.mark.parametrize(
-    ("groups", "share", "width", "value_width"),
+    ("kv_heads", "share", "head_dim", "v_head_dim"),
     [
         (2, 1, 48, 32),  # multi-head, keys of two powers of two
         (1, 20, 16, 16),  # more query heads than a tile has rows
@@ -128,14 +128,14 @@ def test_triton(
         (1, 2, 34, 33),
     ],
 )
-def test_triton_widths(groups: int, share: int, width: int, value_width: int) -> None:
+def test_triton_widths(kv_heads: int, share: int, head_dim: int, v_head_dim: int) -> None:
     check(
         gqa_decode_triton,
         [31, 1, 33],
-        groups=groups,
+        kv_heads=kv_heads,
         share=share,
-        width=width,
-        value_width=value_width,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
         parts=5,
     )
 
@@ -144,10 +144,10 @@ def test_triton_float16() -> None:
     check(
         gqa_decode_triton,
         [70, 3, 40],
-        groups=2,
+        kv_heads=2,
         share=4,
-        width=48,
-        value_width=32,
+        head_dim=48,
+        v_head_dim=32,
         parts=5,
         dtype=torch.float16,
     )
@@ -173,14 +173,14 @@ def test_nan_of_one_request_does_not_reach_another(op: Callable[..., None]) -> N
     assert out[1].isnan().all()
 
 
-@pytest.mark.parametrize(("heads", "width"), [(3, 24), (2, 25)], ids=["heads", "width"])
-def test_wrong_shapes_are_named(heads: int, width: int) -> None:
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 24), (2, 25)], ids=["heads", "head_dim"])
+def test_wrong_shapes_are_named(heads: int, head_dim: int) -> None:
     lengths = torch.tensor([4], dtype=torch.int32)
-    named = rf"q \(1, {heads}, 6\), cache \(2, 4, {width}\), out \(1, {heads}, 6\)"
+    named = rf"q \(1, {heads}, 6\), cache \(2, 4, {head_dim}\), out \(1, {heads}, 6\)"
     with pytest.raises(AssertionError, match=named):
         gqa_decode(
             torch.ones(1, heads, 6),
-            torch.ones(2, 4, width),
+            torch.ones(2, 4, head_dim),
             torch.ones(1, 1, dtype=torch.int32),
             torch.tensor([0]),
             lengths,
@@ -190,7 +190,7 @@ def test_wrong_shapes_are_named(heads: int, width: int) -> None:
         )
 
 
-# Heads, key heads, key and value width, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2, and
+# Heads, KV heads, key and value head_dim, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2, and
 # V2-Lite and V3 with expanded keys
 REAL = [
     (32, 8, 128, 128, 64),
@@ -207,21 +207,23 @@ REAL = [
 
 def launches() -> None:
     """Every tiling that `gqa_tiling` gives for them, on the 132 multiprocessors of an H200."""
-    for heads, groups, width, value_width, page_size in REAL:
-        chosen = gqa_tiling(heads // groups, width + value_width, on=H200)
+    for heads, kv_heads, head_dim, v_head_dim, page_size in REAL:
+        chosen = gqa_tiling(heads // kv_heads, head_dim + v_head_dim, on=H200)
         lengths = torch.empty(8, dtype=torch.int32, device="meta")
-        parts = max(132 * chosen.programs_per_sm // groups, 1)
+        parts = max(132 * chosen.programs_per_sm // kv_heads, 1)
         schedule = decode_schedule_torch(lengths, max_length=4096, tiling=chosen, num_parts=parts)
-        joined = torch.empty(8, (heads + 2 * groups) * width, dtype=torch.bfloat16, device="meta")
-        row = groups * (width + value_width)
+        joined = torch.empty(
+            8, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16, device="meta"
+        )
+        row = kv_heads * (head_dim + v_head_dim)
         gqa_decode_triton(
-            joined[:, : heads * width].view(8, heads, width),
+            joined[:, : heads * head_dim].view(8, heads, head_dim),
             torch.empty(100, page_size, row, dtype=torch.bfloat16, device="meta"),
             torch.empty(64, 4096 // page_size, dtype=torch.int32, device="meta"),
             lengths.long(),
             lengths,
             schedule,
-            torch.empty(8, heads, value_width, dtype=torch.bfloat16, device="meta"),
+            torch.empty(8, heads, v_head_dim, dtype=torch.bfloat16, device="meta"),
             scale=0.1,
         )
 
@@ -232,6 +234,6 @@ def test_compiled_for_sm_90() -> None:
         if report.kernel != "attend_kernel":
             continue
         sizes = report.constants
-        share = sizes["HEADS"] // sizes["GROUPS"]
+        share = sizes["HEADS"] // sizes["KV_HEADS"]
         chosen = gqa_tiling(share, sizes["W"] + sizes["V"], on=H200)
         report.check_resident(chosen.programs_per_sm)

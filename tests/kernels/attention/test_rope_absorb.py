@@ -29,7 +29,7 @@ class Inputs:
     norm_weight: Tensor
     angles: Tensor
     cache: Tensor
-    locations: Tensor
+    out_cache_loc: Tensor
     w_uk: Tensor
 
     @property
@@ -43,7 +43,7 @@ class Inputs:
             EPS,
             rotations,
             self.cache,
-            self.locations,
+            self.out_cache_loc,
         )
 
     def copy(self) -> Inputs:
@@ -59,14 +59,14 @@ def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
     joined = torch.randn(tokens, width + LATENT + rope, generator=draw).to(DEVICE, dtype)
     both = (torch.randn(heads, NOPE + 32, LATENT, generator=draw) / 8).to(DEVICE, dtype)
     pages = tokens // PAGE + 2
-    locations = PAGE + torch.randperm((pages - 1) * PAGE, generator=draw)[:tokens]
+    out_cache_loc = PAGE + torch.randperm((pages - 1) * PAGE, generator=draw)[:tokens]
     return Inputs(
         joined[:, :width].view(tokens, heads, NOPE + rope),
         joined[:, width:],
         torch.randn(LATENT, generator=draw).to(DEVICE, dtype),
         (6 * torch.rand(tokens, pairs, generator=draw, dtype=torch.float64)).to(DEVICE),
         torch.full((pages, PAGE, LATENT + rope), float("nan"), device=DEVICE, dtype=dtype),
-        locations.to(DEVICE),
+        out_cache_loc.to(DEVICE),
         both[:, :NOPE],
     )
 
@@ -113,7 +113,7 @@ def test_formula(op: object) -> None:
     latent = was.kv[:, :LATENT].double()
     normed = latent / (latent.square().mean(-1, keepdim=True) + EPS).sqrt()
     row = torch.cat((normed * was.norm_weight.double(), k_pe), dim=-1)
-    rows = own.cache.view(-1, own.cache.shape[-1])[own.locations]
+    rows = own.cache.view(-1, own.cache.shape[-1])[own.out_cache_loc]
     torch.testing.assert_close(rows.double(), row, rtol=1e-5, atol=1e-5)
 
 

@@ -23,12 +23,12 @@ def test_round_trip(lengths: list[int], page_size: int, seed: int) -> None:
     table = pages.view(len(lengths), per_slot)
     cache = torch.full((len(pages) + 1, page_size, 3), float("nan"))
     rows = [torch.randn(length, 3, generator=draw) for length in lengths]
-    locations = [
+    out_cache_loc = [
         int(table[slot, i // page_size]) * page_size + i % page_size
         for slot, length in enumerate(lengths)
         for i in range(length)
     ]
-    kv_write(cache, torch.tensor(locations), torch.cat(rows))
+    kv_write(cache, torch.tensor(out_cache_loc), torch.cat(rows))
     assert cache.isfinite().all(dim=-1).sum() == sum(lengths)
 
     order = torch.randperm(len(lengths), generator=draw).tolist()

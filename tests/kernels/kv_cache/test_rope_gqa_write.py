@@ -24,96 +24,96 @@ def check(
     *,
     tokens: int,
     heads: int,
-    groups: int,
+    kv_heads: int,
     plain: int,
     pairs: int,
-    value_width: int,
+    v_head_dim: int,
     interleaved: bool,
 ) -> None:
     """On views of one joined projection, with NaN in all of the cache that nobody has written. With a
     plain part of the keys, their rotated part is one that all heads share."""
     draw = torch.Generator().manual_seed(tokens * 100 + heads * 10 + pairs)
     rope = 2 * pairs
-    width, shared = plain + rope, 1 if plain else groups
-    sizes = [heads * width, groups * plain, shared * rope, groups * value_width]
+    head_dim, shared = plain + rope, 1 if plain else kv_heads
+    sizes = [heads * head_dim, kv_heads * plain, shared * rope, kv_heads * v_head_dim]
     joined = torch.randn(tokens, sum(sizes), generator=draw).to(DEVICE)
     before = joined.clone()
 
     def parts(of: torch.Tensor) -> list[torch.Tensor]:
         q, k, k_pe, v = of.split(sizes, dim=-1)
         return [
-            q.view(tokens, heads, width),
-            k.view(tokens, groups, plain),
-            k_pe.view(tokens, shared, rope).expand(-1, groups, -1),
-            v.view(tokens, groups, value_width),
+            q.view(tokens, heads, head_dim),
+            k.view(tokens, kv_heads, plain),
+            k_pe.view(tokens, shared, rope).expand(-1, kv_heads, -1),
+            v.view(tokens, kv_heads, v_head_dim),
         ]
 
     angles = (torch.rand(tokens, pairs, generator=draw, dtype=torch.float64) * 6).to(DEVICE)
     rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
-    row = groups * (width + value_width)
+    row = kv_heads * (head_dim + v_head_dim)
     cache = torch.full((4, 4, row), float("nan"), device=DEVICE)
-    locations = (4 + torch.randperm(12, generator=draw)[:tokens]).to(DEVICE)
-    op(*parts(joined), rotations, cache, locations, interleaved=interleaved)
+    out_cache_loc = (4 + torch.randperm(12, generator=draw)[:tokens]).to(DEVICE)
+    op(*parts(joined), rotations, cache, out_cache_loc, interleaved=interleaved)
 
     q, *_ = parts(joined)
     was_q, k, k_pe, v = parts(before)
-    assert torch.equal(joined[:, heads * width :], before[:, heads * width :])
+    assert torch.equal(joined[:, heads * head_dim :], before[:, heads * head_dim :])
     assert torch.equal(q[..., :plain], was_q[..., :plain])
     expected_q = turned(was_q[..., plain:], angles, interleaved=interleaved)
     torch.testing.assert_close(q[..., plain:].double(), expected_q, rtol=1e-5, atol=1e-5)
     keys = torch.cat((k.double(), turned(k_pe, angles, interleaved=interleaved)), dim=-1)
     expected_rows = torch.cat((keys.flatten(1), v.double().flatten(1)), dim=-1)
     rows = cache.view(-1, row)
-    torch.testing.assert_close(rows[locations].double(), expected_rows, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rows[out_cache_loc].double(), expected_rows, rtol=1e-5, atol=1e-5)
     assert rows.isfinite().all(dim=-1).sum() == tokens
 
 
 @given(
     tokens=st.integers(1, 5),
     heads=st.integers(1, 4),
-    groups=st.integers(1, 4),
+    kv_heads=st.integers(1, 4),
     plain=st.integers(0, 5),
     pairs=st.integers(1, 6),
-    value_width=st.integers(1, 9),
+    v_head_dim=st.integers(1, 9),
     interleaved=st.booleans(),
 )
 def test_formula(
     tokens: int,
     heads: int,
-    groups: int,
+    kv_heads: int,
     plain: int,
     pairs: int,
-    value_width: int,
+    v_head_dim: int,
     interleaved: bool,
 ) -> None:
     check(
         rope_gqa_write,
         tokens=tokens,
         heads=heads,
-        groups=groups,
+        kv_heads=kv_heads,
         plain=plain,
         pairs=pairs,
-        value_width=value_width,
+        v_head_dim=v_head_dim,
         interleaved=interleaved,
     )
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
-    ("heads", "groups", "plain", "pairs", "value_width"),
+    ("heads", "kv_heads", "plain", "pairs", "v_head_dim"),
     [(8, 2, 0, 8, 16), (3, 1, 0, 3, 5), (20, 20, 8, 4, 8), (5, 5, 7, 3, 6)],
 )
 def test_kernel(
-    heads: int, groups: int, plain: int, pairs: int, value_width: int, interleaved: bool
+    heads: int, kv_heads: int, plain: int, pairs: int, v_head_dim: int, interleaved: bool
 ) -> None:
     check(
         rope_gqa_write_triton,
         tokens=5,
         heads=heads,
-        groups=groups,
+        kv_heads=kv_heads,
         plain=plain,
         pairs=pairs,
-        value_width=value_width,
+        v_head_dim=v_head_dim,
         interleaved=interleaved,
     )
 
@@ -128,8 +128,8 @@ def test_float16_is_rounded_where_the_torch_function_rounds(interleaved: bool) -
     for op in (rope_gqa_write_torch, rope_gqa_write_triton):
         q, k, v = joined.to(DEVICE, torch.float16).split([4, 2, 2], dim=1)
         cache = torch.zeros(1, 4, 64, device=DEVICE)
-        locations = torch.arange(3, device=DEVICE)
-        op(q, k[..., :0], k, v, rotations, cache, locations, interleaved=interleaved)
+        out_cache_loc = torch.arange(3, device=DEVICE)
+        op(q, k[..., :0], k, v, rotations, cache, out_cache_loc, interleaved=interleaved)
         results.append((q, cache))
     for got, expected in zip(results[1], results[0], strict=True):
         # A fused multiplication and addition may round the other way.
@@ -156,15 +156,17 @@ def launches() -> None:
     with torch.device("meta"):
         rest = torch.empty(8, dtype=torch.int64)
         for interleaved in (True, False):
-            for width in (128, 64):
-                q, k, v = torch.empty(8, 48, width, dtype=torch.bfloat16).split([32, 8, 8], dim=1)
+            for head_dim in (128, 64):
+                q, k, v = torch.empty(8, 48, head_dim, dtype=torch.bfloat16).split(
+                    [32, 8, 8], dim=1
+                )
                 rope_gqa_write_triton(
                     q,
                     k[..., :0],
                     k,
                     v,
-                    torch.empty(8, width // 2, dtype=torch.complex64),
-                    torch.empty(9, 64, 16 * width, dtype=torch.bfloat16),
+                    torch.empty(8, head_dim // 2, dtype=torch.complex64),
+                    torch.empty(9, 64, 16 * head_dim, dtype=torch.bfloat16),
                     rest,
                     interleaved=interleaved,
                 )

@@ -41,7 +41,7 @@ def check(
     angles = (torch.rand(tokens, pairs, generator=draw, dtype=torch.float64) * 6).to(DEVICE)
     rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
     cache = torch.full((4, 4, latent + rope), float("nan"), device=DEVICE)
-    locations = (4 + torch.randperm(12, generator=draw)[:tokens]).to(DEVICE)
+    out_cache_loc = (4 + torch.randperm(12, generator=draw)[:tokens]).to(DEVICE)
     op(
         q,
         kv,
@@ -49,7 +49,7 @@ def check(
         EPS,
         rotations,
         cache,
-        locations,
+        out_cache_loc,
         interleaved=interleaved,
         in_place=in_place,
     )
@@ -64,8 +64,8 @@ def check(
     k_pe = turned(was_kv[:, None, latent:], angles, interleaved=interleaved)[:, 0]
     rows = cache.view(-1, latent + rope)
     expected_rows = torch.cat((normed, k_pe), dim=-1)
-    torch.testing.assert_close(rows[locations].double(), expected_rows, rtol=1e-5, atol=1e-5)
-    assert torch.equal(kv, rows[locations] if in_place else was_kv)
+    torch.testing.assert_close(rows[out_cache_loc].double(), expected_rows, rtol=1e-5, atol=1e-5)
+    assert torch.equal(kv, rows[out_cache_loc] if in_place else was_kv)
     assert rows.isfinite().all(dim=-1).sum() == tokens
 
 

@@ -100,8 +100,8 @@ def test_bias_moves_the_choice_and_not_the_weights(route: Route) -> None:
 def test_idle_rows_get_no_expert(route: Route, scoring: Any) -> None:
     logits = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
     rule = RoutingRule(3, scoring, num_groups=4, top_groups=2, normalize=True)
-    locations = torch.tensor([70, 0, 64, 0, 1])
-    weights, ids = route(logits, rule, None, locations)
+    out_cache_loc = torch.tensor([70, 0, 64, 0, 1])
+    weights, ids = route(logits, rule, None, out_cache_loc)
     everywhere_weights, everywhere_ids = route(logits, rule)
     busy, idle = [0, 2, 4], [1, 3]
     assert torch.equal(ids[busy], everywhere_ids[busy])
@@ -127,9 +127,9 @@ def launches() -> None:
     def logits(experts: int) -> torch.Tensor:
         return torch.empty(7, experts, device="meta")
 
-    locations = torch.empty(7, dtype=torch.int64, device="meta")
+    out_cache_loc = torch.empty(7, dtype=torch.int64, device="meta")
     moe_routing_triton(logits(64), RoutingRule(6, "softmax"))
-    moe_routing_triton(logits(64), RoutingRule(6, "softmax"), None, locations)
+    moe_routing_triton(logits(64), RoutingRule(6, "softmax"), None, out_cache_loc)
     v2 = RoutingRule(6, "softmax", num_groups=8, top_groups=3, scale=16.0)
     moe_routing_triton(logits(160), v2)
     v3 = RoutingRule(8, "sigmoid", num_groups=8, top_groups=4, normalize=True, scale=2.5)

@@ -92,14 +92,14 @@ class RaggedWrappers:
         # On the host, because FlashInfer would wait for tensors on the device
         starts = torch.tensor([(0, 0), *extents], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         queries, keys = (starts[:, column].contiguous() for column in (0, 1))
-        key_width, value_width = HEAD_WIDTHS
+        head_dim, v_head_dim = HEAD_WIDTHS
         wrappers[index].plan(
             queries,
             keys,
             self._num_heads,
             self._num_heads,
-            key_width,
-            value_width,
+            head_dim,
+            v_head_dim,
             causal=causal,
             sm_scale=scale,
             q_data_type=self._dtype,

@@ -120,8 +120,8 @@ def _decode_tiles(spec: AttentionSpec, device: torch.device) -> tuple[Tiles, Til
     if isinstance(spec, GroupedQueryAttentionSpec):
         share = heads // spec.num_kv_heads
         width = spec.head_dim + spec.v_head_dim
-        chosen = gqa_tiling(share, width, key_width=spec.head_dim, on=limits(device))
-        parts = num_parts(chosen, heads, 1, device, key_heads=spec.num_kv_heads)
+        chosen = gqa_tiling(share, width, head_dim=spec.head_dim, on=limits(device))
+        parts = num_parts(chosen, heads, 1, device, num_kv_heads=spec.num_kv_heads)
         return lambda _: (chosen, parts), None
 
     def tiles(requests: int, queries: int = 1) -> tuple[Tiling, int]:

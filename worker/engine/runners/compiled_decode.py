@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mla_router.worker.engine.runners.outputs import Decode, HeadOutput
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.model.causal_lm import CausalLM
 from mla_router.worker.model.layers import MLP
 from mla_router.worker.model.linear import Linear

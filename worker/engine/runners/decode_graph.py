@@ -23,7 +23,7 @@ from mla_router.worker.engine.runners.decode_rows import decode_rows
 from mla_router.worker.engine.runners.forward_pass import ForwardPass
 from mla_router.worker.engine.runners.outputs import Decode, HeadOutput, StepLogits
 from mla_router.worker.engine.slots import SlotState
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 
 
 @dataclass(frozen=True, slots=True)

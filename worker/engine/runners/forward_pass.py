@@ -12,7 +12,7 @@ from mla_router.worker.engine.attention.layout import ChunkExtent, StepLayout
 from mla_router.worker.engine.attention.model_attention import ModelAttention
 from mla_router.worker.engine.runners.outputs import HeadOutput, LayerOutput
 from mla_router.worker.engine.slots import SlotState
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 from mla_router.worker.kv_cache.pool import KVCachePool
 from mla_router.worker.model.batch import ForwardBatch
 from mla_router.worker.model.causal_lm import CausalLM
@@ -74,7 +74,7 @@ class ForwardPass:
         batch = ForwardBatch(
             tokens=rows.tokens,
             positions=rows.positions,
-            out_cache_loc=rows.locations,
+            out_cache_loc=rows.out_cache_loc,
             num_decodes=len(rows.slots),
             attention=self.attention.plan(layout),
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mla_router.worker.engine.sampling.logprobs import RowLogprobs
-from mla_router.worker.kernels.kv_cache.locations import LookedUp
+from mla_router.worker.kernels.kv_cache.out_cache_loc import LookedUp
 
 
 class LayerOutput(NamedTuple):

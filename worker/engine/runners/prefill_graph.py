@@ -87,7 +87,7 @@ class PrefillGraphRunner:
         positions = torch.arange(size, device=forward.device).clamp_(max=last)
 
         def prefill(inputs: Tensor) -> LayerOutput:
-            locations = forward.slots.prompt_locations(inputs[:PROMPT_HEADER], size)
+            locations = forward.slots.prompt_out_cache_loc(inputs[:PROMPT_HEADER], size)
             batch = ForwardBatch(
                 tokens=inputs[PROMPT_HEADER:],
                 positions=positions,

@@ -72,11 +72,11 @@ def _legal(
     return replace(chosen, programs_per_sm=programs)
 
 
-def gqa_tiling(share: int, width: int, *, key_width: int | None = None, on: Limits) -> Tiling:
-    """For `share` query heads to each key head, whose key and value of a token are `width` numbers
-    together, the key `key_width`, by default half of them. Not yet measured; as many loads under way as registers
+def gqa_tiling(share: int, width: int, *, head_dim: int | None = None, on: Limits) -> Tiling:
+    """For `share` query heads to each KV head, whose key and value of a token are `width` numbers
+    together, the key `head_dim`, by default half of them. Not yet measured; as many loads under way as registers
     and shared memory allow. Raises UnsupportedDevice."""
-    key_width = key_width or -(-width // 2)
+    head_dim = head_dim or -(-width // 2)
     rows = min(max(16, 1 << (share - 1).bit_length()), 64)
     tokens = 64 if width <= 256 else 32
     programs = 4 if width <= 128 else 3
@@ -84,7 +84,7 @@ def gqa_tiling(share: int, width: int, *, key_width: int | None = None, on: Limi
         programs = 2 if rows == 32 else 1
     first = Tiling(rows, tokens, 4, 3, programs_per_sm=programs, min_blocks=2)
     candidates = [first, replace(first, num_stages=2)]
-    return _legal("decode attention", candidates, lambda t: t.shared_bytes(key_width, width), on)
+    return _legal("decode attention", candidates, lambda t: t.shared_bytes(head_dim, width), on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def merge_tiling(rows: int, width: int) -> MergeTiling:
 
 
 def num_parts(
-    tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, key_heads: int = 1
+    tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, num_kv_heads: int = 1
 ) -> int:
-    """As many parts as occupy every multiprocessor once. Each part takes a program for each key head and tile of its
+    """As many parts as occupy every multiprocessor once. Each part takes a program for each KV head and tile of its
     query rows."""
-    row_blocks = -(-num_heads // key_heads * queries // tiling.block_rows)
+    row_blocks = -(-num_heads // num_kv_heads * queries // tiling.block_rows)
     programs = limits(device).multiprocessors * tiling.programs_per_sm
-    return max(programs // (key_heads * row_blocks), 1)
+    return max(programs // (num_kv_heads * row_blocks), 1)

@@ -1,7 +1,7 @@
 """Attention of one new token per request over paged keys and values, several query heads to each
-key head: grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245).
+KV head: grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245).
 
-Multi-head and multi-query attention are its cases of one query head a key head, and of one key head.
+Multi-head and multi-query attention are its cases of one query head a KV head, and of one KV head.
 
 On a GPU as `mla_decode`: split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the
 equal parts of a `DecodeSchedule`, then a merge of the requests that lie in several parts.
@@ -39,7 +39,7 @@ def gqa_decode(
 
     q [B, H, W], a strided view allowed if its last dimension is contiguous; out [B, H, V] contiguous, of
     q's dtype; cache [pages, page_size, G * (W + V)], a row as `gqa_rows.py` says, with H a multiple of G:
-    query heads i * H / G and those after it share key head i; page_table [all slots, P] int32; slots [B]
+    query heads i * H / G and those after it share KV head i; page_table [all slots, P] int32; slots [B]
     int64: each row's line in page_table; lengths [B] int32: tokens to attend to, at least 1 and at most
     schedule.max_length; schedule: made of these lengths.
 
@@ -64,8 +64,8 @@ def gqa_decode_triton(
     *,
     scale: float,
 ) -> None:
-    groups = _key_heads(q, cache, slots, lengths, out)
-    batch, heads, width = q.shape
+    kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
+    batch, heads, head_dim = q.shape
     assert (
         q.stride(-1) == page_table.stride(-1) == 1
         and cache.is_contiguous()
@@ -78,13 +78,13 @@ def gqa_decode_triton(
     assert schedule.block_starts.shape == (batch + 1,), (
         f"schedule of {len(schedule.block_starts) - 1} requests, lengths {tuple(lengths.shape)}"
     )
-    tiling, value_width = schedule.tiling, out.shape[-1]
-    row_blocks = triton.cdiv(heads // groups, tiling.block_rows)
+    tiling, v_head_dim = schedule.tiling, out.shape[-1]
+    row_blocks = triton.cdiv(heads // kv_heads, tiling.block_rows)
     # The largest power of two that fits, at least 16, which Triton wants to multiply; then what is left
-    own = max(16, 1 << (width.bit_length() - 1))
-    rest = max(16, triton.next_power_of_2(width - own)) if width > own else 0
+    own = max(16, 1 << (head_dim.bit_length() - 1))
+    rest = max(16, triton.next_power_of_2(head_dim - own)) if head_dim > own else 0
     partial_out, partial_lse = partial_results(schedule, out, heads)
-    attend_kernel[(schedule.num_parts * groups * row_blocks,)](
+    attend_kernel[(schedule.num_parts * kv_heads * row_blocks,)](
         q,
         cache,
         page_table,
@@ -102,12 +102,12 @@ def gqa_decode_triton(
         q.stride(1),
         page_table.stride(0),
         HEADS=heads,
-        GROUPS=groups,
-        W=width,
-        V=value_width,
+        KV_HEADS=kv_heads,
+        W=head_dim,
+        V=v_head_dim,
         BLOCK_W=own,
         BLOCK_REST=rest,
-        BLOCK_V=max(16, triton.next_power_of_2(value_width)),
+        BLOCK_V=max(16, triton.next_power_of_2(v_head_dim)),
         PAGE_SIZE=cache.shape[1],
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_TOKENS=tiling.block_tokens,
@@ -130,29 +130,29 @@ def gqa_decode_torch(
     scale: float,
 ) -> None:
     """max_length: at least the longest length."""
-    groups = _key_heads(q, cache, slots, lengths, out)
-    batch, heads, width = q.shape
+    kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
+    batch, heads, head_dim = q.shape
     locations, beyond = paged_rows(
         page_table, slots, lengths, page_size=cache.shape[1], max_length=max_length
     )
     rows = cache.flatten(0, 1).index_select(0, locations.flatten()).view(batch, max_length, -1)
     keys, values = (  # [B, G, max_length, W or V]
-        part.transpose(1, 2).float() for part in keys_and_values(rows, width, out.shape[-1])
+        part.transpose(1, 2).float() for part in keys_and_values(rows, head_dim, out.shape[-1])
     )
-    grouped = q.reshape(batch, groups, heads // groups, width).float()
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim).float()
     scores = torch.matmul(grouped, keys.transpose(-1, -2)) * scale
     probabilities = scores.masked_fill_(beyond[:, None, None], float("-inf")).softmax(dim=-1)
     out.copy_(torch.matmul(probabilities, values).view(out.shape))
 
 
-def _key_heads(q: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, out: Tensor) -> int:
+def _num_kv_heads(q: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, out: Tensor) -> int:
     """G, which follows from the widths."""
-    batch, heads, width = q.shape
-    groups, spare = divmod(cache.shape[-1], width + out.shape[-1])
-    assert groups and not spare and heads % groups == 0 and out.shape[:2] == (batch, heads), (
+    batch, heads, head_dim = q.shape
+    kv_heads, spare = divmod(cache.shape[-1], head_dim + out.shape[-1])
+    assert kv_heads and not spare and heads % kv_heads == 0 and out.shape[:2] == (batch, heads), (
         f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, out {tuple(out.shape)}"
     )
     assert slots.shape == lengths.shape == (batch,), (
         f"q {tuple(q.shape)}, slots {tuple(slots.shape)}, lengths {tuple(lengths.shape)}"
     )
-    return groups
+    return kv_heads

@@ -1,5 +1,5 @@
 """The Triton kernel of `gqa_decode`: a program attends over the cached rows of one part for the query heads
-of one key head."""
+of one KV head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def attend_kernel(
     q_stride_h,
     page_table_stride,
     HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     W: tl.constexpr,
     V: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -46,17 +46,17 @@ def attend_kernel(
     STAGES: tl.constexpr,
 ):
     wait_for_previous()
-    SHARE: tl.constexpr = HEADS // GROUPS
+    SHARE: tl.constexpr = HEADS // KV_HEADS
     ROW_BLOCKS: tl.constexpr = (SHARE + BLOCK_ROWS - 1) // BLOCK_ROWS
     # Neighbours share a part: what they read of a token lies side by side
-    part = tl.program_id(0) // (GROUPS * ROW_BLOCKS)
-    group = tl.program_id(0) // ROW_BLOCKS % GROUPS
+    part = tl.program_id(0) // (KV_HEADS * ROW_BLOCKS)
+    kv_head = tl.program_id(0) // ROW_BLOCKS % KV_HEADS
     row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = (row < SHARE)[:, None]
-    heads = (group * SHARE + row)[:, None]
+    heads = (kv_head * SHARE + row)[:, None]
     columns = tl.arange(0, BLOCK_V)[None, :]
-    keys = cache + group * W
-    values = cache + GROUPS * W + group * V
+    keys = cache + kv_head * W
+    values = cache + KV_HEADS * W + kv_head * V
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
@@ -90,7 +90,7 @@ def attend_kernel(
             last,
             length,
             scale_log2,
-            GROUPS * (W + V),
+            KV_HEADS * (W + V),
             W,
             V,
             BLOCK_W,

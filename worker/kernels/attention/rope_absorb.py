@@ -36,18 +36,18 @@ def rope_absorb(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     w_uk: Weight,
     *,
     interleaved: bool,
     settled: bool = False,
 ) -> Tensor:
     """Does `rope_kv_write` for q [T, H, D + R], and returns `absorb_queries(q[..., :D], w_uk)`, [T, H, C], for
-    w_uk [H, D, C]. `settled`: rotations and locations are (`pdl.py`), and norm_weight is constant.
+    w_uk [H, D, C]. `settled`: rotations and out_cache_loc are (`pdl.py`), and norm_weight is constant.
 
     The definition is one op after the other.
     """
-    rows = (q, kv, norm_weight, eps, rotations, cache, locations)
+    rows = (q, kv, norm_weight, eps, rotations, cache, out_cache_loc)
     w_uk = w_uk.dense(q.dtype)
     if on_gpu(q) and is_small(q.shape[0], *w_uk.values.shape):
         return rope_absorb_triton(
@@ -68,7 +68,7 @@ def rope_absorb_triton(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     w_uk: Tensor,
     *,
     interleaved: bool,
@@ -86,7 +86,7 @@ def rope_absorb_triton(
     )
     out = q.new_empty(tokens, heads, w_uk.shape[2])
     rope = rope_kv_work(
-        q, kv, norm_weight, eps, rotations, cache, locations, interleaved=interleaved
+        q, kv, norm_weight, eps, rotations, cache, out_cache_loc, interleaved=interleaved
     )
     absorb = absorb_work(
         q[..., : w_uk.shape[1]],
@@ -114,7 +114,7 @@ def rope_absorb_triton(
 @reads_early(
     {
         "absorb.AHEAD": ("absorb.weight",),
-        "SETTLED": ("rope.norm_weight", "rope.rotations", "rope.locations"),
+        "SETTLED": ("rope.norm_weight", "rope.rotations", "rope.out_cache_loc"),
     }
 )
 @triton.jit(do_not_specialize=["tokens", "row_blocks"])

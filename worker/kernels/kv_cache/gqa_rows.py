@@ -1,14 +1,14 @@
-"""A row of the KV cache of grouped-query attention: one token's keys of all key heads, then its values."""
+"""A row of the KV cache of grouped-query attention: one token's keys of all KV heads, then its values."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 
-def keys_and_values(rows: Tensor, key_width: int, value_width: int) -> tuple[Tensor, Tensor]:
+def keys_and_values(rows: Tensor, head_dim: int, v_head_dim: int) -> tuple[Tensor, Tensor]:
     """Keys [..., G, W] and values [..., G, V] in rows [..., G * (W + V)], as views."""
-    groups, rest = divmod(rows.shape[-1], key_width + value_width)
-    assert groups and not rest, f"rows {tuple(rows.shape)}, heads of {key_width} and {value_width}"
-    keys, values = rows.tensor_split([groups * key_width], dim=-1)
-    shape = *rows.shape[:-1], groups
-    return keys.view(*shape, key_width), values.view(*shape, value_width)
+    kv_heads, rest = divmod(rows.shape[-1], head_dim + v_head_dim)
+    assert kv_heads and not rest, f"rows {tuple(rows.shape)}, heads of {head_dim} and {v_head_dim}"
+    keys, values = rows.tensor_split([kv_heads * head_dim], dim=-1)
+    shape = *rows.shape[:-1], kv_heads
+    return keys.view(*shape, head_dim), values.view(*shape, v_head_dim)

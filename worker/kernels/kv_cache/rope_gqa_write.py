@@ -27,23 +27,23 @@ def rope_gqa_write(
     v: Tensor,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
 ) -> None:
     """In place, for T tokens:
 
     q [T, H, D + R]: the last R of every head are rotated, as `rotary` says.
-    cache [pages, page_size, G * (D + R + V)]: row `locations[t]`, as `gqa_rows.py` says, gets for each
+    cache [pages, page_size, G * (D + R + V)]: row `out_cache_loc[t]`, as `gqa_rows.py` says, gets for each
     head the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g]. It is contiguous; what
     is written is converted to its dtype.
 
     k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] are of q's dtype, and all may be views,
     contiguous in the last axis, k_pe also one that repeats a head. rotations [T, R/2] complex64,
-    locations [T] int64, distinct but for page 0, whose content nobody reads.
+    out_cache_loc [T] int64, distinct but for page 0, whose content nobody reads.
     """
     write = rope_gqa_write_triton if on_gpu(q) else rope_gqa_write_torch
-    write(q, k, k_pe, v, rotations, cache, locations, interleaved=interleaved)
+    write(q, k, k_pe, v, rotations, cache, out_cache_loc, interleaved=interleaved)
 
 
 def rope_gqa_write_torch(
@@ -53,7 +53,7 @@ def rope_gqa_write_torch(
     v: Tensor,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
 ) -> None:
@@ -61,7 +61,7 @@ def rope_gqa_write_torch(
     turned, k_pe = rotary(q_pe, k_pe, rotations, interleaved=interleaved)
     q_pe.copy_(turned)
     keys = torch.cat((k, k_pe), dim=-1)
-    kv_write(cache, locations, torch.cat((keys.flatten(1), v.flatten(1)), dim=-1))
+    kv_write(cache, out_cache_loc, torch.cat((keys.flatten(1), v.flatten(1)), dim=-1))
 
 
 def rope_gqa_write_triton(
@@ -71,22 +71,22 @@ def rope_gqa_write_triton(
     v: Tensor,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
     num_warps: int = 4,
 ) -> None:
-    """For every token one program for each 16 query heads, and one for each 16 key heads."""
-    (tokens, heads, width), (groups, d), rope = q.shape, k.shape[1:], k_pe.shape[-1]
-    value_width = v.shape[-1]
+    """For every token one program for each 16 query heads, and one for each 16 KV heads."""
+    (tokens, heads, head_dim), (kv_heads, d), rope = q.shape, k.shape[1:], k_pe.shape[-1]
+    v_head_dim = v.shape[-1]
     assert (
-        k.shape[:2] == k_pe.shape[:2] == v.shape[:2] == (tokens, groups)
-        and width == d + rope
+        k.shape[:2] == k_pe.shape[:2] == v.shape[:2] == (tokens, kv_heads)
+        and head_dim == d + rope
         and rotations.shape == (tokens, rope // 2)
-        and locations.shape == (tokens,)
-        and cache.shape[-1] == groups * (width + value_width)
+        and out_cache_loc.shape == (tokens,)
+        and cache.shape[-1] == kv_heads * (head_dim + v_head_dim)
         and all(x.dtype == q.dtype and x.stride(-1) == 1 for x in (q, k, k_pe, v))
-        and locations.stride(0) == 1
+        and out_cache_loc.stride(0) == 1
         and cache.is_contiguous()
         and rotations.is_contiguous()
     ), (
@@ -94,17 +94,17 @@ def rope_gqa_write_triton(
         f"k_pe {tuple(k_pe.shape)} {k_pe.stride()} {k_pe.dtype}, "
         f"v {tuple(v.shape)} {v.stride()} {v.dtype}, rotations {tuple(rotations.shape)}, "
         f"cache {tuple(cache.shape)} contiguous {cache.is_contiguous()}, "
-        f"locations {tuple(locations.shape)}"
+        f"out_cache_loc {tuple(out_cache_loc.shape)}"
     )
-    block_h, block_g = (min(triton.next_power_of_2(n), _BLOCK_HEADS) for n in (heads, groups))
-    _rope_gqa_write_kernel[(tokens, triton.cdiv(heads, block_h) + triton.cdiv(groups, block_g))](
+    block_h, block_g = (min(triton.next_power_of_2(n), _BLOCK_HEADS) for n in (heads, kv_heads))
+    _rope_gqa_write_kernel[(tokens, triton.cdiv(heads, block_h) + triton.cdiv(kv_heads, block_g))](
         q[..., d:],
         k,
         k_pe,
         v,
         torch.view_as_real(rotations),
         cache,
-        locations,
+        out_cache_loc,
         q.stride(0),
         q.stride(1),
         k.stride(0),
@@ -114,15 +114,15 @@ def rope_gqa_write_triton(
         v.stride(0),
         v.stride(1),
         H=heads,
-        G=groups,
+        G=kv_heads,
         D=d,
         R=rope,
-        V=value_width,
+        V=v_head_dim,
         BLOCK_H=block_h,
         BLOCK_G=block_g,
         BLOCK_D=triton.next_power_of_2(d) if d else 0,
         BLOCK_R=triton.next_power_of_2(rope),
-        BLOCK_V=triton.next_power_of_2(value_width),
+        BLOCK_V=triton.next_power_of_2(v_head_dim),
         INTERLEAVED=interleaved,
         num_warps=num_warps,
         **launch_options(),
@@ -137,7 +137,7 @@ def _rope_gqa_write_kernel(
     v,
     rotations,
     cache,
-    locations,
+    out_cache_loc,
     q_token_stride,
     q_head_stride,
     k_token_stride,
@@ -168,16 +168,16 @@ def _rope_gqa_write_kernel(
         rows = q_pe + token * q_token_stride + head * q_head_stride
         rotate_rows(rows, rows, head < H, cos, sin, R, BLOCK_H, BLOCK_R, INTERLEAVED)
     else:
-        group = (block - QUERY_BLOCKS) * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
-        exists = group < G
-        row = cache + tl.load(locations + token) * (G * (D + R + V))
-        key = row + group * (D + R)
+        kv_head = (block - QUERY_BLOCKS) * BLOCK_G + tl.arange(0, BLOCK_G)[:, None]
+        exists = kv_head < G
+        row = cache + tl.load(out_cache_loc + token) * (G * (D + R + V))
+        key = row + kv_head * (D + R)
         if D > 0:
-            _copy(k + token * k_token_stride + group * k_head_stride, key, exists, D, BLOCK_D)
-        source = k_pe + token * k_pe_token_stride + group * k_pe_head_stride
+            _copy(k + token * k_token_stride + kv_head * k_head_stride, key, exists, D, BLOCK_D)
+        source = k_pe + token * k_pe_token_stride + kv_head * k_pe_head_stride
         rotate_rows(source, key + D, exists, cos, sin, R, BLOCK_G, BLOCK_R, INTERLEAVED)
-        value = row + G * (D + R) + group * V
-        _copy(v + token * v_token_stride + group * v_head_stride, value, exists, V, BLOCK_V)
+        value = row + G * (D + R) + kv_head * V
+        _copy(v + token * v_token_stride + kv_head * v_head_stride, value, exists, V, BLOCK_V)
 
 
 @triton.jit

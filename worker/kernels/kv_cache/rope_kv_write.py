@@ -31,7 +31,7 @@ def rope_kv_write(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
     in_place: bool = False,
@@ -39,11 +39,11 @@ def rope_kv_write(
     """For T tokens:
 
     q [T, H, D + R]: the last R of every head are rotated in place, as `rotary` says.
-    cache [pages, page_size, C + R]: row `locations[t]` becomes rms_norm(kv[t, :C]) followed by the
+    cache [pages, page_size, C + R]: row `out_cache_loc[t]` becomes rms_norm(kv[t, :C]) followed by the
     rotated kv[t, C:]. It is contiguous; what is written is converted to its dtype. If `in_place`, so does kv[t].
 
     q and kv [T, C + R] are of one dtype and may be views, contiguous in the last axis; norm_weight [C]
-    of that dtype; rotations [T, R/2] complex64, locations [T] int64, distinct but for page 0, whose
+    of that dtype; rotations [T, R/2] complex64, out_cache_loc [T] int64, distinct but for page 0, whose
     content nobody reads.
     """
     write = rope_kv_write_triton if on_gpu(q) else rope_kv_write_torch
@@ -54,7 +54,7 @@ def rope_kv_write(
         eps,
         rotations,
         cache,
-        locations,
+        out_cache_loc,
         interleaved=interleaved,
         in_place=in_place,
     )
@@ -67,7 +67,7 @@ def rope_kv_write_torch(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
     in_place: bool = False,
@@ -78,7 +78,7 @@ def rope_kv_write_torch(
     q_pe.copy_(turned)
     latent = rms_norm_torch(kv[:, :-width], norm_weight, eps)
     rows = torch.cat((latent, k_pe.flatten(1)), dim=-1)
-    kv_write(cache, locations, rows)
+    kv_write(cache, out_cache_loc, rows)
     if in_place:
         kv.copy_(rows)
 
@@ -90,7 +90,7 @@ def rope_kv_write_triton(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
     in_place: bool = False,
@@ -104,7 +104,7 @@ def rope_kv_write_triton(
         eps,
         rotations,
         cache,
-        locations,
+        out_cache_loc,
         interleaved=interleaved,
         in_place=in_place,
     )
@@ -120,7 +120,7 @@ class RopeKvWork(NamedTuple):
     norm_weight: Tensor
     rotations: Tensor  # [T, R/2, 2] float32
     cache: Tensor
-    locations: Tensor
+    out_cache_loc: Tensor
     q_token_stride: int
     q_head_stride: int
     kv_stride: int
@@ -147,7 +147,7 @@ def rope_kv_work(
     eps: float,
     rotations: Tensor,
     cache: Tensor,
-    locations: Tensor,
+    out_cache_loc: Tensor,
     *,
     interleaved: bool,
     in_place: bool = False,
@@ -158,17 +158,17 @@ def rope_kv_work(
     assert (
         kv.shape == (tokens, latent + width)
         and cache.shape[2:] == kv.shape[1:]
-        and rotations.shape[:1] == locations.shape == (tokens,)
+        and rotations.shape[:1] == out_cache_loc.shape == (tokens,)
         and q.shape[2] >= width
         and q.dtype == kv.dtype == norm_weight.dtype
-        and q.stride(2) == kv.stride(1) == norm_weight.stride(0) == locations.stride(0) == 1
+        and q.stride(2) == kv.stride(1) == norm_weight.stride(0) == out_cache_loc.stride(0) == 1
         and cache.is_contiguous()
         and rotations.is_contiguous()
     ), (
         f"q {tuple(q.shape)} {q.stride()} {q.dtype}, kv {tuple(kv.shape)} {kv.stride()} {kv.dtype}, "
         f"norm_weight {tuple(norm_weight.shape)} {norm_weight.dtype}, "
         f"rotations {tuple(rotations.shape)}, cache {tuple(cache.shape)} "
-        f"contiguous {cache.is_contiguous()}, locations {tuple(locations.shape)}"
+        f"contiguous {cache.is_contiguous()}, out_cache_loc {tuple(out_cache_loc.shape)}"
     )
     return RopeKvWork(
         q[..., -width:],
@@ -176,7 +176,7 @@ def rope_kv_work(
         norm_weight,
         torch.view_as_real(rotations),
         cache,
-        locations,
+        out_cache_loc,
         q.stride(0),
         q.stride(1),
         kv.stride(0),
@@ -220,7 +220,7 @@ def rope_kv_program(token, block, work):
         )
     else:
         source = work.kv + token * work.kv_stride
-        target = work.cache + tl.load(work.locations + token) * (work.C + work.R)
+        target = work.cache + tl.load(work.out_cache_loc + token) * (work.C + work.R)
         column = tl.arange(0, work.BLOCK_C)
         scale = tl.load(work.norm_weight + column, column < work.C, other=0.0)
         wait_for_previous()

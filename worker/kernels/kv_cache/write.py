@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def kv_write(cache: Tensor, locations: Tensor, rows: Tensor) -> None:
-    """cache.view(-1, W)[locations[i]] = rows[i], in place.
+def kv_write(cache: Tensor, out_cache_loc: Tensor, rows: Tensor) -> None:
+    """cache.view(-1, W)[out_cache_loc[i]] = rows[i], in place.
 
-    cache [pages, page_size, W] contiguous, locations [T] int64, rows [T, W] (converted to the
+    cache [pages, page_size, W] contiguous, out_cache_loc [T] int64, rows [T, W] (converted to the
     cache's dtype). Locations are distinct but for page 0, whose content nobody reads.
     """
     width = cache.shape[-1]
-    assert cache.is_contiguous() and rows.shape == (*locations.shape, width), (
+    assert cache.is_contiguous() and rows.shape == (*out_cache_loc.shape, width), (
         f"cache {tuple(cache.shape)} contiguous {cache.is_contiguous()}, "
-        f"locations {tuple(locations.shape)}, rows {tuple(rows.shape)}"
+        f"out_cache_loc {tuple(out_cache_loc.shape)}, rows {tuple(rows.shape)}"
     )
-    cache.view(-1, width).index_copy_(0, locations, rows.to(cache.dtype))
+    cache.view(-1, width).index_copy_(0, out_cache_loc, rows.to(cache.dtype))

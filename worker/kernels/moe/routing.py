@@ -40,11 +40,11 @@ def moe_routing(
     logits: Tensor,
     rule: RoutingRule,
     bias: Tensor | None = None,
-    locations: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
-    logits [T, E] float32, bias [E] float32 (sigmoid only), locations [T] int64: the cache row of each token.
+    logits [T, E] float32, bias [E] float32 (sigmoid only), out_cache_loc [T] int64: the cache row of each token.
     Location 0 marks an idle row, which pads a CUDA graph. It gets no expert: ids -1, weights 0.
     """
     experts, groups = logits.shape[-1], rule.num_groups
@@ -55,14 +55,14 @@ def moe_routing(
         f"{rule.top_k} of {experts} experts in {rule.top_groups} of {groups} groups"
     )
     route = moe_routing_triton if logits.is_cuda else moe_routing_torch
-    return route(logits, rule, bias, locations)
+    return route(logits, rule, bias, out_cache_loc)
 
 
-@triton.jit(do_not_specialize_on_alignment=["locations"])
+@triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
 def _route(
     logits,
     bias,
-    locations,
+    out_cache_loc,
     weights,
     ids,
     scale,
@@ -87,8 +87,8 @@ def _route(
     expert = group * SIZE + member
     exists = (group < GROUPS) & (member < SIZE)
     is_idle = False
-    if locations is not None:
-        is_idle = tl.load(locations + token) == 0
+    if out_cache_loc is not None:
+        is_idle = tl.load(out_cache_loc + token) == 0
     logit = tl.load(logits + expert, exists, other=NEVER)
     highest = tl.max(tl.max(logit, axis=1), axis=0)
     total = tl.sum(tl.sum(tl.exp(logit - highest), axis=1), axis=0)
@@ -136,20 +136,20 @@ def moe_routing_triton(
     logits: Tensor,
     rule: RoutingRule,
     bias: Tensor | None = None,
-    locations: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One program a token."""
     tokens, experts = logits.shape
-    assert locations is None or (locations.shape == (tokens,) and locations.is_contiguous()), (
-        f"logits {tuple(logits.shape)}, locations {locations}"
-    )
+    assert out_cache_loc is None or (
+        out_cache_loc.shape == (tokens,) and out_cache_loc.is_contiguous()
+    ), f"logits {tuple(logits.shape)}, out_cache_loc {out_cache_loc}"
     weights = logits.new_empty(tokens, rule.top_k)
     ids = torch.empty_like(weights, dtype=torch.int32)
     if tokens:
         _route[(tokens,)](
             logits.contiguous(),
             bias,
-            locations,
+            out_cache_loc,
             weights,
             ids,
             rule.scale,
@@ -182,7 +182,7 @@ def moe_routing_torch(
     logits: Tensor,
     rule: RoutingRule,
     bias: Tensor | None = None,
-    locations: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     softmax = rule.scoring == "softmax"
     scores = logits.softmax(dim=-1) if softmax else logits.sigmoid()
@@ -200,7 +200,7 @@ def moe_routing_torch(
     if rule.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     weights, ids = weights * rule.scale, ids.int()
-    if locations is not None:
-        is_idle = (locations == 0)[:, None]
+    if out_cache_loc is not None:
+        is_idle = (out_cache_loc == 0)[:, None]
         weights, ids = weights.masked_fill(is_idle, 0.0), ids.masked_fill(is_idle, -1)
     return weights, ids

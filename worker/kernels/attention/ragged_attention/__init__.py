@@ -1,6 +1,6 @@
 """Attention of prefill chunks of different lengths, in one launch.
 
-Several query heads may share a key head: grouped-query attention (Ainslie et al., 2023,
+Several query heads may share a KV head: grouped-query attention (Ainslie et al., 2023,
 arXiv:2305.13245). And keys may have a second part that all heads share, as MLA's rotary key is
 (DeepSeek-V2, arXiv:2405.04434, section 2.1); it is read where it lies, so that no concatenated key is
 ever made.
@@ -34,7 +34,7 @@ def ragged_attention(
 
     q [N, H, D + R], k [S, G, D], v [S, G, V], shared_keys [S, R] or None (R = 0), all of one dtype,
     strided but for the last dimension; H a multiple of G: query heads i * H / G and those after it
-    share key head i. The key of a head is its own D numbers, then the R of all heads. If `work` is causal, the
+    share KV head i. The key of a head is its own D numbers, then the R of all heads. If `work` is causal, the
     queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
     all see all keys of their chunk.
 

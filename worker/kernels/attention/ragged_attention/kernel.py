@@ -43,23 +43,23 @@ def tiling(
     itemsize: int,
     programs: int,
     *,
-    key_width: int = 192,
-    value_width: int = 128,
+    head_dim: int = 192,
+    v_head_dim: int = 128,
     on: Limits = H200,
 ) -> Tiling:
     """How each of so many programs of `block_queries` rows walks over keys and values of so many numbers of
     `itemsize` bytes. Raises UnsupportedDevice."""
     if itemsize > 2:  # float32, for checking: the tiles are twice as large
         return Tiling(32, 4, 1)
-    return _legal(block_queries, programs <= FEW_PROGRAMS, key_width, value_width, on)
+    return _legal(block_queries, programs <= FEW_PROGRAMS, head_dim, v_head_dim, on)
 
 
 @cache
 def _legal(
-    block_queries: int, few_programs: bool, key_width: int, value_width: int, on: Limits
+    block_queries: int, few_programs: bool, head_dim: int, v_head_dim: int, on: Limits
 ) -> Tiling:
     def shared_bytes(tiles: Tiling) -> int:
-        return shared_bytes_of(tiles, block_queries, key_width, value_width, on)
+        return shared_bytes_of(tiles, block_queries, head_dim, v_head_dim, on)
 
     candidates = _candidates(block_queries, few_programs, on)
     return first_legal("prefill attention", candidates, shared_bytes, on)
@@ -74,13 +74,13 @@ def _candidates(block_queries: int, few_programs: bool, on: Limits) -> list[Tili
 
 
 def shared_bytes_of(
-    tiles: Tiling, block_queries: int, key_width: int, value_width: int, on: Limits
+    tiles: Tiling, block_queries: int, head_dim: int, v_head_dim: int, on: Limits
 ) -> int:
     """Shared memory of a program with 16-bit numbers, at most: keys and values of each stage, queries, weights.
     Copies that go through registers need one stage less."""
     stages = tiles.num_stages if on.has_tensor_memory_accelerator else tiles.num_stages - 1
-    keys = stages * tiles.block_keys * (key_width + _padded(value_width))
-    return 2 * (keys + block_queries * (key_width + tiles.block_keys))
+    keys = stages * tiles.block_keys * (head_dim + _padded(v_head_dim))
+    return 2 * (keys + block_queries * (head_dim + tiles.block_keys))
 
 
 @triton.jit
@@ -325,8 +325,8 @@ def ragged_attention_triton(
         work.block_queries,
         q.element_size(),
         programs,
-        key_width=width,
-        value_width=v_width,
+        head_dim=width,
+        v_head_dim=v_width,
         on=on,
     )
     _ragged_attention[(programs,)](

@@ -1,4 +1,4 @@
-"""cache_locations and look_up against a dictionary of where each token was put."""
+"""compute_out_cache_loc and look_up against a dictionary of where each token was put."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mla_router.worker.kernels.kv_cache.locations import (
+from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
-    cache_locations_torch,
-    cache_locations_triton,
+    compute_out_cache_loc_torch,
+    compute_out_cache_loc_triton,
     look_up_torch,
     look_up_triton,
-    prompt_locations_torch,
-    prompt_locations_triton,
+    prompt_out_cache_loc_torch,
+    prompt_out_cache_loc_triton,
 )
 from support.sm90 import compile_sm90
 from support.triton_device import DEVICE
@@ -34,7 +34,7 @@ def place(table: Tensor, slot: int, position: int, page_size: int) -> int:
     return int(table[slot, position // page_size]) * page_size + position % page_size
 
 
-@pytest.mark.parametrize("locate", [cache_locations_torch, cache_locations_triton])
+@pytest.mark.parametrize("locate", [compute_out_cache_loc_torch, compute_out_cache_loc_triton])
 @settings(max_examples=20)
 @given(
     count=st.sampled_from([0, 1, 5, 128, 300]),
@@ -54,7 +54,7 @@ def test_where_tokens_lie(
     assert got.tolist() == [place(table, slot, position, page_size) for slot, position in both]
 
 
-@pytest.mark.parametrize("locate", [prompt_locations_torch, prompt_locations_triton])
+@pytest.mark.parametrize("locate", [prompt_out_cache_loc_torch, prompt_out_cache_loc_triton])
 @settings(max_examples=20)
 @given(
     length=st.sampled_from([0, 1, 5, 128, 200]),
@@ -107,13 +107,13 @@ def test_what_decode_rows_are(
     assert got.tokens.tolist() == tokens[places].tolist()
     assert got.positions.tolist() == (lengths - 1).tolist()
     both = zip(slots.tolist(), got.positions.tolist(), strict=True)
-    assert got.locations.tolist() == [place(table, slot, at, page_size) for slot, at in both]
+    assert got.out_cache_loc.tolist() == [place(table, slot, at, page_size) for slot, at in both]
 
 
 def test_wrong_shapes_are_named() -> None:
     table, rows = torch.zeros(2, 2, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int64)
     with pytest.raises(AssertionError, match=r"slots \(2,\), positions \(3,\)"):
-        cache_locations_triton(table, rows[0, :2], rows[:, 0], page_size=1)
+        compute_out_cache_loc_triton(table, rows[0, :2], rows[:, 0], page_size=1)
     few = LookedUp(*5 * [rows[0, :2]])
     with pytest.raises(AssertionError, match="4 rows into"):
         look_up_triton(rows, rows[0], table, page_size=1, into=few)
@@ -123,9 +123,9 @@ def launches() -> None:
     with torch.device("meta"):
         table = torch.empty(64, 10_240, dtype=torch.int32)
         rows = torch.empty(3, 33, dtype=torch.int64)
-        cache_locations_triton(table, rows[1], rows[2], page_size=16)
+        compute_out_cache_loc_triton(table, rows[1], rows[2], page_size=16)
         look_up_triton(rows, rows[0], table, page_size=16)
-        prompt_locations_triton(table, rows[0, :2], 1024, page_size=16)
+        prompt_out_cache_loc_triton(table, rows[0, :2], 1024, page_size=16)
 
 
 def test_compiled_for_sm_90() -> None:

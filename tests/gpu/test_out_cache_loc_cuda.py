@@ -1,4 +1,4 @@
-"""cache_locations and look_up on a GPU say what plain torch does, in a CUDA graph and without waiting."""
+"""compute_out_cache_loc and look_up on a GPU say what plain torch does, in a CUDA graph and without waiting."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_router.worker.kernels.kv_cache.locations import (
+from mla_router.worker.kernels.kv_cache.out_cache_loc import (
     LookedUp,
-    cache_locations,
-    cache_locations_torch,
+    compute_out_cache_loc,
+    compute_out_cache_loc_torch,
     look_up,
     look_up_torch,
 )
@@ -38,9 +38,9 @@ def test_as_plain_torch(rows: int) -> None:
     expected = look_up_torch(packed, tokens, table, page_size=PAGE_SIZE)
     with forbid_waiting():
         got = look_up(packed, tokens, table, page_size=PAGE_SIZE)
-        locations = cache_locations(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
+        out_cache_loc = compute_out_cache_loc(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
     assert all(torch.equal(*pair) for pair in zip(got, expected, strict=True))
-    assert torch.equal(locations, expected.locations)
+    assert torch.equal(out_cache_loc, expected.out_cache_loc)
 
 
 def test_in_a_cuda_graph() -> None:
@@ -49,12 +49,14 @@ def test_in_a_cuda_graph() -> None:
 
     def both() -> tuple[LookedUp, Tensor]:
         found = look_up(packed, tokens, table, page_size=PAGE_SIZE, into=into)
-        return found, cache_locations(table, found.slots, found.positions, page_size=PAGE_SIZE)
+        return found, compute_out_cache_loc(
+            table, found.slots, found.positions, page_size=PAGE_SIZE
+        )
 
-    replay, (found, locations) = captured(both)
+    replay, (found, out_cache_loc) = captured(both)
     packed.copy_(inputs(41)[0][:, :40])
     replay()
     expected = look_up_torch(packed, tokens, table, page_size=PAGE_SIZE)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    again = cache_locations_torch(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
-    assert torch.equal(locations, again)
+    again = compute_out_cache_loc_torch(table, packed[0], packed[1] - 1, page_size=PAGE_SIZE)
+    assert torch.equal(out_cache_loc, again)

@@ -25,22 +25,24 @@ class LookedUp(NamedTuple):
     lengths: Tensor  # int32, tokens in the cache including the row's own
     tokens: Tensor  # int64
     positions: Tensor  # int64, the last one
-    locations: Tensor  # int64, where the row's own token lies: page * page_size + place in it
+    out_cache_loc: Tensor  # int64, where the row's own token lies: page * page_size + place in it
 
 
-def cache_locations(
+def compute_out_cache_loc(
     page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
 ) -> Tensor:
     """[T] int64: the row of the flattened cache that the token at each of `positions` [T] int64 of the request in
     each of `slots` [T] int64 has. page_table [all slots, P] int32."""
-    locate = cache_locations_triton if page_table.is_cuda else cache_locations_torch
+    locate = compute_out_cache_loc_triton if page_table.is_cuda else compute_out_cache_loc_torch
     return locate(page_table, slots, positions, page_size=page_size)
 
 
-def prompt_locations(page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int) -> Tensor:
+def prompt_out_cache_loc(
+    page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
+) -> Tensor:
     """[rows] int64: the same of the tokens of a prompt from its beginning on, whose slot and length are `prompt` [2]
     int64; 0 behind its end."""
-    locate = prompt_locations_triton if page_table.is_cuda else prompt_locations_torch
+    locate = prompt_out_cache_loc_triton if page_table.is_cuda else prompt_out_cache_loc_torch
     return locate(page_table, prompt, rows, page_size=page_size)
 
 
@@ -58,21 +60,21 @@ def look_up(
     return op(rows, tokens, page_table, page_size=page_size, into=into)
 
 
-def cache_locations_torch(
+def compute_out_cache_loc_torch(
     page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
 ) -> Tensor:
     page = page_table[slots, positions // page_size].to(torch.int64)
     return page * page_size + positions % page_size
 
 
-def prompt_locations_torch(
+def prompt_out_cache_loc_torch(
     page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
 ) -> Tensor:
     slot, length = prompt.unbind()
     positions = torch.arange(rows, device=prompt.device)
     exists = positions < length
     positions = torch.where(exists, positions, 0)
-    at = cache_locations_torch(page_table, slot.expand(rows), positions, page_size=page_size)
+    at = compute_out_cache_loc_torch(page_table, slot.expand(rows), positions, page_size=page_size)
     return torch.where(exists, at, 0)
 
 
@@ -86,8 +88,8 @@ def look_up_torch(
 ) -> LookedUp:
     slots, lengths, places = rows.unbind()
     positions = lengths - 1
-    locations = cache_locations_torch(page_table, slots, positions, page_size=page_size)
-    found = LookedUp(slots, lengths.to(torch.int32), tokens[places], positions, locations)
+    out_cache_loc = compute_out_cache_loc_torch(page_table, slots, positions, page_size=page_size)
+    found = LookedUp(slots, lengths.to(torch.int32), tokens[places], positions, out_cache_loc)
     if into is None:
         return found
     for there, here in zip(into, found, strict=True):
@@ -95,7 +97,7 @@ def look_up_torch(
     return into
 
 
-def cache_locations_triton(
+def compute_out_cache_loc_triton(
     page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
 ) -> Tensor:
     assert slots.shape == positions.shape and page_table.stride(1) == 1, (
@@ -119,7 +121,7 @@ def cache_locations_triton(
     return out
 
 
-def prompt_locations_triton(
+def prompt_out_cache_loc_triton(
     page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
 ) -> Tensor:
     assert prompt.shape == (2,) and prompt.is_contiguous() and page_table.stride(1) == 1, (
@@ -229,7 +231,7 @@ def _look_up_kernel(
     lengths,
     row_tokens,
     positions,
-    locations,
+    out_cache_loc,
     count,
     table_stride,
     PAGE_SIZE: tl.constexpr,
@@ -246,7 +248,7 @@ def _look_up_kernel(
     tl.store(lengths + row, length.to(tl.int32), inside)
     tl.store(row_tokens + row, tl.load(tokens + place, inside, other=0), inside)
     tl.store(positions + row, length - 1, inside)
-    tl.store(locations + row, at, inside)
+    tl.store(out_cache_loc + row, at, inside)
 
 
 @triton.jit
