@@ -1,5 +1,5 @@
-"""One op a file: its definition in plain torch and, where it has one, the Triton kernel of the same signature.
+"""One op a file: its definition in plain torch and, for most ops, a Triton kernel of the same signature.
 
-Here are the ops that any layer may have, and what all launches share: which of the two an op takes
-(`dispatch.py`), starting before the last kernel has ended (`pdl.py`), a second stream (`beside.py`).
+This folder has the ops that any layer may use, and the rules of all launches: the choice between torch and kernel
+(`dispatch.py`), programmatic dependent launch (`pdl.py`), a second stream (`beside.py`).
 """

@@ -1,4 +1,4 @@
-"""Work that runs beside what is launched after it, on one GPU."""
+"""Work on a second stream of the same GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# With more rows a piece of work fills the GPU by itself.
+# More rows fill the GPU by themselves.
 MAX_ROWS = 256
 
 
 def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-    """work(x), x [T, ...], begun now. The function returned must be called: it waits, on the device, and
-    returns the result.
+    """Starts work(x), for x [T, ...], and returns a function that waits for it on the device and returns its result.
+    The function must be called.
 
-    Few rows on a GPU: on a stream of its own. Whatever `work` allocates is used again only by work
-    that was launched after it had been waited for.
+    Few rows on a GPU run on a second stream. Memory that `work` allocates is reused only by work that is launched
+    after the wait.
     """
     if not x.is_cuda or x.shape[0] > MAX_ROWS:
         done = work(x)
@@ -28,7 +28,7 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
         result = work(x)
 
     def joined(_read: Tensor = x) -> Tensor:
-        """Holds `x` as well: its memory may not be given to others while the second stream reads it."""
+        """Keeps a reference to `x`: its memory must not be reused while the second stream reads it."""
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
@@ -37,5 +37,5 @@ def beside(x: Tensor, work: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
 
 @cache
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: libraries keep workspaces for each stream that they have seen."""
+    """Returns the same stream each time: libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

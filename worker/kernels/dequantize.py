@@ -1,8 +1,7 @@
-"""Values of one byte and the scales of their blocks, back to numbers that a matrix product takes.
+"""Dequantization of values of one byte with one scale for each block.
 
-Each block of a weight has one scale: the blocks are 128 x 128 in DeepSeek's checkpoints
-(DeepSeek-V3, arXiv:2412.19437, section 3.3.2), whole rows in per-channel ones, the whole matrix in
-per-tensor ones.
+Blocks are 128 x 128 in DeepSeek's checkpoints (DeepSeek-V3, arXiv:2412.19437, section 3.3.2), whole rows with
+per-channel scales, and the whole matrix with a per-tensor scale.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ def dequantize_blocks(
     parts: Sequence[int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns values * the scale of their block, [..., N, K] in `dtype`, multiplied in float32.
+    """Returns each value times the scale of its block, [..., N, K] in `dtype`, multiplied in float32.
 
     values [..., N, K] float8_e4m3fn or int8; scales [..., S, ceil(K / block[1])] float32. The N rows are one or
-    several matrices of `parts` rows, one below the other. The blocks of each begin at its own first
-    row, and the last ones may be cut off, so that S is the sum of ceil(part / block[0]).
+    several matrices of `parts` rows, one below the other. The blocks of a matrix begin at its first row, and its last
+    blocks may be cut off: S is the sum of ceil(part / block[0]).
 
-    Nothing waits for the device. Beside the result there is one float32 copy.
+    Does not wait for the device. Allocates one float32 copy beside the result.
     """
     rows, columns = values.shape[-2:]
     heights = [-(-part // block[0]) for part in parts]

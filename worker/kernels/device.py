@@ -1,7 +1,7 @@
-"""Limits of the GPU that kernels run on, read once, by which tilings are chosen.
+"""Limits of the GPU, by which tilings are chosen. They are read once.
 
-A tiling is the first of some candidates that is legal on a device (`first_legal`). Candidates are in the order of
-their speed on an H200, the only GPU on which they were measured; those behind the first are for smaller chips.
+A tiling is the first candidate that is legal on the device (`first_legal`). Candidates are ordered by their speed on
+an H200, the only GPU on which they were measured. Later candidates serve smaller chips.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any, TypeVar
 
 import torch
 
-# Of a multiprocessor's shared memory, taken by each block beside what it asks for
+# Shared memory that each block takes beside its own
 BLOCK_OVERHEAD = 1024
 OLDEST = 80  # tensor cores that multiply bfloat16, and asynchronous copies to shared memory
-NEWEST = 109  # of the families whose code is compiled in tests
+NEWEST = 109  # tests compile for the families up to this one
 
 Candidate = TypeVar("Candidate")
 
 
 class UnsupportedDevice(Exception):
-    """The device cannot run a kernel; the text says why."""
+    """The device cannot run a kernel, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one kind of GPU."""
+    """The limits of one kind of GPU."""
 
     architecture: int  # compute capability times 10: 90 on an H200
     multiprocessors: int
     shared_bytes: int  # shared memory of a block
     multiprocessor_shared_bytes: int
-    registers: int  # of a multiprocessor, 32 bits each
+    registers: int  # 32-bit registers of a multiprocessor
 
     @property
     def is_hopper(self) -> bool:
-        """Whether it runs kernels in Gluon for sm_90."""
+        """Whether the GPU runs Gluon kernels for sm_90."""
         return self.architecture // 10 == 9
 
     @property
@@ -46,29 +46,29 @@ class Limits:
 
     @property
     def has_tensor_memory(self) -> bool:
-        """Whether products of 64 rows and more are summed in tensor memory (sm_100), which has no room for 64 x 512 sums
-        beside the scores: Triton makes a trap of such a kernel."""
+        """Whether products of 64 rows and more are summed in tensor memory (sm_100). It has no room for 64 x 512 sums
+        beside the scores: Triton compiles such a kernel to a trap."""
         return self.architecture >= 100
 
     def resident(self, shared_bytes: int) -> int:
-        """Blocks of so much shared memory each that fit a multiprocessor at a time."""
+        """Returns the number of blocks with `shared_bytes` each that fit a multiprocessor."""
         return self.multiprocessor_shared_bytes // (shared_bytes + BLOCK_OVERHEAD)
 
 
 H200 = Limits(90, 132, 232_448, 233_472, 65_536)
-# Where there is no GPU kernels are interpreted, or compiled only. Few programs run at a time, so that each has several
+# For the interpreter, and for compilation without a GPU. Few programs run at a time, so that each has several
 # tiles in tests.
 NO_GPU = Limits(90, 4, 232_448, 233_472, 65_536)
 
 
 def limits(device: torch.device) -> Limits:
-    """Of `device`; of any that is no GPU, NO_GPU."""
+    """Returns the limits of `device`: NO_GPU if it is not a GPU."""
     return _read(device) if device.type == "cuda" else NO_GPU
 
 
 @cache
 def _read(device: torch.device) -> Limits:
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs leave some of them out
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some fields
     return Limits(
         architecture=10 * found.major + found.minor,
         multiprocessors=found.multi_processor_count,
@@ -79,7 +79,7 @@ def _read(device: torch.device) -> Limits:
 
 
 def check_architecture(found: Limits) -> None:
-    """Raises UnsupportedDevice for GPUs for which no kernel was ever compiled."""
+    """Raises UnsupportedDevice for a GPU older or newer than those that the kernels are compiled for."""
     if not OLDEST <= found.architecture <= NEWEST:
         raise UnsupportedDevice(
             f"compute capability {found.architecture / 10}: kernels are for {OLDEST / 10} to {NEWEST / 10}"
@@ -92,8 +92,8 @@ def first_legal(
     shared_bytes: Callable[[Candidate], int],
     found: Limits,
 ) -> Candidate:
-    """The first of `candidates` of which a block's shared memory is within the limit. Raises UnsupportedDevice if
-    none is."""
+    """Returns the first of `candidates` whose shared memory is within the limit of a block. Raises UnsupportedDevice if
+    there is none."""
     smallest = None
     for candidate in candidates:
         needed = shared_bytes(candidate)

@@ -1,4 +1,4 @@
-"""Which tensors the kernels are for."""
+"""The choice between torch and a kernel."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mla_router.worker.kernels.device import limits
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether `x` goes the fast way: 16-bit numbers on a GPU. All else takes the way of plain torch
-    operations, which the fast one is checked against. So does what torch.compile is to look into."""
+    """Whether an op on `x` launches its kernel: for 16-bit numbers on a GPU. Other tensors take plain torch
+    operations, which are the definition of the op. So do ops inside torch.compile."""
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -19,5 +19,5 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether it has the tensor cores that kernels in Gluon are for (sm_90)."""
+    """Whether `device` has the tensor cores of sm_90, which Gluon kernels use."""
     return device.type == "cuda" and limits(device).is_hopper

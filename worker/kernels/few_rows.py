@@ -1,11 +1,11 @@
-"""x @ weight.T for 2 to 8 rows and not too many outputs.
+"""x @ weight.T for 2 to 8 rows and at most a few thousand outputs.
 
-A program has a few outputs and all of their inputs, which fit on chip: so it reads its whole share of a
-constant weight while it waits for the kernel that makes x (`pdl.py`), all loads under way at once. A
-library's kernel begins with its first load when x is there, and few of its programs have work.
+A program computes a few outputs from all inputs. Its part of the weight fits on chip, so it reads all of it while it
+waits for the kernel that writes x (`pdl.py`). A library's kernel starts to load when x is there, and few of its
+programs have work.
 
-Products of a warp that add to one sum wait for each other. So the inputs are cut into a piece for each
-warp, with a sum of its own, and the sums are added at the end.
+Products of one warp that add to the same sum wait for each other. So each warp has its own piece of the inputs and
+its own sum, and the sums are added at the end.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mla_router.worker.kernels.device import limits
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
-# Beyond the first two the library is as fast on an H200 (`bench/kernels/bench_linear.py`), and weights of more
-# inputs would leave room for one program only on a multiprocessor.
+# With more rows or outputs the library is as fast on an H200 (`bench/kernels/bench_linear.py`). With more inputs only
+# one program would fit a multiprocessor.
 MAX_ROWS, MAX_OUTPUTS, MAX_INPUTS = 8, 4096, 3072
 
 
 class Tiles(NamedTuple):
-    outputs: int  # of a program, at least the 16 that a tensor core takes at once
-    depth: int  # inputs of a piece
+    outputs: int  # outputs of a program, at least the 16 rows of a tensor core's tile
+    depth: int  # inputs of a piece in one step
     num_warps: int
 
 
 def is_few(x: Tensor, weight: Tensor) -> bool:
-    """Whether our kernel is for the product of x [T, K] and weight [N, K]."""
+    """Whether the kernel serves the product of x [T, K] and weight [N, K]."""
     outputs, inputs = weight.shape
     if not on_gpu(x) or not 1 < x.shape[0] <= MAX_ROWS:
         return False
@@ -43,14 +43,14 @@ def is_few(x: Tensor, weight: Tensor) -> bool:
 
 
 def tiling(inputs: int) -> Tiles:
-    """The best that the bench's sweep found on an H200, but for fewer inputs."""
+    """Returns the fastest tiles of a sweep on an H200 (`bench_linear.py`), with a smaller depth for few inputs."""
     warps = 4
     depth = triton.next_power_of_2(triton.cdiv(inputs, warps))
     return Tiles(16, min(max(depth, 16), 256), warps)
 
 
 def shared_bytes(inputs: int) -> int:
-    """Shared memory of a program with 16-bit numbers: all of its weights, and the x of one step."""
+    """Returns the shared memory of a program with 16-bit numbers: all of its weights, and x of one step."""
     tiles = tiling(inputs)
     step = tiles.num_warps * tiles.depth
     return 2 * step * (-(-inputs // step) * tiles.outputs + MAX_ROWS)
@@ -64,8 +64,9 @@ def few_rows_linear(
     constant: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """As `linear` without a bias: x [T, K] of at most MAX_ROWS rows, contiguous in the last axis, and weight
-    [N, K] of at most MAX_INPUTS inputs. `tiles` is for measuring others than `tiling`'s."""
+    """Returns x @ weight.T [T, N] for x [T, K], T <= MAX_ROWS, contiguous in the last axis, and weight [N, K],
+    K <= MAX_INPUTS. With `constant` the weight is read before the wait (`pdl.py`). `tiles` replaces `tiling`, for
+    benchmarks."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert weight.shape == (outputs, inputs) and weight.is_contiguous() and x.stride(1) == 1, (
@@ -111,7 +112,7 @@ def _few_rows_kernel(
     STEPS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """A step has DEPTH inputs of each of PIECES, which are the first axis of what has three."""
+    """A step takes DEPTH inputs of each piece. Pieces are the first axis of tensors with three."""
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     row = tl.arange(0, BLOCK_ROWS)
     weight_at = weight + output.to(tl.int64)[None, :, None] * INPUTS
@@ -127,7 +128,7 @@ def _few_rows_kernel(
     acc = tl.zeros([PIECES, BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for step in tl.static_range(STEPS):
         a = _step(x_at, column + step * PIECES * DEPTH, row < rows, INPUTS)
-        # Outputs before rows: a tensor core takes 16 of one and 8 of the other
+        # Outputs are the first operand: a tensor core takes 16 rows of the first and 8 of the second
         acc = tl.dot(w[step], tl.permute(a, (0, 2, 1)), acc, input_precision="ieee")
     tl.store(
         out + row.to(tl.int64)[None, :] * OUTPUTS + output[:, None],

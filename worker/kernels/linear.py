@@ -1,7 +1,7 @@
-"""x @ weight.T, for batches of any size.
+"""x @ weight.T, for any number of rows.
 
-Matrix libraries tile for many rows. For one most of such a tile is empty and few programs have work; here
-each program takes a few outputs, whose weights it streams once. For a few rows there is `few_rows.py`.
+Matrix libraries have tiles for many rows. With one row most of a tile is empty and few programs have work. Here
+each program takes a few outputs and streams their weights once. `few_rows.py` has the kernel for 2 to 8 rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from mla_router.worker.kernels.few_rows import few_rows_linear, is_few
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.weight import Quantized, Weight, dense_rows
 
-# With more outputs the library is faster on an H200, but where inputs are few. Heads by themselves: V2-Lite's
-# 102,400 outputs take 108 us and the library 117, V3's 129,280 of 7,168 inputs 459 and 441, Llama-3's 128,256 of 4,096
-# 266 and 261.
+# With more outputs the library is faster on an H200, unless inputs are few (docs/design/kernels.md).
 MAX_OUTPUTS, FEW_INPUTS = 32768, 2048
 
 
@@ -52,7 +50,7 @@ def linear(
 
 
 def is_ours(outputs: int, inputs: int) -> bool:
-    """Whether our kernel is for the product of one row and weight [outputs, inputs]."""
+    """Whether the kernel serves the product of one row and weight [outputs, inputs]."""
     return outputs <= MAX_OUTPUTS or inputs <= FEW_INPUTS
 
 
@@ -65,7 +63,7 @@ def linear_torch(
 
 
 def tiling(outputs: int) -> tuple[int, int, int]:
-    """Outputs and inputs of a block, and warps: the best that the bench's sweep found on an H200."""
+    """Returns outputs and inputs of a block, and warps: the fastest of a sweep on an H200 (`bench_linear.py`)."""
     return 2 if outputs <= 4096 else 4, 2048, 4
 
 
@@ -78,7 +76,7 @@ def linear_triton(
     tiles: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """Multiplies one contiguous row, without a bias. With `constant` the weight is read before the wait (`pdl.py`).
-    `tiles` is for measuring others than `tiling`'s."""
+    `tiles` replaces `tiling`, for benchmarks."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert weight.shape == (outputs, inputs) and weight.is_contiguous() and x.stride(1) == 1, (
@@ -134,6 +132,6 @@ def _linear_kernel(
 
 @triton.jit
 def _weights(at, is_output, inputs, INPUTS: tl.constexpr):
-    """Nobody reads a weight a second time before all others have been read."""
+    """Loads weights that are not read again in this step: they leave L2 first."""
     exists = is_output[:, None] & (inputs < INPUTS)[None, :]
     return tl.load(at, mask=exists, other=0.0, eviction_policy="evict_first")

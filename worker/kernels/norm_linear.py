@@ -1,10 +1,10 @@
-"""rms_norm, alone or with the addition to the residual stream before it, and the projection of its result,
-in one kernel: for one row of a small decode step, and for the router's few outputs of more rows.
+"""rms_norm of x or of x + residual, and the projection of the result, in one kernel: for one row, and for several
+rows with few outputs (the router of a mixture of experts).
 
-There the norm is a kernel of a few programs, whose start, and the next kernel's wait for it, take longer
-than its work. Here every program of the projection does that work for itself, with the weights that it
-will multiply already there or on their way. So a row has to fit into registers beside a few rows of weights.
-For many rows and outputs the norm would be done too often, and the library's products are faster (`linear.py`).
+A norm of few rows is a kernel of few programs, and its launch takes longer than its work. Here every program of the
+projection computes the norm for itself while its weights arrive. A row must fit into registers beside a few rows of
+weights. With many rows and outputs the norm would be computed too often, and the library's products are faster
+(`linear.py`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from mla_router.worker.kernels.weight import Weight
 
 MAX_INPUTS = 8192
 FEW_OUTPUTS = 256
-# Of one row for more outputs than that: all programs read it, and a longer one does not stay in the cache that
-# `carveout.py` leaves. V3's latents took 14.9 us, 10.2 by two kernels (`bench/kernels/bench_joined.py`).
+# For one row and more outputs: all programs read the row, and a longer one does not stay in the cache that `carveout.py`
+# leaves. For V3's 7,168 inputs two kernels are faster (`bench/kernels/bench_joined.py`).
 MAX_REREAD_INPUTS = 4096
-# For several rows, up to 256 of V2-Lite's router: 1.6 % of a step of 256 rows, but a loss in one of 288. Of V3's, whose
-# rows leave registers for few outputs, 8 were slower than by two kernels (`bench/kernels/bench_joined.py`).
+# For several rows of V2-Lite's router. Two kernels are faster for more rows, and for V3's longer rows, which leave
+# registers for few outputs (`bench/kernels/bench_joined.py`).
 SHORT_INPUTS, MAX_ROWS, MAX_PRODUCTS = 2048, 256, 256 * 64
-# Rows from which all weights are not read from L2 for each: less time in steps of 96 and more, and more in one of 64
+# Rows from which blocks of rows share the weights (`norm_linear_blocks.py`); measured in whole steps
 BLOCKS_FROM = 65
 
 
 class NormLinear(NamedTuple):
     product: Tensor  # [T, N]
-    total: Tensor  # [T, K], x + residual; x itself without one
-    normed: Tensor | None  # [T, K], if asked for
+    total: Tensor  # [T, K], x + residual; x itself without a residual
+    normed: Tensor | None  # [T, K], with `keep_normed`
 
 
 def norm_linear(
@@ -82,7 +82,7 @@ def norm_linear(
 
 
 def has_kernel(x: Tensor, outputs: int) -> bool:
-    """Whether one kernel does it all, for x [T, K] and so many outputs."""
+    """Whether one kernel serves x [T, K] and so many outputs."""
     rows, inputs = x.shape
     if not on_gpu(x):
         return False
@@ -95,8 +95,8 @@ def has_kernel(x: Tensor, outputs: int) -> bool:
 
 
 def tiling(rows: int, inputs: int, outputs: int) -> tuple[int, int]:
-    """Outputs of a program, and warps: as many as in `rms_norm`, whose sum then has the same order. More rows
-    are more programs, each of which had better normalize for more outputs."""
+    """Returns outputs of a program, and warps. There are as many warps as in `rms_norm`, so that sums have the same
+    order. With more rows there are more programs, and each takes more outputs."""
     warps = norm_tiling(inputs)[1]
     if rows == 1 and outputs > FEW_OUTPUTS:
         return 4 if inputs <= SHORT_INPUTS else 2, warps
@@ -115,8 +115,8 @@ def norm_linear_triton(
     constant: bool = False,
     tiles: tuple[int, int] | None = None,
 ) -> NormLinear:
-    """At most MAX_ROWS rows of MAX_INPUTS. x and residual may be views, contiguous in the last axis. `tiles` is
-    for measuring others than `tiling`'s."""
+    """Takes at most MAX_ROWS rows of MAX_INPUTS inputs. x and residual may be views, contiguous in the last axis. With
+    `constant` both weights are read before the wait (`pdl.py`). `tiles` replaces `tiling`, for benchmarks."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     other = x if residual is None else residual

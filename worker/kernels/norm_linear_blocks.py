@@ -1,9 +1,8 @@
-"""`norm_linear` of many rows and few outputs, as V2-Lite's router has of 65 tokens and more: by blocks of rows,
-on tensor cores.
+"""`norm_linear` of many rows and few outputs, by blocks of rows on tensor cores: V2-Lite's router from 65 tokens on.
 
-Every program normalizes its rows for itself, so that there had better be many rows to a program; and it has all
-inputs of its rows in registers, since their sum of squares comes before the first product. Each warp multiplies a
-piece of the inputs: to a product of 16 rows and a few outputs as a whole only one or two could contribute.
+Every program normalizes its rows for itself, so it takes many rows. All inputs of its rows are in registers, since
+their sum of squares comes before the first product. Each warp multiplies one piece of the inputs: a product of 16
+rows and few outputs would occupy only one or two warps.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def launch(
     *,
     constant: bool,
 ) -> None:
-    """Writes product [T, N], total [T, K] if there is a residual, and normed [T, K] if there is such a tensor. The
-    others as those of `norm_linear`; K at most 2048."""
+    """Writes product [T, N], total [T, K] if there is a residual, and normed [T, K] if it is not None. The other
+    arguments are those of `norm_linear`; K is at most 2048."""
     (rows, inputs), outputs = x.shape, len(weight)
     other = x if residual is None else residual
     _norm_linear_blocks_kernel[
@@ -53,7 +52,7 @@ def launch(
         INPUTS=inputs,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_OUTPUTS=BLOCK_OUTPUTS,
-        # Products are of 16 inputs at least
+        # A product takes at least 16 inputs
         WIDTH=max(triton.next_power_of_2(triton.cdiv(inputs, PIECES)), 16),
         PIECES=PIECES,
         ADD=residual is not None,

@@ -1,8 +1,7 @@
-"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone and together with
-the addition to the residual stream that precedes it.
+"""Root mean square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467), alone and with the preceding addition
+of the residual.
 
-The mean and the division are in float32, rounded to x's dtype before the weight is applied: checkpoints
-are trained and compared that way.
+The mean and the division are in float32 and rounded to x's dtype before the weight is applied, as in training.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis.
-
-    x [..., N] and weight [N] of one dtype; the result has x's shape and dtype.
-    """
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last axis, for x [..., N] and weight [N] of one dtype, in x's
+    shape and dtype."""
     return rms_norm_triton(x, weight, eps) if on_gpu(x) else rms_norm_torch(x, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual): x and residual [..., N] of one shape and dtype, in which
-    the sum is rounded before it is normalised."""
+    """Returns rms_norm(x + residual) and x + residual, for x and residual [..., N] of one dtype. The sum is rounded to it
+    before the norm."""
     add = add_rms_norm_triton if on_gpu(x) else add_rms_norm_torch
     return add(x, residual, weight, eps)
 
@@ -48,20 +45,20 @@ def add_rms_norm_torch(
 def rms_norm_triton(
     x: Tensor, weight: Tensor, eps: float, *, num_warps: int | None = None
 ) -> Tensor:
-    """One row a program. `num_warps` is for measuring other choices than `tiling`'s."""
+    """Launches a program for each row. `num_warps` replaces `tiling`, for benchmarks."""
     return _launch(x, None, weight, eps, num_warps)[0]
 
 
 def add_rms_norm_triton(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, num_warps: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same, with the sum from registers to both results."""
+    """Launches a program for each row, which keeps the sum in registers for both results."""
     return _launch(x, residual, weight, eps, num_warps)
 
 
 def tiling(width: int) -> tuple[int, int]:
-    """Block, the power of 2 that holds a row, and warps: 32 bytes of bfloat16 a thread, if they are
-    enough to hide the latency of a row and not so many that they wait for each other."""
+    """Returns the block, which is the power of 2 that holds a row, and the number of warps: 32 bytes of bfloat16 a
+    thread, within 1 and 8 warps."""
     block = triton.next_power_of_2(width)
     return block, min(max(block // 512, 1), 8)
 
@@ -131,14 +128,15 @@ def _rms_norm_kernel(
 
 @triton.jit
 def normalized(values, scale, eps, N: tl.constexpr):
-    """Of the kernels that normalize on their way: rms_norm of a row [BLOCK], which is 0 from N on, with
-    the weight `scale` [BLOCK]. The sum's order is that of the row's layout."""
+    """Returns rms_norm of a row [BLOCK], which is 0 from N on, with the weight `scale` [BLOCK]. The order of the sum
+    follows from the row's layout."""
     wide = values.to(tl.float32)
     return scaled(values, tl.rsqrt(tl.sum(wide * wide, 0) / N + eps), scale)
 
 
 @triton.jit
 def scaled(values, inverse_rms, scale):
-    """The last of a norm, rounded as by two ops, of tiles of any shape: `values` times `inverse_rms`, times its weight."""
+    """Returns `values` times `inverse_rms`, times the weight `scale`, for tiles of any shape, rounded after each
+    product."""
     normed = (values.to(tl.float32) * inverse_rms).to(values.dtype).to(tl.float32)
     return (scale.to(tl.float32) * normed).to(values.dtype)

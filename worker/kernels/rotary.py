@@ -1,11 +1,10 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864).
 
-DeepSeek rotates neighbouring pairs (x0, x1), (x2, x3), ...; Llama's checkpoints, as Hugging Face has
-them, and a few conversions of DeepSeek's rotate (x0, x_{R/2}), (x1, x_{R/2+1}), ... instead. Either
-way the result keeps the input's layout, and queries and keys share it, so that their dot products do
-not depend on the choice.
+DeepSeek rotates neighbouring pairs (x0, x1), (x2, x3), ... Llama's checkpoints on Hugging Face, and a few conversions
+of DeepSeek's, rotate (x0, x_{R/2}), (x1, x_{R/2+1}), ... The result keeps the layout of the input. Queries and keys
+have the same layout, so their dot products are the same.
 
-`rotary` is the definition; the kernels that rotate on their way do so with `rotation_of` and `rotate_rows`.
+`rotary` is the definition. Kernels rotate with `rotation_of` and `rotate_rows`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from torch import Tensor
 
 
 def rotary(q: Tensor, k: Tensor, rotations: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Turn each pair of every head by its token's angle.
+    """Rotates each pair of every head by the angle of its token.
 
-    q [T, H, R], k [T, G, R], rotations [T, R/2] complex64: what `model/rope.py` says for the position
-    of each token. With `interleaved` pairs are neighbours. The arithmetic is float32; results have the
+    q [T, H, R], k [T, G, R]; rotations [T, R/2] complex64, the rows of `model/rope.py`'s table for the positions of
+    the tokens. With `interleaved` pairs are neighbours. The arithmetic is float32; results have the
     inputs' shapes and dtypes.
     """
     tokens, _, width = q.shape
@@ -44,7 +43,7 @@ def _turn_halves(x: Tensor, rotations: Tensor) -> Tensor:
 
 @triton.jit
 def rotation_of(rotations, token, R: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Cosine and sine [1, BLOCK_R / 2] of a token's angles; rotations [T, R/2, 2]."""
+    """Returns cosine and sine [1, BLOCK_R / 2] of a token's angles; rotations [T, R/2, 2]."""
     pair = tl.arange(0, BLOCK_R // 2)
     inside = pair < R // 2
     rotation = rotations + token * R + 2 * pair
@@ -65,12 +64,12 @@ def rotate_rows(
     BLOCK_R: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """From rows of R numbers at the pointers `source` [ROWS, 1] to those at `target`, turned by `rotation_of`
-    their token."""
+    """Rotates rows of R numbers from the pointers `source` [ROWS, 1] to `target`, by the cosine and sine of
+    `rotation_of`."""
     pair = tl.arange(0, BLOCK_R // 2)[None, :]
     column = tl.arange(0, BLOCK_R)[None, :]
     pair_mask = row_mask & (pair < R // 2)
-    if INTERLEAVED:  # neighbours come and go together
+    if INTERLEAVED:  # one load and one store for both of a pair
         both = tl.load(source + column, row_mask & (column < R), other=0.0)
         dtype = both.dtype
         first, second = tl.split(tl.reshape(both, (ROWS, BLOCK_R // 2, 2)))
@@ -81,8 +80,7 @@ def rotate_rows(
     a, b = first.to(tl.float32), second.to(tl.float32)
     real = (a * cos - b * sin).to(dtype).to(target.dtype.element_ty)
     imaginary = (a * sin + b * cos).to(dtype).to(target.dtype.element_ty)
-    # Source and target may be the same memory, and threads without work of their own load what others
-    # store: they do so before.
+    # Source and target may be the same memory, and idle threads load what others store: all loads come first.
     tl.debug_barrier()
     if INTERLEAVED:
         turned = tl.reshape(tl.join(real, imaginary), (ROWS, BLOCK_R))

@@ -11,16 +11,13 @@ from torch.nn import functional
 from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-# Columns of a program: 16 bytes of bfloat16 for each of its 128 threads, from both halves.
+# Columns of a program: 16 bytes of bfloat16 of each half for each of its 128 threads.
 _BLOCK = 1024
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, where gate and up lie side by side in the last axis.
-
-    gate_up [..., 2I]; the result is [..., I] of the same dtype, to which silu(gate) is rounded
-    before the product.
-    """
+    """Returns silu(gate) * up, [..., I], for gate_up [..., 2I] with gate and up side by side in the last axis. silu(gate)
+    is rounded to their dtype before the product."""
     return silu_and_mul_triton(gate_up) if on_gpu(gate_up) else silu_and_mul_torch(gate_up)
 
 

@@ -1,7 +1,7 @@
 """Operands of matrix products: weights and activations, as plain numbers or quantized with scales.
 
-Every product takes a `Weight`, and so do the ops that join a product with something else. A product that has no
-kernel for quantized values multiplies by `dense`, a plain copy. Layers and models never ask which of the two it is.
+Every product takes a `Weight`, and so do the ops that join a product with another op. A product without a kernel for
+quantized values multiplies by the plain copy of `dense`. Layers and models do not distinguish the two.
 """
 
 from __future__ import annotations

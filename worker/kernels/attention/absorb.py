@@ -1,9 +1,9 @@
-"""The two products of multi-head latent attention that take the place of keys and values of each head.
+"""The two products of absorbed multi-head latent attention, which replace keys and values of each head.
 
-DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): the key up-projection is absorbed into the query, which then
-meets latents, and the value up-projection comes after the sum over latents. Both are one small matrix
-a head: for a few tokens reading them takes half a microsecond, and starting a library's kernel
-several. Here all of it is one wave of programs that start early (`pdl.py`).
+DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): the key up-projection is absorbed into the query, whose dot products
+are then with latents. The value up-projection follows the sum over latents. Both are one small matrix a head. For a
+few tokens they are read in half a microsecond, and the launch of a library's kernel takes several. These kernels are
+one wave of programs that start early (`pdl.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mla_router.worker.kernels.dispatch import on_gpu
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 from mla_router.worker.kernels.weight import Weight
 
-# With more tokens the library is the faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few it is
-# at 128 tokens as well, but it starts later, and in front of it the rotation is a kernel of its own.
+# With more tokens the library is faster at 128 heads on an H200 (`bench/kernels/bench_absorb.py`). With few heads it is
+# faster at 128 tokens as well, but it starts later, and the rotation in front of it is one more kernel.
 MAX_TOKENS, MAX_TOKENS_OF_FEW_HEADS = 32, 128
 FEW_HEADS = 32
 MAX_BLOCK_ROWS = 64
@@ -47,14 +47,14 @@ def expand_values(latent: Tensor, w_uv: Weight, out: Tensor) -> None:
 
 
 def is_small(tokens: int, heads: int, inputs: int, outputs: int) -> bool:
-    """Whether our kernel is for it."""
+    """Whether the kernels serve so many tokens and heads, and matrices of so many inputs and outputs."""
     most = MAX_TOKENS_OF_FEW_HEADS if heads <= FEW_HEADS else MAX_TOKENS
     return 0 < tokens <= most and _is_cut(inputs) and outputs % 128 == 0
 
 
 def tiling(heads: int, tokens: int) -> tuple[int, int]:
-    """Columns of one program, of absorbed queries and of values: the best on an H200, for 16 heads as part of a whole
-    step, for 128 of the pair by itself."""
+    """Returns the columns of a program for absorbed queries and for values: the fastest on an H200, for 16 heads in
+    whole steps, for 128 heads by themselves."""
     if heads <= FEW_HEADS:
         return 64, 16 if tokens < 8 else 32
     return 64 if tokens <= 16 else 128, 32
@@ -71,8 +71,8 @@ def expand_values_torch(latent: Tensor, w_uv: Tensor, out: Tensor) -> None:
 def absorb_queries_triton(
     q: Tensor, w_uk: Tensor, *, constant: bool = False, columns: int | None = None
 ) -> Tensor:
-    """C is a multiple of the columns of a program, D a power of 2, at least 64. `columns` is for measuring
-    others than `tiling`'s."""
+    """C is a multiple of the columns of a program, D a power of 2, at least 64. With `constant` the weight is read
+    before the wait (`pdl.py`). `columns` replaces `tiling`, for benchmarks."""
     tokens, heads, _ = q.shape
     out = q.new_empty(tokens, heads, w_uk.shape[2])
     columns = columns or tiling(heads, tokens)[0]
@@ -88,14 +88,15 @@ def expand_values_triton(
     constant: bool = False,
     columns: int | None = None,
 ) -> None:
-    """V is a multiple of the columns of a program, C a power of 2, at least 64."""
+    """V is a multiple of the columns of a program, C a power of 2, at least 64. `constant`, `columns`: see
+    `absorb_queries_triton`."""
     tokens, heads, _ = latent.shape
     columns = columns or tiling(heads, tokens)[1]
     _launch(latent, w_uv, out, columns, transposed=True, constant=constant)
 
 
 def _is_cut(inputs: int) -> bool:
-    """Into four blocks that products are made of."""
+    """Whether the inputs can be cut into four blocks for products."""
     return inputs >= 64 and inputs & (inputs - 1) == 0
 
 
@@ -110,7 +111,7 @@ def _launch(
 
 
 class AbsorbWork(NamedTuple):
-    """What `absorb_program` gets: of each head x [T, INPUTS] @ weight to out [T, OUTPUTS]. TRANSPOSED: the
+    """The arguments of `absorb_program`: out [T, OUTPUTS] = x [T, INPUTS] @ weight for each head. TRANSPOSED: the
     weight has a row for each output."""
 
     x: Tensor
@@ -127,11 +128,11 @@ class AbsorbWork(NamedTuple):
     BLOCK_OUTPUTS: tl.constexpr
     BLOCK_INPUTS: tl.constexpr
     TRANSPOSED: tl.constexpr
-    AHEAD: tl.constexpr  # all of a program's weights are read before the wait, at once
+    AHEAD: tl.constexpr  # a program loads all of its weights at once, before the wait
 
     @property
     def programs(self) -> int:
-        """For a head and BLOCK_ROWS tokens."""
+        """Programs for one head and BLOCK_ROWS tokens."""
         return int(self.OUTPUTS.value) // int(self.BLOCK_OUTPUTS.value)
 
     def row_blocks(self, tokens: int) -> int:
@@ -141,7 +142,7 @@ class AbsorbWork(NamedTuple):
 def absorb_work(
     x: Tensor, weight: Tensor, out: Tensor, columns: int, *, transposed: bool, constant: bool
 ) -> AbsorbWork:
-    """For any number of tokens; checks shapes and strides."""
+    """Returns the arguments for any number of tokens. Checks shapes and strides."""
     tokens, heads, inputs = x.shape
     outputs = out.shape[2]
     matrix = (outputs, inputs) if transposed else (inputs, outputs)
@@ -152,7 +153,7 @@ def absorb_work(
         x.stride(2) == out.stride(2) == weight.stride(2) == 1 and weight.stride(1) == matrix[1]
     ), f"strides of x {x.stride()}, weight {weight.stride()}, out {out.stride()}"
     assert outputs % columns == 0 and _is_cut(inputs), f"{inputs} to {outputs}"
-    # Of more rows, or of 17 with many heads, programs that have all of their weights at once are too few at a time
+    # Programs that hold all of their weights need many registers: with more rows too few of them fit at a time
     ahead = constant and tokens <= (32 if heads <= FEW_HEADS else 16)
     return AbsorbWork(
         x,
@@ -181,7 +182,7 @@ def _absorb_kernel(work, tokens):
 
 @triton.jit
 def absorb_program(block, head, row_block, work, tokens):
-    """BLOCK_OUTPUTS columns of one head's product, for BLOCK_ROWS tokens. Waits for the previous kernel."""
+    """Computes BLOCK_OUTPUTS columns of one head's product for BLOCK_ROWS tokens. Waits for the previous kernel."""
     if not work.AHEAD:
         wait_for_previous()
     INPUTS: tl.constexpr = work.INPUTS
@@ -219,7 +220,7 @@ def _weight(
     OUTPUTS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):
-    """[inputs from `start`, columns]"""
+    """Returns a block [inputs from `start`, columns] of the weight."""
     if TRANSPOSED:
         return tl.trans(tl.load(weight + column[:, None] * INPUTS + start + inputs[None, :]))
     return tl.load(weight + (start + inputs[:, None]) * OUTPUTS + column[None, :])

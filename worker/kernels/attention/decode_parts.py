@@ -1,5 +1,5 @@
-"""How a program of a decode kernel walks over its part of a `DecodeSchedule`: piece by piece, each of one
-request, and each piece block by block of cached rows.
+"""The loop of a decode kernel over its part of a `DecodeSchedule`. A part has pieces, one for each request, and a piece
+has blocks of cached rows.
 
     request, position, end = part_of(part, part_size, first_requests, block_starts, num_requests)
     while position < end:
@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def part_of(part, part_size, first_requests, block_starts, num_requests):
-    """The request in which a part begins, its first block and the one behind its last."""
+    """Returns the request in which a part begins, the part's first block, and the block behind its last one."""
     size = tl.load(part_size)
     request = tl.load(first_requests + part)
     total = tl.load(block_starts + num_requests)
@@ -43,10 +43,10 @@ def piece_at(
     skipped,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """The piece of a part, whose last block is before `end`, that begins with its block `position`, of
-    `request`: its length and pages, the piece's blocks [first, last) counted from the request's first, and
-    whether they are all that the request has. If not None, `skipped` has how many pages of each request come before
-    those that are counted."""
+    """Returns the piece of `request` that begins with the block `position` of a part, which ends before `end`: length
+    and pages of the request, the piece's blocks [first, last) counted from the request's first block, and whether they
+    are all blocks of the request. `skipped`, if not None, is the number of pages of each request in front of the
+    counted ones."""
     request_start = tl.load(block_starts + request)
     length = tl.load(lengths + request)
     slot = tl.load(slots + request)
@@ -64,7 +64,7 @@ def piece_at(
 
 @triton.jit
 def pages_of(pages, block, length, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
-    """The page of each row of a block; one number if they all lie in one page. 0 beyond the end."""
+    """Returns the page of each row of a block, 0 beyond the end; a single number if all rows are in one page."""
     at = block * BLOCK_TOKENS
     if PAGE_SIZE % BLOCK_TOKENS:
         at += tl.arange(0, BLOCK_TOKENS)
@@ -73,9 +73,8 @@ def pages_of(pages, block, length, PAGE_SIZE: tl.constexpr, BLOCK_TOKENS: tl.con
 
 @triton.jit
 def online_softmax(scores, maximum, total_weight):
-    """The weights of a block's scores [rows, BLOCK_TOKENS], to base 2, the factor [rows] by which what was
-    summed before shrinks beside them, and the new maximum and sum of weights (Milakov and Gimelshein,
-    2018, arXiv:1805.02867)."""
+    """Returns the weights of a block's scores [rows, BLOCK_TOKENS], to base 2, the factor [rows] for the sums before,
+    and the new maximum and sum of weights (Milakov and Gimelshein, 2018, arXiv:1805.02867)."""
     new = tl.maximum(maximum, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(maximum - new)

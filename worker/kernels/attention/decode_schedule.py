@@ -1,14 +1,12 @@
-"""How the KV rows of a decode step are shared out among the programs of a persistent kernel.
+"""The division of the KV rows of a decode step among the programs of a persistent kernel.
 
-The rows of every request are counted in blocks, and all requests' blocks, laid end to end, are cut
-into `num_parts` parts of one size: whatever the lengths, every program has the same work, and none
-waits for the longest request. The idea is that of FlashMLA's tile scheduler metadata
-(github.com/deepseek-ai/FlashMLA); as there, it is computed on the device, so that a CUDA graph can
-hold it.
+The rows of each request are counted in blocks. The blocks of all requests, laid end to end, are cut into `num_parts`
+parts of the same size. Every program has the same work whatever the lengths are, and none waits for the longest
+request. FlashMLA's tile scheduler metadata has the same idea (github.com/deepseek-ai/FlashMLA). The schedule is
+computed on the device, so that a CUDA graph can contain it.
 
-A part in which a request ends and the next begins has to begin anew itself, with another's queries, and
-to put away two results. Where parts can be had that have one request each, and are hardly larger, that
-is better: then each request begins a part, and its last part may have fewer blocks.
+A part with two requests loads queries twice and writes two results. If parts with one request each are hardly larger,
+each request begins a part, and its last part may have fewer blocks.
 """
 
 from __future__ import annotations
@@ -26,21 +24,22 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 REQUESTS_AT_ONCE = 128
 PARTS_PER_PROGRAM = 32
 
-# By how many blocks a part may be larger to have one request alone. On an H200 a second request costs a part about as
-# much as two (of 32 tokens; requests of 1040 tokens, 32, 64 and 128 of them: 22.5, 35.1 and 55.7 us, and 20.9, 31.5
-# and 52.4 with 5, 9 and 17 blocks in a part instead of 4, 8 and 16).
+# Blocks by which a part may be larger to have one request alone: on an H200 a second request costs a part about as much
+# as two blocks of 32 tokens.
 SECOND_REQUEST = tl.constexpr(3)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSchedule:
     """Part p has the blocks [p * part_size, (p + 1) * part_size) of all requests' blocks. If each request begins
-    a part, the blocks between a request's last one and the next request's first are nobody's."""
+    a part, no request owns the blocks between its last block and the next request's first one."""
 
-    block_starts: Tensor  # [R + 1] int32, where the r-th request's blocks begin
-    first_requests: Tensor  # [num_parts] int32, the request of a part's first block; R if none
+    block_starts: Tensor  # [R + 1] int32, the first block of each request
+    first_requests: (
+        Tensor  # [num_parts] int32, the request of a part's first block; R if there is none
+    )
     part_size: Tensor  # [1] int32, blocks
-    max_length: int  # of all requests, known on the host; what makes no use of blocks needs it
+    max_length: int  # upper bound of all lengths, known on the host, for attention without blocks
     tiling: Tiling
 
     @property
@@ -51,10 +50,10 @@ class DecodeSchedule:
 def decode_schedule(
     lengths: Tensor, *, max_length: int, tiling: Tiling, num_parts: int
 ) -> DecodeSchedule:
-    """Shares out the rows of R requests, `lengths` [R] int32 long: at most max_length. Of those without rows there
-    may be pieces without blocks.
+    """Returns the schedule of R requests with `lengths` [R] int32, at most max_length. A request without rows may have a
+    piece without blocks.
 
-    Once a step, for all layers. Launches one kernel and does not wait for the device.
+    Runs once a step, for all layers. Launches one kernel and does not wait for the device.
     """
     schedule = decode_schedule_triton if lengths.is_cuda else decode_schedule_torch
     return schedule(lengths, max_length=max_length, tiling=tiling, num_parts=num_parts)
@@ -117,14 +116,14 @@ def schedule_kernel(
     REQUESTS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Each program finds the first requests of PARTS parts; the first one writes all else, too."""
+    """Each program finds the first requests of PARTS parts. The first program also writes everything else."""
     wait_for_previous()
     program = tl.program_id(0)
     total = 0
     for start in range(0, num_requests, REQUESTS):
         total += tl.sum(_blocks(lengths, start, num_requests, BLOCK_TOKENS, REQUESTS), 0)
     size = tl.maximum((total + num_parts - 1) // num_parts, MIN_BLOCKS)
-    # Parts that there would be if none had two requests, for this size and some more
+    # The number of parts if each has one request, for this size and the next ones
     sizes = size + tl.arange(0, triton.next_power_of_2(SECOND_REQUEST + 1))
     needed = tl.zeros_like(sizes)
     for start in range(0, num_requests, REQUESTS):
@@ -159,7 +158,7 @@ def schedule_kernel(
 
 @triton.jit
 def _blocks(lengths, start, num_requests, BLOCK_TOKENS: tl.constexpr, REQUESTS: tl.constexpr):
-    """Of REQUESTS requests from `start`; 0 of those that there are not."""
+    """Returns the blocks of REQUESTS requests from `start` on; 0 behind the last request."""
     request = start + tl.arange(0, REQUESTS)
     length = tl.load(lengths + request, mask=request < num_requests, other=0)
     return tl.cdiv(length, BLOCK_TOKENS)

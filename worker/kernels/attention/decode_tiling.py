@@ -1,4 +1,4 @@
-"""Into what tiles decode attention is cut, for how many query rows and on what GPU."""
+"""The tiles of decode attention, by the number of query rows and the GPU."""
 
 from __future__ import annotations
 
@@ -16,32 +16,29 @@ class Tiling:
     block_tokens: int  # cached rows that are loaded at once
     num_warps: int
     num_stages: int  # of the software pipeline: loads run at most num_stages - 1 blocks ahead
-    programs_per_sm: int  # that fit one multiprocessor's registers and shared memory at a time
-    pieces: int = 1  # MLA's: that a latent is cut into, each with its own sum of scores
-    min_blocks: int = 1  # of a part: fewer are not worth a result of their own that is to be merged
+    programs_per_sm: int  # programs that fit one multiprocessor's registers and shared memory
+    pieces: int = 1  # of a latent (MLA), each with its own sum of scores
+    min_blocks: int = 1  # of a part: the merge of a smaller one costs more than it saves
 
     def shared_bytes(self, query_width: int, row_width: int) -> int:
-        """Shared memory of a program, at most, for queries and cached rows of so many 16-bit numbers: the blocks of
-        all stages but one, queries, weights."""
+        """Returns an upper bound of a program's shared memory, for queries and cached rows of so many 16-bit numbers:
+        blocks of all stages but one, queries, and weights."""
         blocks = (self.num_stages - 1) * self.block_tokens * row_width
         return 2 * (blocks + self.block_rows * (query_width + self.block_tokens))
 
 
-# Nearly as many as there are parts of the narrow tile on an H200, each of which then has one.
+# Slightly fewer than the parts of the narrow tile on an H200: with more requests each part has one.
 MANY_REQUESTS = 240
 
 
 def tiling(
     num_heads: int, requests: int, queries: int = 1, *, width: int = 576, on: Limits
 ) -> Tiling:
-    """Of MLA, for `queries` new tokens at a time of each of so many requests, whose cached rows are `width` numbers.
-    Raises UnsupportedDevice.
+    """Returns the tiling of MLA decode, for `queries` new tokens of each of so many requests, whose cached rows have
+    `width` numbers. Raises UnsupportedDevice.
 
-    On an H200, with 16 heads. Of 16 rows the wide tile is the fastest for 2 to 224 requests of 512 to 32,768 tokens, and
-    in whole steps of 4 to 160 requests of 1,024. Of one request it is, too, by itself, but with it a whole step takes
-    1.7 % longer. Of 256 requests of 1,040 tokens the narrow one takes 85 us and the wide one 92, of 512 they are alike.
-    Those of 32 and 64 rows are the fastest at 64 requests of 4096, each with 2 and 4
-    new tokens.
+    On an H200 with 16 query rows the wide tile is the fastest for 2 to 224 requests, by itself and in whole steps
+    (docs/design/kernels.md). The tiles of 32 and 64 rows are the fastest for 2 and 4 new tokens.
     """
     candidates = _mla_candidates(num_heads * queries, requests, on)
     return _legal("MLA decode attention", candidates, lambda t: t.shared_bytes(width, width), on)
@@ -66,16 +63,18 @@ def _mla_candidates(rows: int, requests: int, on: Limits) -> list[Tiling]:
 def _legal(
     name: str, candidates: Sequence[Tiling], shared_bytes: Callable[[Tiling], int], on: Limits
 ) -> Tiling:
-    """The first that is legal, with as many programs at a time as fit a multiprocessor."""
+    """Returns the first legal candidate, with the number of programs that fit a multiprocessor."""
     chosen = first_legal(name, candidates, shared_bytes, on)
     programs = min(chosen.programs_per_sm, on.resident(shared_bytes(chosen)))
     return replace(chosen, programs_per_sm=programs)
 
 
 def gqa_tiling(share: int, width: int, *, head_dim: int | None = None, on: Limits) -> Tiling:
-    """For `share` query heads to each KV head, whose key and value of a token are `width` numbers
-    together, the key `head_dim`, by default half of them. Not yet measured; as many loads under way as registers
-    and shared memory allow. Raises UnsupportedDevice."""
+    """Returns the tiling of grouped-query decode, for `share` query heads to each KV head. `width` is the size of a
+    token's key and value together, `head_dim` the size of the key, by default half of it. Raises UnsupportedDevice.
+
+    The tiles are not measured: they have as many loads under way as registers and shared memory allow.
+    """
     head_dim = head_dim or -(-width // 2)
     rows = min(max(16, 1 << (share - 1).bit_length()), 64)
     tokens = 64 if width <= 256 else 32
@@ -90,18 +89,18 @@ def gqa_tiling(share: int, width: int, *, head_dim: int | None = None, on: Limit
 @dataclass(frozen=True, slots=True)
 class MergeTiling:
     block_width: int  # columns of a row that a program merges
-    block_parts: int  # whose results are read at once
+    block_parts: int  # parts whose results are read at once
     num_warps: int = 4
 
 
-# Rows up to which there are few programs however narrow, those from which a program need not see to many parts, those
-# from which merging needs no more programs than one a row, and those from which it is several waves
+# Rows up to which even narrow programs are few, from which a program has few parts, from which one program a row is
+# enough, and from which programs run in several waves
 MERGE_FEW, MERGE_ROWS, MERGE_WAVE, MERGE_WAVES = 16, 64, 512, 1024
 
 
 def merge_tiling(rows: int, width: int) -> MergeTiling:
-    """For the results of parts of so many query rows of all requests, each `width` wide: the best of whole steps of 1, 8,
-    16, 32 and 128 requests on an H200, and between these near the best of attention with its merge."""
+    """Returns the tiling of the merge, for so many query rows of all requests with `width` numbers each: the fastest on
+    an H200 in whole steps of 1, 8, 16, 32 and 128 requests."""
     columns = 1 << (width - 1).bit_length()
     if rows < MERGE_ROWS:
         return MergeTiling(min(columns, 32 if rows <= MERGE_FEW else 64), 64)
@@ -115,8 +114,8 @@ def merge_tiling(rows: int, width: int) -> MergeTiling:
 def num_parts(
     tiling: Tiling, num_heads: int, queries: int, device: torch.device, *, num_kv_heads: int = 1
 ) -> int:
-    """As many parts as occupy every multiprocessor once. Each part takes a program for each KV head and tile of its
-    query rows."""
+    """Returns the number of parts that occupies every multiprocessor once. A part has a program for each KV head and
+    tile of query rows."""
     row_blocks = -(-num_heads // num_kv_heads * queries // tiling.block_rows)
     programs = limits(device).multiprocessors * tiling.programs_per_sm
     return max(programs // (num_kv_heads * row_blocks), 1)

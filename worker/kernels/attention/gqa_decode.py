@@ -1,10 +1,10 @@
-"""Attention of one new token per request over paged keys and values, several query heads to each
-KV head: grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245).
+"""Decode of grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245): one new token per request over paged keys
+and values, with several query heads for each KV head.
 
-Multi-head and multi-query attention are its cases of one query head a KV head, and of one KV head.
+Multi-head attention has one query head for each KV head, multi-query attention has one KV head.
 
-On a GPU as `mla_decode`: split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the
-equal parts of a `DecodeSchedule`, then a merge of the requests that lie in several parts.
+On a GPU it is split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the equal parts of a
+`DecodeSchedule`, then a merge of the requests with several parts, as in `mla_decode`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ def gqa_decode(
     *,
     scale: float,
 ) -> None:
-    """out = softmax(q . keys * scale) . values for each query head over its request's cached tokens.
+    """Writes softmax(q . keys * scale) . values for each query head over its request's cached tokens to `out`.
 
-    q [B, H, W], a strided view allowed if its last dimension is contiguous; out [B, H, V] contiguous, of
-    q's dtype; cache [pages, page_size, G * (W + V)], a row as `gqa_rows.py` says, with H a multiple of G:
-    query heads i * H / G and those after it share KV head i; page_table [all slots, P] int32; slots [B]
-    int64: each row's line in page_table; lengths [B] int32: tokens to attend to, at least 1 and at most
-    schedule.max_length; schedule: made of these lengths.
+    q [B, H, W], a view is allowed if its last axis is contiguous; out [B, H, V] contiguous, of q's dtype;
+    cache [pages, page_size, G * (W + V)], rows of `gqa_rows.py`, with H a multiple of G: query heads
+    [i * H / G, (i + 1) * H / G) share KV head i; page_table [all slots, P] int32; slots [B] int64: each request's
+    line in page_table; lengths [B] int32: tokens to attend to, at least 1 and at most schedule.max_length; schedule:
+    of these lengths.
 
-    Scores, weights and sums are float32, on a GPU the weights are rounded to the dtype before they meet
-    the values.
+    Scores, weights and sums are float32. On a GPU the weights are rounded to the dtype before the product with values.
     """
     if on_gpu(q):
         gqa_decode_triton(q, cache, page_table, slots, lengths, schedule, out, scale=scale)
@@ -80,7 +79,7 @@ def gqa_decode_triton(
     )
     tiling, v_head_dim = schedule.tiling, out.shape[-1]
     row_blocks = triton.cdiv(heads // kv_heads, tiling.block_rows)
-    # The largest power of two that fits, at least 16, which Triton wants to multiply; then what is left
+    # Triton multiplies powers of two from 16 on: the largest that fits, then the rest
     own = max(16, 1 << (head_dim.bit_length() - 1))
     rest = max(16, triton.next_power_of_2(head_dim - own)) if head_dim > own else 0
     partial_out, partial_lse = partial_results(schedule, out, heads)
@@ -129,7 +128,7 @@ def gqa_decode_torch(
     max_length: int,
     scale: float,
 ) -> None:
-    """max_length: at least the longest length."""
+    """`max_length` is at least the longest length."""
     kv_heads = _num_kv_heads(q, cache, slots, lengths, out)
     batch, heads, head_dim = q.shape
     locations, beyond = paged_rows(
@@ -146,7 +145,7 @@ def gqa_decode_torch(
 
 
 def _num_kv_heads(q: Tensor, cache: Tensor, slots: Tensor, lengths: Tensor, out: Tensor) -> int:
-    """G, which follows from the widths."""
+    """Returns G, which follows from the shapes."""
     batch, heads, head_dim = q.shape
     kv_heads, spare = divmod(cache.shape[-1], head_dim + out.shape[-1])
     assert kv_heads and not spare and heads % kv_heads == 0 and out.shape[:2] == (batch, heads), (

@@ -1,5 +1,5 @@
-"""The Triton kernel of `gqa_decode`: a program attends over the cached rows of one part for the query heads
-of one KV head."""
+"""The Triton kernel of `gqa_decode`: a program attends to the cached rows of one part for the query heads of one KV
+head."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def attend_kernel(
     wait_for_previous()
     SHARE: tl.constexpr = HEADS // KV_HEADS
     ROW_BLOCKS: tl.constexpr = (SHARE + BLOCK_ROWS - 1) // BLOCK_ROWS
-    # Neighbours share a part: what they read of a token lies side by side
+    # Neighbouring programs share a part: their keys and values of a token are side by side
     part = tl.program_id(0) // (KV_HEADS * ROW_BLOCKS)
     kv_head = tl.program_id(0) // ROW_BLOCKS % KV_HEADS
     row = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -74,7 +74,7 @@ def attend_kernel(
         )
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         queries = q + request.to(tl.int64) * q_stride_t + heads * q_stride_h
-        # A width that is no power of two is multiplied in two parts
+        # A head_dim that is no power of two is multiplied in two parts
         q_own = _load(queries, is_row, W, BLOCK_W)
         q_rest = q_own
         if BLOCK_REST:
@@ -138,9 +138,9 @@ def _attend(
     BLOCK_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Sum of weighted values [rows, BLOCK_V], maximal score and sum of weights of blocks [first, last) of
-    one request, whose rows of the cache are ROW numbers; `page` is that of the first. Scores are to
-    base 2."""
+    """Returns the sum of weighted values [rows, BLOCK_V], the maximal score and the sum of weights of blocks
+    [first, last) of one request. Rows of the cache have ROW numbers; `page` is the page of the first block. Scores are
+    to base 2."""
     tokens = tl.arange(0, BLOCK_TOKENS)
     maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total_weight = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -149,14 +149,14 @@ def _attend(
         start = block * BLOCK_TOKENS
         at = start + tokens
         if PAGE_SIZE % BLOCK_TOKENS == 0:
-            # Of one number, so that the rows' offsets from it are constants of the loop
+            # A single number, so that the offsets of the rows are constants of the loop
             offset = (page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE) * ROW
             rows = offset + tokens[:, None] * ROW
         else:
             rows = ((page.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE) * ROW)[:, None]
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
-        # Beyond the end lie rows of others or of nobody, perhaps NaN
+        # Rows beyond the end belong to another request or to none, and may be NaN
         exists = (at < length)[:, None]
         k = _load(keys + rows, exists, W, BLOCK_W)
         scores = tl.dot(q_own, tl.trans(k), input_precision="ieee")
@@ -172,7 +172,7 @@ def _attend(
 
 @triton.jit
 def _load(rows, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The first BLOCK columns of rows [N, 1], 0 from WIDTH on and where no row exists."""
+    """Returns the first BLOCK columns of rows [N, 1]: 0 from WIDTH on and where no row exists."""
     columns = tl.arange(0, BLOCK)[None, :]
     mask = exist & (columns < WIDTH) if WIDTH < BLOCK else exist
     return tl.load(rows + columns, mask=mask, other=0.0)

@@ -1,4 +1,4 @@
-"""What several parts of a `DecodeSchedule` computed of one request, merged into its result."""
+"""Merges the partial results of a request, one from each part of a `DecodeSchedule`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_
 
 
 def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Memory for what parts compute of requests that they do not have whole: [pieces, rows, V] and the
-    log-sum-exps to base 2 [pieces, rows], float32. `rows` are the query rows of a request, out [..., V].
+    """Returns memory for the partial results of pieces, [pieces, rows, V], and for their log-sum-exps to base 2,
+    [pieces, rows], float32. `rows` are the query rows of a request, out [..., V].
 
-    The piece of part p and request r is p + r: both only grow from piece to piece, so that each has a
-    place of its own.
+    The index of a piece is its part plus its request. Both only grow from piece to piece, so indices are distinct.
     """
     pieces = schedule.num_parts + len(schedule.block_starts) - 1
     partial_out = out.new_empty((pieces, rows, out.shape[-1]), dtype=torch.float32)
@@ -27,7 +26,7 @@ def partial_results(schedule: DecodeSchedule, out: Tensor, rows: int) -> tuple[T
 
 
 class Parts(NamedTuple):
-    """What parts of a schedule computed, as `partial_results` has it."""
+    """Partial results of a schedule (`partial_results`)."""
 
     out: Tensor
     lse: Tensor
@@ -44,9 +43,9 @@ def merge_parts(
     settled: bool = False,
     tiles: MergeTiling | None = None,
 ) -> None:
-    """Writes into `out`, contiguous, the rows of the requests that lie in several parts; with `shared`, what groups of
-    requests computed together (`shared_prefixes.py`), each merged with its own. `settled`: the schedules are
-    (`pdl.py`). `tiles` is for measuring others than `merge_tiling`'s."""
+    """Writes the rows of requests with several parts to `out`, contiguous. `shared` are the results over common prefixes
+    (`shared_prefixes.py`), which are merged with those of each request. `settled`: the schedules are (`pdl.py`).
+    `tiles` replaces `merge_tiling`, for benchmarks."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)
     merge_kernel[(requests * rows, triton.cdiv(width, tiles.block_width))](
@@ -91,8 +90,7 @@ def merge_kernel(
     BLOCK_PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """Weighs together what several parts computed of one row; a row that one part computed whole is
-    already in place."""
+    """Merges the partial results of one row. The attention kernel has written rows with a single part."""
     if not SETTLED:
         wait_for_previous()
     request = tl.program_id(0) // ROWS
@@ -146,7 +144,7 @@ def merge_kernel(
 
 @triton.jit
 def _parts_of(request, exists, block_starts, part_size):
-    """The first part that has blocks of a request, and how many have."""
+    """Returns the first part with blocks of a request, and the number of such parts."""
     size = tl.load(part_size)
     start = tl.load(block_starts + request, mask=exists, other=0)
     end = tl.load(block_starts + request + 1, mask=exists, other=0)
@@ -167,7 +165,7 @@ def _weigh(
     WIDTH: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):
-    """Takes in the results of so many parts, which lie ROWS rows apart."""
+    """Adds the results of several parts, which are ROWS rows apart."""
     for start in tl.range(0, num_parts, BLOCK_PARTS, num_stages=1):
         parts = start + tl.arange(0, BLOCK_PARTS)
         exists = parts < num_parts

@@ -1,7 +1,7 @@
-"""Attention over two sets of keys as if they were one, from the results over each.
+"""Merges the results of attention over two sets of keys.
 
-The log-sum-exp of a row's scores is the weight that its result has beside others (FlashInfer,
-arXiv:2501.01005, section 2.2). So keys too many to be expanded at once are attended to in pieces.
+The log-sum-exp of a row's scores is the weight of its result (FlashInfer, arXiv:2501.01005, section 2.2). Prefill
+attends in several passes to more keys than fit into memory at once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ BLOCK_ROWS = 16
 
 
 def merge_states(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """In place: out and lse become those of both key sets together.
+    """Replaces `out` and `lse` by the result and the log-sum-exps over both sets of keys.
 
     out, other [N, H, V] contiguous, of one dtype; lse, other_lse [N, H] contiguous: log-sum-exps in
-    base 2, -inf for a row without keys, whose out is not looked at. A row that has none in either
-    set becomes 0.
+    base 2, -inf for a row without keys, whose `out` is not read. A row without keys in both sets becomes 0.
     """
     assert out.shape == other.shape and lse.shape == other_lse.shape == out.shape[:2], (
         f"out {tuple(out.shape)}, lse {tuple(lse.shape)}, other {tuple(other.shape)}, "
@@ -45,7 +44,7 @@ def merge_states_torch(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tenso
 
 @triton.jit
 def _share(values, own, both):
-    """0 for a row without keys, where the weight would be NaN or what is weighed may be."""
+    """Returns the weighted values; 0 for a row without keys, whose weight or values may be NaN."""
     return tl.where((own == float("-inf"))[:, None], 0.0, values * tl.exp2(own - both)[:, None])
 
 

@@ -1,12 +1,12 @@
-"""Attention of the newest tokens of each request over the paged latent cache, in MLA's absorbed form.
+"""Decode of absorbed multi-head latent attention: the newest tokens of each request over the paged latent cache.
 
 DeepSeek-V2 (arXiv:2405.04434, section 2.1): with the key up-projection absorbed into the query and
-the value up-projection into the output, multi-head latent attention is multi-query attention whose
-single key is the whole cached row (latent and rotary part) and whose value is the latent alone.
+the value up-projection into the output, multi-head latent attention is multi-query attention. Its
+single key is the whole cached row (latent and rotary part), and its value is the latent alone.
 
-On a GPU: split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the equal parts of
-a `DecodeSchedule`, then a merge of the requests that lie in several parts. What neighbours have in common
-can be read once for them (`shared_prefixes.py`): one launch more, whose results are merged with the others.
+On a GPU it is split-KV attention (Flash-Decoding, pytorch.org/blog/flash-decoding) over the equal parts of a
+`DecodeSchedule`, then a merge of the requests with several parts. Common prefixes of neighbouring requests can be read
+once (`shared_prefixes.py`), by one more launch, whose results are merged with the others.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def mla_decode(
     settled: bool = False,
     prefixes: SharedPrefixes | None = None,
 ) -> Tensor:
-    """softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows.
+    """Returns softmax((q_latent | q_pe) . rows * scale) . latents for each query over its request's rows, [B, H, C] in
+    q_latent's dtype.
 
-    q_latent [B, H, C] and q_pe [B, H, R], strided views allowed if their last dimension is
-    contiguous; cache [pages, page_size, C + R]; page_table [all slots, P] int32; for each of
-    B / queries requests, slots [] int64: its line in page_table, and lengths [] int32: its rows, at
-    least `queries` and at most schedule.max_length; schedule: made of these lengths, or of the own ones of
-    `prefixes`, which are for one query of each request. `settled`: page_table, slots, lengths and schedules are
-    (`pdl.py`).
+    q_latent [B, H, C] and q_pe [B, H, R], views are allowed if their last axis is contiguous;
+    cache [pages, page_size, C + R]; page_table [all slots, P] int32; slots [B / queries] int64: each request's line in
+    page_table; lengths [B / queries] int32: its rows, at least `queries` and at most schedule.max_length; schedule: of
+    these lengths, or of the own lengths of `prefixes`, which requires one query a request. `settled`: page_table,
+    slots, lengths and schedules are (`pdl.py`).
 
-    Query b * queries + i is that of the i-th of the last `queries` tokens of request b, and sees the
-    rows up to its own. The result is [B, H, C] in q_latent's dtype; scores, weights and sums are
-    float32, on a GPU the weights are rounded to the dtype before they meet the latents.
+    Query b * queries + i belongs to the i-th of the last `queries` tokens of request b, and attends to the rows up to
+    that token. Scores, weights and sums are float32. On a GPU the weights are rounded to the dtype before the product
+    with latents.
     """
     if not on_gpu(q_latent):
         return mla_decode_torch(
@@ -102,7 +102,7 @@ def mla_decode_triton(
     settled: bool = False,
     prefixes: SharedPrefixes | None = None,
 ) -> Tensor:
-    """C and R: powers of 2, at least 16."""
+    """C and R are powers of 2, at least 16."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     rope, requests = q_pe.shape[-1], len(lengths)
@@ -166,7 +166,7 @@ def mla_decode_triton(
             STAGES=tiling.num_stages,
             PIECES=min(tiling.pieces, latent // 16),
             PREFIX=prefix,
-            # Tiles of 64 rows have no registers left for it
+            # Tiles of 64 rows leave no registers for it
             SETTLED=settled and tiling.block_rows < 64,
             num_warps=tiling.num_warps,
             **launch_options(),
@@ -194,7 +194,7 @@ def mla_decode_torch(
     scale: float,
     queries: int = 1,
 ) -> Tensor:
-    """max_length: at least the longest length."""
+    """`max_length` is at least the longest length."""
     _check_shapes(q_latent, q_pe, cache, slots, lengths, queries)
     batch, heads, latent = q_latent.shape
     requests, width = len(lengths), cache.shape[-1]
@@ -206,7 +206,7 @@ def mla_decode_torch(
 
     q = torch.cat((q_latent, q_pe), dim=-1).float().view(requests, queries, heads, width)
     scores = torch.einsum("bqhw,bnw->bqhn", q, rows) * scale
-    # Of the new tokens, all but the last see fewer rows
+    # Of the new tokens, all but the last attend to fewer rows
     later = torch.arange(queries - 1, -1, -1, dtype=torch.int32, device=lengths.device)
     at = torch.arange(max_length, dtype=torch.int32, device=lengths.device)
     hidden = beyond[:, None] | (at >= (lengths[:, None] - later)[:, :, None])

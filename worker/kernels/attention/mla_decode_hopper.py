@@ -1,12 +1,12 @@
-"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon: for few query rows, 16 at most.
+"""The kernel of `mla_decode` for Hopper's tensor cores (sm_90), in Gluon, for at most 16 query rows.
 
-Its products are transposed. A warpgroup multiplies 64 rows at least, which is no place for 16 queries; so cached rows
-stand there and the queries are columns: scores are [tokens, queries], and latents, read across, times weights are
-[latents, queries]. Neither product has a row to spare, and both read the cached rows where they were copied to, which
-leaves registers and instructions for what Triton's small products take: its kernel (`mla_decode_kernel.py`) is the same
-otherwise, and for all else.
+Its products are transposed. A warpgroup multiplies at least 64 rows, too many for 16 queries. So cached rows are the
+rows of the products and queries are the columns: scores are [tokens, queries], and transposed latents times weights are
+[latents, queries]. No row of a product is padding, and both products read the cached rows from shared memory, which
+saves the registers and instructions of Triton's small products. The Triton kernel (`mla_decode_kernel.py`) is otherwise
+the same, and serves all other cases.
 
-Two blocks of cached rows have room. Queries are asked for before the first of them, as nothing begins without.
+Shared memory has room for two blocks of cached rows. Queries are loaded before the first block.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mla_router.worker.kernels.dispatch import is_hopper
 from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
 
 TOKENS = gl.constexpr(64)  # of a block: rows of the first product
-ROWS = gl.constexpr(16)  # query rows: columns of both
+ROWS = gl.constexpr(16)  # query rows: columns of both products
 STAGES = gl.constexpr(2)
 
 
 def suits_hopper(tiling: Tiling, q_latent: Tensor, q_pe: Tensor, queries: int) -> bool:
-    """Whether `attend_hopper_kernel` is for it: one new token of each request, a tile like its own, and widths whose
-    rows in shared memory are whole lines of its swizzled layout."""
+    """Whether `attend_hopper_kernel` serves the call: one new token of each request, a tile like its own, and rows that
+    fill whole lines of the swizzled layout in shared memory."""
     return (
         is_hopper(q_latent.device)
         and queries == 1
@@ -139,12 +139,12 @@ def attend_hopper_kernel(
 
         # Finite, so that a row which sees nothing gets weights 0 and not NaN
         maximum = gl.full([ROWS], -1e30, gl.float32, of_columns)
-        # Each thread's own tokens apart from the others', until the end
+        # Each thread sums its own tokens; the sums of all threads are added at the end
         weighed = gl.zeros([TOKENS, ROWS], gl.float32, product)
         acc = gl.zeros([LATENT, ROWS], gl.float32, product)
         for i in range(first, last):
             room = (i - first) % STAGES
-            # This block has come, and all threads know
+            # This block has arrived, for all threads
             async_copy.wait_group(STAGES - 1)
             gl.thread_barrier()
             fence_async_shared()
@@ -172,7 +172,7 @@ def attend_hopper_kernel(
             across = latents.index(room).permute((1, 0))
             acc = warpgroup_mma(across, weights, acc * shrink, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
-            # No thread reads this block any more
+            # All threads have read this block
             gl.thread_barrier()
             block = i + STAGES
             _copy(
@@ -188,12 +188,12 @@ def attend_hopper_kernel(
             )
             page = _pages_of(pages, block + 1, tokens, length, PAGE_SIZE)
         total_weight = gl.sum(weighed, 0)
-        # A row that saw nothing of this part weighs nothing
+        # A row that sees nothing of this part has weight 0
         acc *= gl.expand_dims(1 / gl.where(total_weight == 0.0, 1.0, total_weight), 0)
         if is_whole:
             _store(out + request.to(gl.int64) * (HEADS * LATENT), acc, HEADS)
         else:
-            # Parts and requests only grow from piece to piece: their sum is each piece's own
+            # Parts and requests only grow from piece to piece: their sum is the piece's index
             place = (part + request).to(gl.int64) * HEADS
             _store(partial_out + place * LATENT, acc, HEADS)
             gl.store(partial_lse + place + head, maximum + gl.log2(total_weight), mask=head < HEADS)
@@ -205,15 +205,15 @@ def attend_hopper_kernel(
 
 @gluon.jit
 def _pages_of(pages, block, tokens, length, PAGE_SIZE: gl.constexpr):
-    """The page of each row of a block; 0 beyond the end."""
+    """Returns the page of each row of a block; 0 beyond the end."""
     at = block * TOKENS + tokens
     return gl.load(pages + at // PAGE_SIZE, mask=at < length, other=0)
 
 
 @gluon.jit
 def _copy(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE: gl.constexpr):
-    """Starts to copy a block's rows, if it is before the last one, as a group of copies that is empty otherwise. Rows
-    beyond the end are others' or nobody's, perhaps NaN: those are 0 instead."""
+    """Starts to copy a block's rows as one group of copies, which is empty from the block `last` on. Rows beyond the end
+    belong to another request or to none, and may be NaN: zeros are copied instead."""
     if block < last:
         LATENT: gl.constexpr = latents.shape[1]
         ROPE: gl.constexpr = ropes.shape[1]
@@ -231,7 +231,7 @@ def _copy(cache, page, latents, ropes, block, last, tokens, length, PAGE_SIZE: g
 
 @gluon.jit
 def _store(out, sums, HEADS: gl.constexpr):
-    """Writes sums [LATENT, ROWS], whose first columns are heads, as a row for each head."""
+    """Writes the first columns of sums [LATENT, ROWS], which are heads, as a row for each head."""
     layout: gl.constexpr = sums.type.layout
     latent = gl.expand_dims(gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, layout)), 1)
     head = gl.expand_dims(gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout)), 0)

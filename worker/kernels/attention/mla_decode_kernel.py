@@ -1,4 +1,4 @@
-"""The Triton kernel of `mla_decode`: attention over parts of the cached rows."""
+"""The Triton kernel of `mla_decode`: a program attends to the cached rows of one part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mla_router.worker.kernels.attention.decode_parts import (
 )
 from mla_router.worker.kernels.pdl import reads_early, wait_for_previous
 
-# Of this kernel and Hopper's (`mla_decode_hopper.py`), as `pdl.py` says
+# Early reads (`pdl.py`) of this kernel and of Hopper's (`mla_decode_hopper.py`)
 SETTLED_ARGUMENTS = (
     "page_table",
     "slots",
@@ -60,16 +60,16 @@ def attend_kernel(
     PREFIX: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """With PREFIX a request is a group of QUERIES requests, its rows are those that they have in common
-    (`shared_prefixes.py`), and all results are partial."""
+    """With PREFIX a request is a group of QUERIES requests with a common prefix (`shared_prefixes.py`), its rows are the
+    prefix, and all results are partial."""
     if not SETTLED:
         wait_for_previous()
     ROWS: tl.constexpr = HEADS * QUERIES
     ROW_BLOCKS: tl.constexpr = (ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS
-    # Neighbours share a part, and its KV rows in L2
+    # Neighbouring programs share a part, and its KV rows in L2
     part = tl.program_id(0) // ROW_BLOCKS
     rows = tl.program_id(0) % ROW_BLOCKS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    # A constant if no tile has rows to spare: that saves registers
+    # A constant if no tile has padding: that saves registers
     row_mask = rows < ROWS if ROWS % BLOCK_ROWS else tl.full([BLOCK_ROWS], True, tl.int1)
     query = rows // HEADS if QUERIES > 1 else 0
     head = rows % HEADS if QUERIES > 1 else rows
@@ -93,7 +93,7 @@ def attend_kernel(
             skipped,
             BLOCK_TOKENS,
         )
-        # Before the queries: where a block lies is on the path of all that follows
+        # Before the queries: all later loads depend on the page
         page = pages_of(pages, first, length, PAGE_SIZE, BLOCK_TOKENS)
         if SETTLED:
             wait_for_previous()
@@ -109,7 +109,7 @@ def attend_kernel(
             mask=row_mask[:, None],
             other=0.0,
         )
-        # Of the new tokens of a request, each sees itself and what came before
+        # Each new token attends to itself and the tokens before
         visible = length - QUERIES + 1 + query
         if PREFIX:
             visible = tl.zeros_like(query) + length
@@ -134,13 +134,13 @@ def attend_kernel(
             STAGES,
             PIECES,
         )
-        # A row that saw nothing of this part weighs nothing
+        # A row that sees nothing of this part has weight 0
         safe = tl.where(total_weight == 0.0, 1.0, total_weight)
         if is_whole & (not PREFIX):
             place = request.to(tl.int64) * ROWS
             _store(out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
         else:
-            # Parts and requests only grow from piece to piece: their sum is each piece's own
+            # Parts and requests only grow from piece to piece: their sum is the piece's index
             place = (part + request).to(tl.int64) * ROWS
             _store(partial_out + place * LATENT, rows, acc, safe, row_mask, LATENT, PIECES)
             tl.store(partial_lse + place + rows, maximum + tl.log2(total_weight), mask=row_mask)
@@ -171,11 +171,11 @@ def _attend(
     STAGES: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """Sum of weighted latents, in PIECES of [rows, LATENT / PIECES], maximal score and sum of weights of
-    blocks [first, last) of one request; `page` is that of the first. Scores are to base 2.
+    """Returns the sum of weighted latents, in PIECES of [rows, LATENT / PIECES], the maximal score and the sum of weights
+    of blocks [first, last) of one request; `page` is the page of the first block. Scores are to base 2.
 
-    Each piece has a sum of scores of its own. Products of a warp that add to one sum wait for each
-    other, some 30 cycles each, and few rows leave a warp little else to do.
+    Each piece has its own sum of scores: products of a warp that add to the same sum wait for each other, some 30
+    cycles each.
     """
     WIDTH: tl.constexpr = LATENT // PIECES
     latent = tl.arange(0, WIDTH)
@@ -192,7 +192,7 @@ def _attend(
         start = block * BLOCK_TOKENS
         at = start + tokens
         if PAGE_SIZE % BLOCK_TOKENS == 0:
-            # Of one number, so that the rows' offsets from it are constants of the loop
+            # A single number, so that the offsets of the rows are constants of the loop
             row = page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE
             base = cache + row * (LATENT + ROPE) + tokens[:, None] * (LATENT + ROPE)
         else:
@@ -200,7 +200,7 @@ def _attend(
             base = cache + row[:, None] * (LATENT + ROPE)
         # Read one block ahead, off the path of the loads that depend on it
         page = pages_of(pages, block + 1, length, PAGE_SIZE, BLOCK_TOKENS)
-        # Beyond the end lie rows of others or of nobody, perhaps NaN
+        # Rows beyond the end belong to another request or to none, and may be NaN
         exists = (at < length)[:, None]
         k_c = tl.tuple(())
         for piece in tl.static_range(PIECES):
@@ -225,7 +225,7 @@ def _attend(
 
 @triton.jit
 def _store(out, rows, acc, total_weight, row_mask, LATENT: tl.constexpr, PIECES: tl.constexpr):
-    """Write rows of LATENT numbers each."""
+    """Writes rows of LATENT numbers each."""
     WIDTH: tl.constexpr = LATENT // PIECES
     for piece in tl.static_range(PIECES):
         latent = piece * WIDTH + tl.arange(0, WIDTH)

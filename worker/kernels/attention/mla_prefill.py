@@ -1,8 +1,7 @@
-"""Multi-head latent attention of prefill chunks, each after a cached prefix of its own request.
+"""Prefill of multi-head latent attention: chunks, each behind a cached prefix of its request.
 
-Not absorbed: many query tokens share the work of expanding the latents to per-head keys and values,
-and the expanded form needs about a quarter of the absorbed form's arithmetic (DeepSeek-V2,
-arXiv:2405.04434, section 2.1).
+It is not absorbed: many query tokens share the computation of per-head keys and values from latents, and multi-head
+attention over these needs about a quarter of the arithmetic (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ def mla_prefill(
     scale: float,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention within each chunk of `work`, ragged.
+    """Returns attention [N, H, V] within each chunk of `work`, and the log-sum-exps [N, H] of the scores in base 2.
 
-    q [N, H, D + R]; kv [S, H, D + V], what latents expand to: the keys without their rotary part, then
-    the values; k_pe [S, R], the rotary keys of all heads. Returns [N, H, V] and the log-sum-exp [N, H]
-    of the scores in base 2; all else as `ragged_attention` says.
+    q [N, H, D + R]; kv [S, H, D + V] from the latents: keys without their rotary part, then values; k_pe [S, R], the
+    rotary keys that all heads share. For the rest see `ragged_attention`.
     """
     d = q.shape[-1] - k_pe.shape[-1]
     return ragged_attention(q, kv[..., :d], kv[..., d:], k_pe, work, scale=scale, out=out)

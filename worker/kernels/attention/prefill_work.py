@@ -1,8 +1,7 @@
-"""What ragged prefill attention has to do in one launch: how long each chunk is, and which program takes
-which of its queries.
+"""The work of one launch of ragged prefill attention: the lengths of the chunks, and the queries of each program.
 
-Everything is computed from host integers. The tables are made once a step, travel to the device with
-the step's other inputs, and serve all layers.
+Everything is computed from host integers. The tables are made once a step, are copied to the device with
+the other inputs of the step, and serve all layers.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Query rows of a program: the taller, the fewer times keys are read; short chunks would leave most
-# of a tall one idle, and few tall ones most of a GPU, as all wait for the one with the most keys.
+# Query rows of a program. Tall blocks read keys fewer times. Short chunks leave most of a tall block empty, and few tall
+# blocks leave most of a GPU idle behind the block with the most keys.
 TALL_BLOCK = 128
 SHORT_BLOCK = 64
-# With tall blocks. On an H200, of 16 heads: 768 queries alone, which have as many, take 16.2 us with short blocks and 16.5
-# with tall ones, 640 take 13.5 and 14.7, 896 take 19.7 and 18.0.
+# Programs from which tall blocks are faster on an H200: about those of 768 queries with 16 heads.
 FEW_PROGRAMS = 96
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTables:
-    """`PrefillWork` before it is on a device. C chunks, B query blocks, all arrays int32."""
+    """`PrefillWork` on the host. C chunks, B query blocks; all arrays are int32."""
 
     extents: tuple[tuple[int, int], ...]
     causal: bool
@@ -37,16 +35,16 @@ class PrefillTables:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """C chunks, whose query rows and key rows follow one another."""
+    """C chunks. Their query rows follow one another, and so do their key rows."""
 
     extents: tuple[tuple[int, int], ...]  # of each chunk: query rows n, key rows s
-    causal: bool  # a chunk's queries are the last of its positions, each of which sees those up to itself
+    causal: bool  # a chunk's queries are its last positions, and each attends to the positions up to its own
     block_queries: int  # query rows of a program
     key_starts: Tensor  # [C + 1] int32: first key row of each chunk, and their number
-    # [B, 5] int32, of each program: its first query row, how many query rows its chunk has from there on, the chunk's first
-    # key row, how many keys the first query sees, and how many the last one of the chunk does. Each query of a causal
-    # chunk sees one key more than the one before it. A program without query rows does nothing, so that a table may be
-    # longer than its work
+    # [B, 5] int32, for each program: its first query row, the query rows of its chunk from there on, the chunk's first key
+    # row, the number of keys of the program's first query, and of the chunk's last query. Each query of a causal chunk
+    # has one key more than the query before. A program without query rows does nothing, so a table may be longer than
+    # its work
     query_blocks: Tensor
 
     @classmethod
@@ -58,7 +56,7 @@ class PrefillWork:
         heads: int,
         causal: bool = True,
     ) -> PrefillWork:
-        """With tables of its own, copied to `device` now: for a single call."""
+        """Returns the work with its tables copied to `device`, for a single call."""
         tables = prefill_tables(extents, heads=heads, causal=causal)
         return cls(
             tables.extents,
@@ -84,11 +82,11 @@ def prefill_tables(
     causal: bool = True,
     block_queries: int = 0,
 ) -> PrefillTables:
-    """Tables for chunks of (query rows n, key rows s), each with so many query heads.
+    """Returns the tables for chunks of (query rows n, key rows s) with so many query heads.
 
-    If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query
-    sees all s keys. Programs that see the most keys come first: the last ones to end are then short.
-    `block_queries`: query rows of a program; 0: what suits the chunks.
+    If `causal`, n <= s and a chunk's queries are the last n of its s positions; otherwise each query attends to all s
+    keys. Programs with the most keys come first, so that the last ones to end are short. `block_queries` are the query
+    rows of a program; 0: chosen by the chunks.
     """
     assert extents and all(
         queries > 0 and keys >= (queries if causal else 0) for queries, keys in extents

@@ -1,9 +1,8 @@
-"""`rope_kv_write` and `absorb_queries` in one kernel: all that stands between the projections of multi-head
-latent attention and the attention of a decode step.
+"""`rope_kv_write` and `absorb_queries` in one kernel: everything between the projections and the attention of an MLA
+decode step.
 
-Neither reads what the other writes: one has the rotary part of the queries and the token's own row, the
-other has the rest of the queries. So they are two kinds of programs of one grid, and there is one kernel
-less to start and to wait for.
+Neither reads memory that the other writes: the first takes the rotary part of the queries and the token's cache row,
+the second the rest of the queries. So they are two kinds of programs in one grid, which saves a launch.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ def rope_absorb_triton(
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
-    """`columns`, of an absorbing program, and `num_warps` are for measuring others than the two ops have when
-    alone."""
+    """`columns` of an absorbing program and `num_warps` replace those of the separate ops, for benchmarks."""
     tokens, heads, width = q.shape
-    # Else programs of one kind would read what those of the other write
+    # Otherwise programs of one kind would read what the other kind writes
     assert width == w_uk.shape[1] + 2 * rotations.shape[1] and tokens, (
         f"q {tuple(q.shape)}, w_uk {tuple(w_uk.shape)}, rotations {tuple(rotations.shape)}"
     )
@@ -127,7 +125,8 @@ def _rope_absorb_kernel(
     ABSORBS: tl.constexpr,
     SETTLED: tl.constexpr,
 ):
-    """ROPES programs for each token, then ABSORBS for each head and block of tokens: the first are few, and slow."""
+    """ROPES programs for each token come first, since they are few and slow, then ABSORBS for each head and block of
+    tokens."""
     program = tl.program_id(0)
     absorbing = program - tokens * ROPES
     if absorbing < 0:
@@ -135,6 +134,6 @@ def _rope_absorb_kernel(
             wait_for_previous()
         rope_kv_program(program // ROPES, program % ROPES, rope)
     else:
-        # Neighbours share weights
+        # Neighbouring programs share weights
         row_block, of_head = absorbing % row_blocks, absorbing // row_blocks
         absorb_program(of_head % ABSORBS, of_head // ABSORBS, row_block, absorb, tokens)

@@ -1,9 +1,9 @@
-"""Rows of the cache that neighbouring requests of a decode step have in common.
+"""Shared-prefix batching: rows of the cache that neighbouring requests of a decode step have in common are read once.
 
-Requests that begin alike have the same pages there. Decode attention is bound by reading rows, so that a
-group of them had better read these once, with the queries of all (Juravsky et al., 2024, "Hydragen",
-arXiv:2402.05099; Ye et al., 2024, "Cascade inference", flashinfer.ai); each then reads its own, and the
-results are merged. Which rows those are is found on the device, from the page table.
+Requests with a common prefix have the same pages for it. Decode attention is bound by reading rows. So a group of
+requests reads the common rows once, with the queries of all requests (Juravsky et al., 2024, "Hydragen",
+arXiv:2402.05099; Ye et al., 2024, "Cascade inference", flashinfer.ai). Each request then reads its own rows, and the
+results are merged. The device finds the common rows in the page table.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from mla_router.worker.kernels.attention.decode_schedule import DecodeSchedule, 
 from mla_router.worker.kernels.attention.decode_tiling import Tiling
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
-# Requests of a group: 16 heads of each fill a tile of tensor cores
+# Requests of a group: with 16 heads each they fill a tile of the tensor cores
 GROUP = 4
 PAGES_AT_ONCE = 256
-# Rows in common of one group, and of all groups together, that are worth another piece of each request to merge, and
-# another launch. On an H200, 256 requests: with 2048 of 2304 rows in common to each 16 of them 163 us, and 127 so; with
-# 512 of 1024 80 us, and 93. 1024 requests, 2048 of 2304 rows: 669 and 463 us. If none are found: 333 and 335 us.
+# Common rows of one group, and of all groups, from which one more launch and one more partial result to merge pay
+# (docs/design/kernels.md)
 WORTH_IT, WORTH_IT_ALL = 512, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Of R requests: what each group of GROUP has in common, and each request beside that. Requests too many for
-    a whole group have all for themselves."""
+    """The common rows of each group of GROUP requests, and the other rows of each of R requests. Requests behind the last
+    whole group have no common rows."""
 
-    lengths: Tensor  # [R // GROUP] int32, rows in common; 0 if they are few
-    slots: Tensor  # [R // GROUP] int64, one of each group
-    own_lengths: Tensor  # [R] int32, rows after them, at least one
-    skipped: Tensor  # [R] int32, pages of the rows in common
+    lengths: Tensor  # [R // GROUP] int32, common rows; 0 if they are few
+    slots: Tensor  # [R // GROUP] int64, the slot of one request of each group
+    own_lengths: Tensor  # [R] int32, rows behind the common ones, at least one
+    skipped: Tensor  # [R] int32, pages of the common rows
     schedule: DecodeSchedule  # of `lengths`
 
 
@@ -51,8 +50,9 @@ def shared_prefixes(
     num_parts: int,
     worth_it: tuple[int, int] = (WORTH_IT, WORTH_IT_ALL),
 ) -> SharedPrefixes:
-    """page_table [all slots, P] int32, slots [R] int64, lengths [R] int32, at most max_length. Fewer rows in common
-    than are `worth_it`, of a group and of all, count as none. Once a step; does not wait for the device."""
+    """Finds the common rows. page_table [all slots, P] int32, slots [R] int64, lengths [R] int32, at most max_length.
+    Fewer common rows than `worth_it`, of a group and of all groups, count as none. Runs once a step; does not wait for
+    the device."""
     find = find_triton if lengths.is_cuda else find_torch
     each, total = worth_it
     common = find(page_table, slots, lengths, page_size=page_size, at_least=each)
@@ -74,7 +74,7 @@ def shared_prefixes(
 def find_torch(
     page_table: Tensor, slots: Tensor, lengths: Tensor, *, page_size: int, at_least: int
 ) -> Tensor:
-    """[R // GROUP] int32, pages in common."""
+    """Returns the common pages of each group, [R // GROUP] int32."""
     groups = len(slots) // GROUP
     pages = page_table[slots[: groups * GROUP]].view(groups, GROUP, page_table.shape[1])
     same = (pages == pages[:, :1]).all(1).int().cumprod(1).sum(1)
@@ -116,11 +116,11 @@ def _find(
     GROUP: tl.constexpr,
     PAGES: tl.constexpr,
 ):
-    """Of one group. It reads on as long as all pages were the same."""
+    """Finds the common pages of one group. Reads until two requests differ."""
     wait_for_previous()
     group = tl.program_id(0)
     request = group * GROUP + tl.arange(0, GROUP)
-    # Each has a row of its own left, the newest
+    # Each request keeps at least its newest row
     most = (tl.min(tl.load(lengths + request), 0) - 1) // PAGE_SIZE
     tables = page_table + tl.load(slots + request)[:, None] * page_table_stride
     first = page_table + tl.load(slots + group * GROUP) * page_table_stride

@@ -1,6 +1,6 @@
-"""The paged KV cache [pages, page_size, W], a row of W numbers for each token: what is written and read.
+"""Reads and writes of the paged KV cache [pages, page_size, W], with a row of W numbers for each token.
 
-A latent and a rotary key for MLA; for grouped queries what `gqa_rows` says. `rope_kv_write` and
-`rope_gqa_write` are all that stands between a layer's projections and its attention; `gather` collects
-what prefill reads; `write`, `read` and `paged_rows` are plain torch's.
+A row is a latent and a rotary key for MLA, and keys and values for grouped-query attention (`gqa_rows`).
+`rope_kv_write` and `rope_gqa_write` are everything between a layer's projections and its attention. `gather` collects
+rows for prefill, `out_cache_loc` finds the rows of new tokens. `write`, `read` and `paged_rows` are plain torch.
 """

@@ -1,5 +1,4 @@
-"""Collect cached rows of several requests from the paged cache, for multi-head prefill: one launch,
-however many requests."""
+"""Collects cached rows of several requests for multi-head prefill, in one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from mla_router.worker.kernels.dispatch import on_gpu
 BLOCK_ROWS = 64
 BLOCK_WIDTH = 64
 BLOCK_REQUESTS = 64
-MAX_COLUMNS = 1024  # that one program copies
+MAX_COLUMNS = 1024  # columns that one program copies
 
 
 def kv_gather(
@@ -24,12 +23,12 @@ def kv_gather(
     starts: Tensor,
     total: int,
 ) -> Tensor:
-    """Rows first_rows[i] .. first_rows[i] + starts[i + 1] - starts[i] of each request i, one request
-    after another.
+    """Returns rows [first_rows[i], first_rows[i] + starts[i + 1] - starts[i]) of each request i, one request after
+    another, [total, W] in the cache's dtype.
 
     cache [pages, page_size, W] contiguous; page_table [all slots, P] int32; slots [C] int64 or int32:
-    each request's line in it; first_rows [C] int32; starts [C + 1] int32, from 0 to `total`, where the
-    rows of each request begin in the result: [total, W] in the cache's dtype.
+    each request's line in page_table; first_rows [C] int32; starts [C + 1] int32, from 0 to `total`: the first row of
+    each request in the result.
     """
     assert cache.is_contiguous() and page_table.stride(-1) == 1, (
         f"cache {tuple(cache.shape)} contiguous {cache.is_contiguous()}, "
@@ -79,7 +78,7 @@ def _kv_gather(
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = rows < total
-    # A row belongs to the request before which as many requests end
+    # The request of a row is the number of requests that end before it
     request = tl.zeros([BLOCK_ROWS], tl.int32)
     for begin in range(0, num_requests, BLOCK_REQUESTS):
         i = begin + tl.arange(0, BLOCK_REQUESTS)

@@ -1,4 +1,4 @@
-"""A row of the KV cache of grouped-query attention: one token's keys of all KV heads, then its values."""
+"""The cache row of grouped-query attention: keys of all KV heads, then their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def keys_and_values(rows: Tensor, head_dim: int, v_head_dim: int) -> tuple[Tensor, Tensor]:
-    """Keys [..., G, W] and values [..., G, V] in rows [..., G * (W + V)], as views."""
+    """Returns keys [..., G, W] and values [..., G, V] of rows [..., G * (W + V)] as views."""
     kv_heads, rest = divmod(rows.shape[-1], head_dim + v_head_dim)
     assert kv_heads and not rest, f"rows {tuple(rows.shape)}, heads of {head_dim} and {v_head_dim}"
     keys, values = rows.tensor_split([kv_heads * head_dim], dim=-1)

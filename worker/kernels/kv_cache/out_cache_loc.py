@@ -1,7 +1,8 @@
-"""Where new tokens lie in the paged cache, and what else of decode rows is looked up once a step, for all layers.
+"""The cache rows of new tokens (slot_mapping in vLLM), and the other inputs of decode rows. Both are looked up once a
+step, for all layers.
 
-All of it is a few integers a row. As plain torch operations it is ten kernels, which a decode step of one request waits
-for longer than for a layer's attention; here it is one.
+They are a few integers a row. Plain torch operations would be ten kernels, which take a decode step of one request
+longer than the attention of a layer. Here they are one.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ _BLOCK = 128
 
 
 class LookedUp(NamedTuple):
-    """Of decode rows, all [B]."""
+    """The inputs of B decode rows, [B] each."""
 
     slots: Tensor  # int64
     lengths: Tensor  # int32, tokens in the cache including the row's own
     tokens: Tensor  # int64
-    positions: Tensor  # int64, the last one
-    out_cache_loc: Tensor  # int64, where the row's own token lies: page * page_size + place in it
+    positions: Tensor  # int64, of the row's token: length - 1
+    out_cache_loc: Tensor  # int64, the cache row of the row's token: page * page_size + offset
 
 
 def compute_out_cache_loc(
     page_table: Tensor, slots: Tensor, positions: Tensor, *, page_size: int
 ) -> Tensor:
-    """[T] int64: the row of the flattened cache that the token at each of `positions` [T] int64 of the request in
-    each of `slots` [T] int64 has. page_table [all slots, P] int32."""
+    """Returns the rows in the flattened cache, [T] int64, of tokens at `positions` [T] int64 of the requests in `slots`
+    [T] int64. page_table [all slots, P] int32."""
     locate = compute_out_cache_loc_triton if page_table.is_cuda else compute_out_cache_loc_torch
     return locate(page_table, slots, positions, page_size=page_size)
 
@@ -40,8 +41,8 @@ def compute_out_cache_loc(
 def prompt_out_cache_loc(
     page_table: Tensor, prompt: Tensor, rows: int, *, page_size: int
 ) -> Tensor:
-    """[rows] int64: the same of the tokens of a prompt from its beginning on, whose slot and length are `prompt` [2]
-    int64; 0 behind its end."""
+    """Returns the rows in the flattened cache, [rows] int64, of a prompt's tokens from its beginning on; 0 behind its
+    end. `prompt` [2] int64: slot and length."""
     locate = prompt_out_cache_loc_triton if page_table.is_cuda else prompt_out_cache_loc_torch
     return locate(page_table, prompt, rows, page_size=page_size)
 
@@ -54,8 +55,8 @@ def look_up(
     page_size: int,
     into: LookedUp | None = None,
 ) -> LookedUp:
-    """Of decode rows of which `rows` [3, B] int64, contiguous, has the slots, the lengths, and the places of their
-    tokens in `tokens` [N] int64. page_table [all slots, P] int32. `into`: tensors to be written, of B rows."""
+    """Returns the inputs of decode rows. `rows` [3, B] int64, contiguous: slots, lengths, and indices in the input-token
+    buffer `tokens` [N] int64. page_table [all slots, P] int32. `into`: tensors of B rows to write to."""
     op = look_up_triton if page_table.is_cuda else look_up_torch
     return op(rows, tokens, page_table, page_size=page_size, into=into)
 
@@ -177,7 +178,7 @@ def look_up_triton(
     return into
 
 
-# Integers of a step lie where they lie: a kernel for each way would be compiled when such a step comes.
+# The alignment of a step's integers varies: specialized on it, a kernel would be compiled under load.
 @triton.jit(
     do_not_specialize=["count", "table_stride"],
     do_not_specialize_on_alignment=["slots", "positions"],

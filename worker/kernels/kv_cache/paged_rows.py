@@ -1,4 +1,4 @@
-"""Where the cached rows of decoding requests lie, one request a line."""
+"""The cache rows of decoding requests, one request a line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from torch import Tensor
 def paged_rows(
     page_table: Tensor, slots: Tensor, lengths: Tensor, *, page_size: int, max_length: int
 ) -> tuple[Tensor, Tensor]:
-    """Locations [B, max_length] int32 of each request's rows in cache.view(-1, W), and which of them
-    are beyond its length, [B, max_length] bool.
+    """Returns the locations of each request's rows in cache.view(-1, W), [B, max_length] int32, and whether they are
+    beyond its length, [B, max_length] bool.
 
-    page_table [all slots, P] int32; slots [B] int64: each request's line in it; lengths [B] int32,
+    page_table [all slots, P] int32; slots [B] int64: each request's line in page_table; lengths [B] int32,
     at least 1 and at most max_length.
 
-    Beyond a request's length lie rows of others or of nobody. They would get probability 0, but
-    0 * NaN would still spread from one request to another: their locations are those of the request's
-    own first row.
+    Rows beyond a request's length belong to another request or to none. Their probability would be 0, but 0 * NaN
+    would spread from one request to another. So their location is the request's first row.
     """
     assert slots.shape == lengths.shape, (
         f"slots {tuple(slots.shape)}, lengths {tuple(lengths.shape)}"

@@ -1,4 +1,4 @@
-"""Collect the rows of whole requests from the paged cache, for multi-head prefill."""
+"""Collects the rows of whole requests from the paged cache, for multi-head prefill."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 def kv_read(cache: Tensor, page_table: Tensor, requests: Sequence[tuple[int, int]]) -> Tensor:
-    """The first `length` rows of each (slot, length) in `requests`, one after another.
+    """Returns the first `length` rows of each (slot, length) in `requests`, one request after another,
+    [sum of lengths, W] in the cache's dtype.
 
-    cache [pages, page_size, W], page_table [slots, P] int32; the result is [sum of lengths, W] in
-    the cache's dtype. Slots and lengths are host integers: nothing waits for the device.
+    cache [pages, page_size, W], page_table [slots, P] int32. Slots and lengths are host integers: nothing waits for the
+    device.
     """
     page_size = cache.shape[1]
     capacity = page_table.shape[1] * page_size

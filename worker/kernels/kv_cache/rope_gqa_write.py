@@ -1,7 +1,7 @@
-"""What stands between the projections of grouped-query attention and the attention itself: rotary embedding
-of queries and keys, and the write of keys and values into the paged cache.
+"""Everything between the projections of grouped-query attention and the attention: rotary embedding of queries and
+keys, and the write of keys and values to the paged cache.
 
-Its parts are `rotary` and `kv_write`, of which the torch function is made.
+The torch function is made of `rotary` and `kv_write`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mla_router.worker.kernels.kv_cache.write import kv_write
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
 
-# Heads of a token that one program takes.
+# Heads of a token for one program.
 _BLOCK_HEADS = 16
 
 
@@ -31,16 +31,13 @@ def rope_gqa_write(
     *,
     interleaved: bool,
 ) -> None:
-    """In place, for T tokens:
+    """Rotates the last R numbers of every head of q in place, and writes rows of T tokens to the cache: for each KV head
+    the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g], to row `out_cache_loc[t]` (`gqa_rows.py`).
 
-    q [T, H, D + R]: the last R of every head are rotated, as `rotary` says.
-    cache [pages, page_size, G * (D + R + V)]: row `out_cache_loc[t]`, as `gqa_rows.py` says, gets for each
-    head the key k[t, g] followed by the rotated k_pe[t, g], and the value v[t, g]. It is contiguous; what
-    is written is converted to its dtype.
-
-    k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] are of q's dtype, and all may be views,
-    contiguous in the last axis, k_pe also one that repeats a head. rotations [T, R/2] complex64,
-    out_cache_loc [T] int64, distinct but for page 0, whose content nobody reads.
+    q [T, H, D + R]; cache [pages, page_size, G * (D + R + V)], contiguous, to whose dtype rows are converted;
+    k [T, G, D], where D may be 0, k_pe [T, G, R] and v [T, G, V] of q's dtype. All but the cache may be views,
+    contiguous in the last axis; k_pe may be expanded from one head. rotations [T, R/2] complex64;
+    out_cache_loc [T] int64, distinct except for page 0, whose content is never read.
     """
     write = rope_gqa_write_triton if on_gpu(q) else rope_gqa_write_torch
     write(q, k, k_pe, v, rotations, cache, out_cache_loc, interleaved=interleaved)
@@ -76,7 +73,7 @@ def rope_gqa_write_triton(
     interleaved: bool,
     num_warps: int = 4,
 ) -> None:
-    """For every token one program for each 16 query heads, and one for each 16 KV heads."""
+    """Launches for every token a program for each 16 query heads, and one for each 16 KV heads."""
     (tokens, heads, head_dim), (kv_heads, d), rope = q.shape, k.shape[1:], k_pe.shape[-1]
     v_head_dim = v.shape[-1]
     assert (

@@ -1,8 +1,8 @@
-"""What stands between the projections of multi-head latent attention and the attention itself
-(DeepSeek-V2, arXiv:2405.04434, section 2.1.3): rotary embedding of queries and key, normalisation of the
-latent, and the write of both into the paged cache.
+"""Everything between the projections of multi-head latent attention and the attention (DeepSeek-V2, arXiv:2405.04434,
+section 2.1.3): rotary embedding of queries and key, normalisation of the latent, and the write of key and latent to the
+paged cache.
 
-Its parts are `rotary`, `rms_norm` and `kv_write`, of which the torch function is made.
+The torch function is made of `rotary`, `rms_norm` and `kv_write`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.rms_norm import normalized, rms_norm_torch
 from mla_router.worker.kernels.rotary import rotary, rotate_rows, rotation_of
 
-# Heads of a token that one program rotates.
+# Heads of a token for one program.
 _BLOCK_HEADS = 16
 
 
@@ -36,15 +36,12 @@ def rope_kv_write(
     interleaved: bool,
     in_place: bool = False,
 ) -> None:
-    """For T tokens:
+    """Rotates the last R numbers of every head of q in place, and writes rms_norm(kv[t, :C]) followed by the rotated
+    kv[t, C:] to row `out_cache_loc[t]` of the cache, for T tokens; with `in_place` to kv[t] as well.
 
-    q [T, H, D + R]: the last R of every head are rotated in place, as `rotary` says.
-    cache [pages, page_size, C + R]: row `out_cache_loc[t]` becomes rms_norm(kv[t, :C]) followed by the
-    rotated kv[t, C:]. It is contiguous; what is written is converted to its dtype. If `in_place`, so does kv[t].
-
-    q and kv [T, C + R] are of one dtype and may be views, contiguous in the last axis; norm_weight [C]
-    of that dtype; rotations [T, R/2] complex64, out_cache_loc [T] int64, distinct but for page 0, whose
-    content nobody reads.
+    q [T, H, D + R] and kv [T, C + R] are of one dtype and may be views, contiguous in the last axis; norm_weight [C]
+    of that dtype; cache [pages, page_size, C + R], contiguous, to whose dtype rows are converted;
+    rotations [T, R/2] complex64; out_cache_loc [T] int64, distinct except for page 0, whose content is never read.
     """
     write = rope_kv_write_triton if on_gpu(q) else rope_kv_write_torch
     write(
@@ -96,7 +93,7 @@ def rope_kv_write_triton(
     in_place: bool = False,
     num_warps: int = 4,
 ) -> None:
-    """For every token one program for each 16 heads, and one for the row of the cache."""
+    """Launches for every token a program for each 16 heads, and one for the cache row."""
     work = rope_kv_work(
         q,
         kv,
@@ -112,8 +109,8 @@ def rope_kv_write_triton(
 
 
 class RopeKvWork(NamedTuple):
-    """What `rope_kv_program` gets: the arguments of `rope_kv_write`, their strides and widths, and blocks
-    of H heads, C latents and R rotated numbers."""
+    """The arguments of `rope_kv_program`: those of `rope_kv_write`, their strides and sizes, and blocks of H heads, C
+    latents and R rotated numbers."""
 
     q_pe: Tensor
     kv: Tensor
@@ -136,7 +133,7 @@ class RopeKvWork(NamedTuple):
 
     @property
     def programs(self) -> int:
-        """For a token."""
+        """Programs for one token."""
         return -(-int(self.H.value) // int(self.BLOCK_H.value)) + 1
 
 
@@ -152,7 +149,7 @@ def rope_kv_work(
     interleaved: bool,
     in_place: bool = False,
 ) -> RopeKvWork:
-    """Of a call of `rope_kv_write`, whose shapes and strides it checks."""
+    """Returns the arguments for a call of `rope_kv_write`. Checks shapes and strides."""
     tokens, heads, _ = q.shape
     latent, width = len(norm_weight), 2 * rotations.shape[1]
     assert (

@@ -1,4 +1,4 @@
-"""Write the rows of new tokens into the paged cache."""
+"""Writes the rows of new tokens to the paged cache."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def kv_write(cache: Tensor, out_cache_loc: Tensor, rows: Tensor) -> None:
-    """cache.view(-1, W)[out_cache_loc[i]] = rows[i], in place.
+    """Sets cache.view(-1, W)[out_cache_loc[i]] = rows[i].
 
-    cache [pages, page_size, W] contiguous, out_cache_loc [T] int64, rows [T, W] (converted to the
-    cache's dtype). Locations are distinct but for page 0, whose content nobody reads.
+    cache [pages, page_size, W] contiguous; out_cache_loc [T] int64, distinct except for page 0, whose content is never
+    read; rows [T, W], converted to the cache's dtype.
     """
     width = cache.shape[-1]
     assert cache.is_contiguous() and rows.shape == (*out_cache_loc.shape, width), (

@@ -1,5 +1,5 @@
-"""Mixtures of experts: `routing` chooses, `experts` computes what was chosen.
+"""Mixtures of experts: `routing` chooses experts, `experts` computes them.
 
-For one or two tokens by `gemv`, else over blocks of rows made by `align`, in `gate_up_gemm` and `down_gemm`: which
-program has which tile say `gemm_programs`, and how large tiles are `tiling`.
+One or two tokens go to `gemv`. More tokens are sorted into blocks of rows (`align`) for `gate_up_gemm` and `down_gemm`.
+`gemm_programs` maps programs to tiles, `tiling` has the sizes of tiles.
 """

@@ -1,10 +1,10 @@
-"""Token-expert pairs sorted by expert, so that each block of rows of a matrix product has one expert.
+"""Sorts token-expert pairs by expert, so that each block of rows of a matrix product has one expert.
 
 The rows of each expert are padded to whole blocks, as in vLLM's and SGLang's fused_moe (the idea is
 MegaBlocks', Gale et al., 2022, arXiv:2211.15841). All shapes follow from the number of pairs: nothing
-waits for the device. Pairs with the id -1 belong to no expert and get no row. The sort is a stable counting sort; one program places the pairs of one
-expert in one chunk of the list. So few tokens that one block has room for all are not sorted: a
-program of the product finds its block's tokens among all, which saves a launch.
+waits for the device. Pairs with the id -1 belong to no expert and have no row. The sort is a stable counting sort; one
+program places the pairs of one expert in one chunk of the list. If one block has room for all tokens, they are not
+sorted: a program of the product finds the tokens of its block among all, which saves a launch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MAX_CHUNK = 4096
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows for grouped matrix products, in at most max_blocks blocks of `rows` that have one expert
-    each; ids [T, K] int32 are what they were made from.
+    """Rows for grouped matrix products, in at most max_blocks blocks of `rows` rows with one expert each, made from
+    ids [T, K] int32.
 
-    Sorted: pairs [max_blocks * rows] int32, the pair t * K + k of each row, P (their number) in rows that
-    are padding; experts [max_blocks] int32; count [1] int32 says how many blocks there are. What lies
-    behind them was not written. Else these three are None, and `block_rows` has the rule.
+    Sorted: pairs [max_blocks * rows] int32, the pair t * K + k of each row, or the number of pairs in padding;
+    experts [max_blocks] int32; count [1] int32, the number of blocks. Entries behind the last block are not
+    written. Unsorted: these three are None, and `block_rows` has the rule.
     """
 
     ids: Tensor
@@ -40,12 +40,12 @@ class Blocks:
 
     @property
     def intermediate_rows(self) -> int:
-        """Of what is computed for each row: in the order of the blocks, or of the pairs if unsorted."""
+        """Rows of the intermediate result: in the order of the blocks, or of the pairs if unsorted."""
         return self.ids.numel() if self.pairs is None else len(self.pairs)
 
 
 def max_blocks(pairs: int, num_experts: int, rows: int) -> int:
-    """How many blocks can be needed at most, however the pairs are distributed."""
+    """Returns the largest number of blocks for any distribution of the pairs."""
     experts = min(pairs, num_experts)
     return min(pairs, (pairs + experts * (rows - 1)) // rows)
 
@@ -63,12 +63,12 @@ def block_rows(
     BLOCK_TOP_K: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Of one block: its expert, the pair of each row (num_pairs in padding), the intermediate row that
-    belongs to each row, and whether there is such a block."""
+    """Returns the expert of a block, the pair of each row (num_pairs in padding), the intermediate row of each row, and
+    whether the block exists."""
     row = tl.arange(0, ROWS)
     if pairs is None:
         # Row r is token r. With fewer pairs than experts block p has the expert of pair p, unless an
-        # earlier pair has it; else block e has expert e.
+        # earlier pair has the same expert; otherwise block e has expert e.
         by_pair = max_blocks == num_pairs
         k = tl.arange(0, BLOCK_TOP_K)
         own = row[:, None] * TOP_K + k[None, :]
@@ -79,7 +79,7 @@ def block_rows(
         exists = tl.where(by_pair, first == block, first < num_pairs) & (expert >= 0)
         intermediate = tl.where(pair < num_pairs, pair, 0).to(tl.int64)
     else:
-        # All three at once: what lies past the last block is not defined, but it can be read
+        # All three loads at once: entries behind the last block are undefined, but readable
         intermediate = block.to(tl.int64) * ROWS + row
         expert = tl.load(experts + block)
         pair = tl.load(pairs + intermediate)
@@ -96,7 +96,7 @@ def _count(
     BLOCK_EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """counts[c, e]: the pairs of expert e in chunk c."""
+    """Writes counts[c, e], the number of pairs of expert e in chunk c."""
     wait_for_previous()
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -121,7 +121,7 @@ def _place(
     CHUNK: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Where in `pairs` those of one expert in one chunk belong. With one chunk it counts itself."""
+    """Places the pairs of one expert in one chunk in `pairs`. With a single chunk it counts them itself."""
     wait_for_previous()
     expert = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -163,23 +163,24 @@ def _place(
 
 
 def chunk_size(num_pairs: int) -> int:
-    """Few sizes, as each is compiled for."""
+    """Returns one of a few sizes, since the kernels are compiled for each."""
     return next((size for size in (256, 1024, 2048) if num_pairs <= size), MAX_CHUNK)
 
 
 def blocks_for(ids: Tensor, num_experts: int, rows: int) -> Blocks:
-    """Blocks of the pairs of ids [T, K] int32, T > 0, distinct within a token but for -1: without a launch if
-    each block has room for all tokens."""
+    """Returns blocks of the pairs of ids [T, K] int32, T > 0, which are distinct within a token except for -1. Launches
+    nothing if a block has room for all tokens."""
     if len(ids) > rows:
         return moe_align(ids, num_experts, rows)
     return Blocks(ids.contiguous(), rows, max_blocks=min(ids.numel(), num_experts))
 
 
 def moe_align(ids: Tensor, num_experts: int, rows: int) -> Blocks:
-    """The pairs of ids [T, K] int32, T > 0, each -1 or an expert below num_experts, in blocks of `rows` rows.
+    """Returns sorted blocks of `rows` rows of the pairs of ids [T, K] int32, T > 0, each -1 or an expert below
+    num_experts.
 
-    One launch for up to 4096 pairs, two beyond. There is no way without Triton: the products of plain
-    torch (`moe_experts_torch`) need no blocks.
+    It is one launch for up to 4096 pairs, two for more. There is no torch form: the products of plain torch
+    (`moe_experts_torch`) need no blocks.
     """
     assert ids.dtype == torch.int32 and ids.numel(), f"ids {tuple(ids.shape)} {ids.dtype}"
     ids = ids.contiguous()

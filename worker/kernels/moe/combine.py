@@ -1,4 +1,4 @@
-"""The weighted sum of what each token's experts made of it."""
+"""The weighted sum of the results of each token's experts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 
 def combine(rows: Tensor, weights: Tensor, plus: Tensor | None = None) -> Tensor:
-    """[T, N]: sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k]; and `plus`
-    [T, N], contiguous. A row with weight 0 may hold anything."""
+    """Returns the sum over k, in its order and in float32, of weights[t, k] * rows[t * K + k], [T, N], plus `plus`
+    [T, N], contiguous. A row with weight 0 may have any content."""
     tokens, top_k = weights.shape
     hidden = rows.shape[1]
     out = rows.new_empty(tokens, hidden)

@@ -1,9 +1,9 @@
-"""The experts' second matrix product over sorted blocks of rows, which puts the rows back in the order of the
-pairs (`combine.py` sums them).
+"""The experts' second matrix product over sorted blocks of rows. It writes rows in the order of the pairs, and
+`combine.py` sums them.
 
-Few rows: a program for each tile, and whichever multiprocessor is free takes the next, since weights do not come
-from memory equally fast for all. Many: as many programs as run at a time, each of which takes one tile after
-another, and reads the next one's first inputs while it writes the last one's results.
+Few rows have a program for each tile: a free multiprocessor takes the next one, since weights do not arrive at the
+same speed for all. For many rows as many programs as run at a time take tile after tile, and load the first inputs of
+the next tile while they write results.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from mla_router.worker.kernels.moe.gemm_programs import (
 from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import wait_for_previous
 
-# Rows of blocks from which on programs take one tile after another. V2-Lite on an H200, whole prompts without and with it:
-# in blocks of 64 rows 384 tokens take 9.68 and 9.82 ms, 512 10.16 and 10.28 in one run and 10.27 and 10.28 in another; in
-# blocks of 128 rows 1,024 take 13.15 and 12.92 in one and 13.13 and 13.03 in another.
+# Rows of a block from which programs take tile after tile: on an H200 whole prompts in blocks of 64 rows are slower with
+# it, in blocks of 128 rows faster.
 MANY_ROWS = 128
 
 
@@ -46,7 +45,7 @@ def _product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """[ROWS, BLOCK_N] float32 of rows and a weight, both read by the tensor memory accelerator."""
+    """Returns the product [ROWS, BLOCK_N] float32 of rows and a weight, both read by the tensor memory accelerator."""
     sums = tl.zeros((ROWS, BLOCK_N), tl.float32)
     for start in range(0, SIZE, BLOCK_K):
         a = rows.load([row, start])
@@ -56,7 +55,7 @@ def _product(
 
 @triton.jit
 def _store(out, row, inside, first, sums, HIDDEN: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of the rows `row` [ROWS] the sums [ROWS, BLOCK_N] from column `first` on."""
+    """Writes sums [ROWS, BLOCK_N] to rows `row` [ROWS], from column `first` on."""
     column = first + tl.arange(0, BLOCK_N)
     at = out + row.to(tl.int64)[:, None] * HIDDEN + column[None, :]
     tl.store(at, sums.to(out.dtype.element_ty), inside[:, None] & (column < HIDDEN)[None, :])
@@ -90,7 +89,7 @@ def _down_gemm(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[pair[row]] = down(gated[row]), BLOCK_N of its HIDDEN columns; or those of out[num_pairs + row] of
+    """Writes BLOCK_N of HIDDEN columns of out[pair[row]] = down(gated[row]), or of out[num_pairs + row] from
     shared_gated[row]."""
     wait_for_previous()
     program = tl.program_id(0)
@@ -112,7 +111,7 @@ def _down_gemm(
     if not exists:
         return
     real = pair < num_pairs
-    # Columns past the end are others' weights, or zeros, and are not stored
+    # Columns past the end are weights of another expert, or zeros, and are not stored
     first = column * BLOCK_N
     weight_row = (expert * HIDDEN).to(tl.int32) + first
     if pairs is None:
@@ -125,7 +124,7 @@ def _down_gemm(
             a = tl.load(gated + rows[:, None] * WIDTH + (start + k)[None, :], inside, other=0.0)
             sums = tl.dot(a, weight.load([weight_row, start]).T, sums, input_precision="ieee")
     else:
-        # Padding is read like the rest, and its products are not stored
+        # Padding is multiplied as well, and not stored
         sums = _product(
             rows_of_gated, block * ROWS, weight, weight_row, WIDTH, ROWS, BLOCK_N, BLOCK_K
         )
@@ -153,7 +152,7 @@ def _down_gemm_in_rounds(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The same, of sorted pairs."""
+    """`_down_gemm` of sorted pairs, where a program takes tile after tile."""
     wait_for_previous()
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     COST: tl.constexpr = (SHARED_WIDTH + WIDTH - 1) // WIDTH
@@ -182,8 +181,8 @@ def _down_gemm_in_rounds(
 def down_blocks(
     gated: Gated, down: Tensor, blocks: Blocks, tile: Tile, shared: Tensor | None = None
 ) -> Tensor:
-    """[P, N] in gated's dtype, by pair; with `shared` [N, S], of sorted pairs, then the T rows of the shared
-    experts. down [E, N, I]. Rows of weights are whole pieces of 16 bytes."""
+    """Returns rows [P, N] in gated's dtype, in the order of the pairs; with `shared` [N, S], for sorted pairs alone, the T
+    rows of the shared experts follow. down [E, N, I]. Rows of weights are multiples of 16 bytes."""
     _, hidden, width = down.shape
     assert (gated.shared is None) == (shared is None), f"{gated.shared=}, {shared=}"
     assert blocks.pairs is not None or shared is None, f"shared experts with {blocks}"
@@ -213,11 +212,11 @@ def down_blocks(
             **constants,
         )
         return out
-    del constants["BLOCK_TOP_K"]  # of pairs that are not sorted
+    del constants["BLOCK_TOP_K"]  # for unsorted pairs alone
     columns = triton.cdiv(hidden, tile.block_n)
     shared_tiles = triton.cdiv(tokens, blocks.rows) * columns
     most = blocks.max_blocks * columns + shared_tiles
-    # Each program fills a multiprocessor
+    # One program fills a multiprocessor
     _down_gemm_in_rounds[(min(limits(down.device).multiprocessors, most),)](
         rows,
         weight,

@@ -1,10 +1,10 @@
-"""The feed-forward experts of a mixture, each token through the ones it was routed to.
+"""The routed experts of a mixture.
 
-On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`); more are sorted by expert
+On a GPU one or two tokens stream the weights of each pair's expert (`gemv.py`). More tokens are sorted by expert
 (`align.py`) for grouped matrix products (`gate_up_gemm.py`, `down_gemm.py`), whose results are then summed
-(`combine.py`). Shared experts can come along with either. With plain torch, tokens are sorted as well and each
-projection is one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights are
-dequantized first: on a CPU the routed experts alone, one at a time.
+(`combine.py`). Both can compute the shared experts as well. With plain torch tokens are sorted, and each projection is
+one grouped product over the stacked weights (Gale et al., 2022, arXiv:2211.15841). Quantized weights are dequantized
+first; on a CPU only the routed experts are, one at a time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ROW_BYTES = 16
 
 
 class SharedWeights(NamedTuple):
-    """S experts that all tokens go through, as one layer of their widths together."""
+    """The weights of S shared experts, joined to one layer."""
 
     gate_up: Weight  # [2SI, N], all gates first
     down: Weight  # [N, SI]
 
 
-# What all tokens get beside their own experts
+# A term for all tokens: a function that returns it, or the weights of the shared experts
 Plus = Callable[[], Tensor] | SharedWeights | None
 
 
@@ -107,8 +107,8 @@ def moe_experts_triton(
     *,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
-    """At least one token. `tiling` is by default the table's for this device and shape; one with blocks that
-    have room for all tokens is not for shared weights."""
+    """Takes at least one token. `tiling` is by default that of the device and shape (`tiling.py`). Shared weights need a
+    tiling with fewer rows in a block than tokens, or with unsorted pairs."""
     tokens, hidden = x.shape
     experts, double, _ = gate_up.shape
     assert gate_up.is_contiguous() and down.is_contiguous() and weights.is_contiguous()
@@ -151,7 +151,7 @@ def moe_experts_torch(
         plus = partial(_shared_torch, x, plus)
     tokens, hidden = x.shape
     experts, top_k = len(gate_up), ids.shape[1]
-    # Pairs without an expert come last, behind all groups
+    # Pairs without an expert are last, behind all groups
     sorted_ids, order = torch.where(ids < 0, experts, ids).flatten().sort(stable=True)
     ends = torch.searchsorted(
         sorted_ids,
@@ -174,8 +174,8 @@ def moe_experts_one_by_one(
     ids: Tensor,
     plus: Plus = None,
 ) -> Tensor:
-    """`moe_experts` of quantized weights on a CPU, where the ids can be read. To dequantize all experts would take
-    most of the time of a small step, and tens of gigabytes in DeepSeek-V3."""
+    """`moe_experts` of quantized weights on a CPU, where ids can be read without a wait. Dequantizing all experts would
+    take most of the time of a small step, and tens of gigabytes in DeepSeek-V3."""
     if isinstance(plus, SharedWeights):
         plus = partial(_shared_torch, x, plus)
     each = x.new_zeros(*ids.shape, x.shape[1])  # [T, K, N]
@@ -189,8 +189,8 @@ def moe_experts_one_by_one(
 
 
 def _grouped_linear(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """rows [R, N], sorted by expert, each through its expert's weights [E, M, N]: [R, M]; `ends` [E] int32.
-    torch's grouped_mm wants rows of a multiple of 16 bytes: others are copied with zeros behind."""
+    """Returns the product [R, M] of rows [R, N], sorted by expert, and their experts' weights [E, M, N]; `ends` [E] int32
+    are the ends of the groups. torch's grouped_mm needs rows of a multiple of 16 bytes: others are padded with zeros."""
     short = -rows.shape[1] % (_ROW_BYTES // rows.itemsize)
     if short:
         rows, weights = functional.pad(rows, (0, short)), functional.pad(weights, (0, short))

@@ -1,9 +1,8 @@
 """The experts' first matrix product over sorted blocks of rows: gate and up, with silu(gate) * up in the
-epilogue, so that the wide intermediate never reaches memory.
+epilogue. Gate and up themselves are not written to memory.
 
-Weights are read by the tensor memory accelerator: one thread asks for a tile, where each would have asked for its
-pieces. It lays rows of gate and of up one behind the other, as the halves of one operand: a product is
-twice as wide as the two would be, and the tensor cores read the rows' tile once for it.
+Weights are read by the tensor memory accelerator: one thread requests a tile. Rows of gate and of up become the halves
+of one operand, so one product serves both, and the tensor cores read the tile of rows once.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from mla_router.worker.kernels.pdl import wait_for_previous
 
 
 class Gated(NamedTuple):
-    """silu(gate) * up: of the rows of `blocks` [blocks.intermediate_rows, I], of which padding is not written;
-    and of all tokens by shared experts [T, S]."""
+    """silu(gate) * up of the rows of blocks, [blocks.intermediate_rows, I], without padding, which is not written; and of
+    all tokens for the shared experts, [T, S]."""
 
     rows: Tensor
     shared: Tensor | None = None
@@ -48,7 +47,7 @@ def _gated(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """silu(gate) * up [ROWS, BLOCK_N] float32 of the `real` ones of the rows at `rows_at` [ROWS, BLOCK_K], from
+    """Returns silu(gate) * up [ROWS, BLOCK_N] float32 of the rows at `rows_at` [ROWS, BLOCK_K] that are `real`, from
     column `first` of an expert on."""
     k = tl.arange(0, BLOCK_K)
     sums = tl.zeros((ROWS, 2 * BLOCK_N), tl.float32)
@@ -90,8 +89,8 @@ def _gate_up_gemm(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[row] = silu(gate) * up of x[pair[row] // TOP_K], BLOCK_N of its WIDTH columns; or those of
-    shared_out[row] of x[row]."""
+    """Writes BLOCK_N of WIDTH columns of out[row] = silu(gate) * up of x[pair[row] // TOP_K], or of shared_out[row] from
+    x[row]."""
     wait_for_previous()
     k = tl.arange(0, BLOCK_K)
     n = tl.arange(0, BLOCK_N)
@@ -128,8 +127,8 @@ def _gate_up_gemm(
 def gate_up_blocks(
     x: Tensor, gate_up: Tensor, blocks: Blocks, tile: Tile, shared: Tensor | None = None
 ) -> Gated:
-    """In x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], shared [2S, N], of which rows are whole pieces of 16
-    bytes."""
+    """Returns silu(gate) * up in x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], shared [2S, N]. Rows of weights are
+    multiples of 16 bytes."""
     _, double, hidden = gate_up.shape
     shared_width = 0 if shared is None else len(shared) // 2
     out = x.new_empty(blocks.intermediate_rows, double // 2)
@@ -153,7 +152,7 @@ def gate_up_blocks(
 
 
 def _halves(gate_up: Tensor, tile: Tile) -> TensorDescriptor:
-    """Tiles of as many rows of gate as of up, of gate_up [E, 2I, N]."""
+    """Returns a descriptor of gate_up [E, 2I, N] whose tiles have as many rows of gate as of up."""
     experts, double, hidden = gate_up.shape
     halves = gate_up.view(experts, 2, double // 2, hidden)
     return TensorDescriptor.from_tensor(halves, [1, 2, tile.block_n, tile.block_k])

@@ -1,8 +1,8 @@
-"""Which tile of the experts' matrix products a program computes, and what both products' kernels are given.
+"""The map from programs to tiles in the experts' matrix products, and the arguments that both kernels share.
 
-Programs that share weights are neighbours in time, as in Triton's matrix multiplication tutorial ("grouped
-ordering"). Experts that all tokens go through may come along: their tiles are computed between, or beside, those
-of the routed experts, which wait for weights that few rows share, while these keep the tensor cores busy.
+Programs that share weights run at the same time, as in Triton's matrix multiplication tutorial ("grouped
+ordering"). Tiles of shared experts can be computed between those of the routed experts: tiles of routed experts wait
+for weights that few rows use, while tiles of shared experts occupy the tensor cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mla_router.worker.kernels.pdl import launch_options
 
 @triton.jit
 def block_and_column(tile, max_blocks, COLUMNS: tl.constexpr, group_m):
-    """Block of rows and block of columns of a tile: down group_m blocks of rows first."""
+    """Returns the block of rows and the block of columns of a tile: group_m blocks of rows come first."""
     in_group = group_m * COLUMNS
     first = tile // in_group * group_m
     size = min(max_blocks - first, group_m)
@@ -29,8 +29,8 @@ def block_and_column(tile, max_blocks, COLUMNS: tl.constexpr, group_m):
 
 @triton.jit
 def turn_of(program, every, shared_programs):
-    """Of programs of one tile each: whether one works for the shared experts, as the last of each `every` does
-    while there is such work, and which of its kind it is."""
+    """Returns whether a program of one tile has one of the shared experts, and its index among the programs of its kind.
+    The last of each `every` programs has, as long as there are such tiles."""
     turn = program // every
     is_shared = (program % every == every - 1) & (turn < shared_programs)
     return is_shared, tl.where(is_shared, turn, program - tl.minimum(turn, shared_programs))
@@ -38,16 +38,16 @@ def turn_of(program, every, shared_programs):
 
 @triton.jit
 def shared_tile(tile, num_tokens, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """First row and first column of a tile of the shared experts."""
+    """Returns the first row and the first column of a tile of the shared experts."""
     row_blocks = tl.cdiv(num_tokens, ROWS)
     return tile % row_blocks * ROWS, tile // row_blocks * BLOCK_N
 
 
 @triton.jit
 def share_of(program, routed, shared, COST: tl.constexpr):
-    """How many tiles have their turn in each round of programs that take one tile after another, if a shared one
-    takes as long as COST routed ones. The first `busy` programs begin with shared tiles, one in so many of them, and
-    come to routed ones after `head` rounds; this one has the rounds from `begin` to `end` for those."""
+    """Divides tiles among programs that take tile after tile in rounds, if a shared tile takes as long as COST routed
+    tiles. The first `busy` programs begin with shared tiles and take routed tiles after `head` rounds. This program has
+    the rounds from `begin` to `end` for routed tiles."""
     programs = tl.num_programs(0)
     if COST == 0:  # no shared tiles
         return 0, 0, 0, tl.cdiv(tl.maximum(routed - program, 0), programs)
@@ -65,7 +65,7 @@ def share_of(program, routed, shared, COST: tl.constexpr):
 
 @triton.jit
 def tile_in(round_, program, busy, head):
-    """The routed tile of a program in a round between `begin` and `end` of `share_of`."""
+    """Returns the routed tile of a program in a round from `begin` to `end` of `share_of`."""
     programs = tl.num_programs(0)
     free = programs - busy
     early = round_ * free + program - busy
@@ -75,8 +75,8 @@ def tile_in(round_, program, busy, head):
 def programs_with_turns(
     blocks: Blocks, outputs: int, shared_outputs: int, tile: Tile
 ) -> tuple[int, tuple[int, int]]:
-    """How many programs of one tile each; and for `turn_of`, how many of them work for the shared experts, which one
-    of so many: all of them have had their turn among the programs of the fewest blocks that there can be."""
+    """Returns the number of programs of one tile, and for `turn_of` the number of tiles of the shared experts and their
+    interval among the programs. With the fewest possible blocks all of them still run."""
     columns = triton.cdiv(outputs, tile.block_n)
     programs = blocks.max_blocks * columns
     if not shared_outputs:
@@ -87,7 +87,7 @@ def programs_with_turns(
 
 
 def block_arguments(blocks: Blocks) -> tuple[Tensor | int | None, ...]:
-    """Of all kernels over blocks, from `ids` to `num_pairs`."""
+    """Returns the arguments of a kernel over blocks from `ids` to `num_pairs`."""
     return (
         blocks.ids,
         blocks.pairs,

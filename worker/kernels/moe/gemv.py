@@ -1,9 +1,9 @@
-"""The experts for one or a few tokens: nearly every token-expert pair has an expert to itself.
+"""The experts of one or a few tokens, where nearly every token-expert pair has another expert.
 
-Then nothing is gained by sorting, and a layer is two streams over weights: each program reads a few whole
-rows of them, straight into registers, so that as many loads as possible are under way at once. The
-second one goes through all experts of a token, which makes their weighted sum its own. A pair without an
-expert (id -1, weight 0) multiplies expert 0: for an idle row that is one expert instead of K, and no branch.
+Sorting gains nothing there. A layer is two streams over weights: each program loads a few whole rows of weights
+directly to registers, with as many loads as possible under way. A program of the second product loops over all experts
+of a token and computes their weighted sum. A pair without an expert (id -1, weight 0) multiplies expert 0: an idle row
+reads one expert instead of K, without a branch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mla_router.worker.kernels.moe.tiling import Tile
 from mla_router.worker.kernels.pdl import launch_options, reads_early, wait_for_previous
 
 
-# Which rows of `weight`, which is constant as well, says `ids`, which is read after the wait
+# `weight` is constant as well, but its rows depend on `ids`, which are read after the wait
 @reads_early({"SHARED": ("shared", "weight")})
 @triton.jit
 def _gate_up_gemv(
@@ -32,8 +32,8 @@ def _gate_up_gemv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[pair] = silu(gate) * up of its token, BLOCK_N of its WIDTH columns. A token's first SHARED pairs
-    are with the shared experts: they know their weights, and read them, before the ids are there."""
+    """Writes BLOCK_N of WIDTH columns of out[pair] = silu(gate) * up of its token. A token's first SHARED pairs are with
+    the shared experts: their weights are read before the ids are known."""
     pair = tl.program_id(1).to(tl.int64)
     choice = pair % (SHARED + TOP_K) - SHARED
     token = pair // (SHARED + TOP_K)
@@ -85,8 +85,8 @@ def _down_gemv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[token] = sum over k of weights[token, k] * down(gated[token, k]), BLOCK_N of its columns; that of
-    the shared experts first, whose weights are read ahead."""
+    """Writes BLOCK_N columns of out[token] = the sum over k of weights[token, k] * down(gated[token, k]). Shared experts
+    come first, and their weights are read before the wait."""
     token = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     i = tl.arange(0, BLOCK_K)
@@ -123,7 +123,7 @@ def _down_gemv(
 
 @triton.jit
 def _routed(weight, chosen, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the gate rows of a routed expert begin, and how far from them its up rows."""
+    """Returns the address of a routed expert's gate rows, and the distance of its up rows from them."""
     wait_for_previous()
     expert = tl.maximum(tl.load(chosen), 0).to(tl.int64)
     return weight + expert * (2 * WIDTH * HIDDEN), WIDTH * HIDDEN
@@ -131,15 +131,15 @@ def _routed(weight, chosen, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _streamed(at, column, WIDTH: tl.constexpr):
-    """Nobody reads the weights again before the next step: they need not push others out of L2."""
+    """Loads weights that are not read again in this step: they leave L2 first."""
     return tl.load(at, (column < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
 
 
 def gate_up_pairs(
     x: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile, shared: Tensor | None = None
 ) -> Tensor:
-    """[T * (S + K), I] in x's dtype. x [T, N] contiguous, gate_up [E, 2I, N], ids [T, K] int32,
-    shared [2SI, N]."""
+    """Returns silu(gate) * up of each pair, [T * (S + K), I] in x's dtype. x [T, N] contiguous, gate_up [E, 2I, N],
+    ids [T, K] int32, shared [2SI, N]."""
     _, double, hidden = gate_up.shape
     tokens, top_k = ids.shape
     shares = 0 if shared is None else len(shared) // double
@@ -172,8 +172,8 @@ def down_pairs(
     plus: Tensor | None = None,
     shared: Tensor | None = None,
 ) -> Tensor:
-    """[T, N] in gated's dtype. gated [T * (S + K), I] contiguous, down [E, N, I], weights [T, K] float32,
-    plus [T, N] contiguous: added to the sum; shared [N, SI]."""
+    """Returns the weighted sum of the experts of each token, [T, N] in gated's dtype. gated [T * (S + K), I] contiguous,
+    down [E, N, I], weights [T, K] float32; plus [T, N], contiguous, is added to the sum; shared [N, SI]."""
     _, hidden, width = down.shape
     tokens, top_k = ids.shape
     out = gated.new_empty(tokens, hidden)

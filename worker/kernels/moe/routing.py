@@ -1,6 +1,6 @@
 """Choice of experts for each token.
 
-Three published rules are one formula with different parts:
+Three published rules are cases of one formula:
 - DeepSeek-V2-Lite, "greedy": softmax scores, the top k of all experts.
 - DeepSeek-V2 (arXiv:2405.04434, section 2.2), "group_limited_greedy": the best groups by their
   best expert, then the top k experts within them.
@@ -25,7 +25,7 @@ from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 
 @dataclass(frozen=True)
 class RoutingRule:
-    """`top_k` experts a token, within its `top_groups` of `num_groups`. With `normalize` a token's weights sum
+    """`top_k` experts of each token, from its `top_groups` of `num_groups`. With `normalize` a token's weights sum
     to 1 before they are multiplied by `scale`."""
 
     top_k: int
@@ -42,10 +42,10 @@ def moe_routing(
     bias: Tensor | None = None,
     out_cache_loc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
+    """Returns weights [T, top_k] float32 and expert ids [T, top_k] int32, in no particular order.
 
     logits [T, E] float32, bias [E] float32 (sigmoid only), out_cache_loc [T] int64: the cache row of each token.
-    Location 0 marks an idle row, which pads a CUDA graph. It gets no expert: ids -1, weights 0.
+    Row 0 marks an idle row, which pads a CUDA graph. It has no expert: ids -1, weights 0.
     """
     experts, groups = logits.shape[-1], rule.num_groups
     assert logits.dtype == torch.float32 and experts % groups == 0, (
@@ -95,8 +95,8 @@ def _route(
     choice = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
     if BIASED:
         choice += tl.load(bias + expert, exists, other=0.0)
-    # NaN compares with nothing. As a number it stays above what must not be chosen, so that the ids
-    # of a token that is lost are still distinct experts.
+    # Comparisons with NaN are false. This number is above that of excluded experts, so that the ids of a token with NaN
+    # are still distinct experts.
     choice = tl.where(choice != choice, -1e30, choice)  # noqa: PLR0124
     choice = tl.where(exists, choice, NEVER)
 
@@ -121,7 +121,7 @@ def _route(
         choice = tl.where(place == best, NEVER, choice)
         chosen = tl.where(column == k, best // BLOCK_SIZE * SIZE + best % BLOCK_SIZE, chosen)
 
-    # The scores again, of the few chosen: cheaper than a reduction for each
+    # Scores of the chosen experts are computed again: that is cheaper than a reduction for each
     routed = column < TOP_K
     logit = tl.load(logits + chosen, routed, other=0.0)
     score = 1 / (1 + tl.exp(-logit)) if SIGMOID else tl.exp(logit - highest) / total
@@ -138,7 +138,7 @@ def moe_routing_triton(
     bias: Tensor | None = None,
     out_cache_loc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One program a token."""
+    """Launches a program for each token."""
     tokens, experts = logits.shape
     assert out_cache_loc is None or (
         out_cache_loc.shape == (tokens,) and out_cache_loc.is_contiguous()
@@ -160,7 +160,7 @@ def moe_routing_triton(
 
 
 def constants(experts: int, rule: RoutingRule, biased: bool) -> dict[str, Any]:
-    """What the kernel is compiled for: one warp as far as 16 scores fit each of its lanes."""
+    """Returns the kernel's constants. It has one warp if a lane has at most 16 scores."""
     groups = triton.next_power_of_2(rule.num_groups)
     size = triton.next_power_of_2(experts // rule.num_groups)
     return {

@@ -1,6 +1,6 @@
-"""Sizes of the tiles of the experts' kernels, by device, shape and number of tokens.
+"""Tile sizes of the experts' kernels, by device, shape and number of tokens.
 
-They are read from `tables/`, which `bench/kernels/tune_moe.py` writes on the device itself. A device
+They are read from tables in `tables/`, which `bench/kernels/tune_moe.py` writes on the device. A device
 or shape without a table has the defaults below.
 """
 
@@ -21,8 +21,8 @@ TABLES = Path(__file__).parent / "tables"
 
 @dataclass(frozen=True)
 class Tile:
-    """Of one kernel: outputs and inputs of a weight that a step reads, blocks of rows that share the
-    weights in L2, warps of a program, and steps whose loads are under way at once."""
+    """The tile of one kernel: outputs and inputs of a weight in one step, blocks of rows that share weights in L2, warps
+    of a program, and steps whose loads are under way at once."""
 
     block_n: int
     block_k: int
@@ -33,8 +33,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class MoeTiling:
-    """`rows` of one expert in a block; 1 means that the pairs are not sorted, each streams the weights
-    of its expert for itself (`gemv.py`), and group_m and num_stages are not used."""
+    """`rows` of one expert in a block. With 1 the pairs are not sorted, each streams the weights of its expert
+    (`gemv.py`), and group_m and num_stages are not used."""
 
     rows: int
     gate_up: Tile
@@ -43,7 +43,7 @@ class MoeTiling:
 
 @dataclass(frozen=True)
 class MoeShape:
-    """E experts, hidden size N, width I."""
+    """E experts, hidden size N, intermediate size I (`width`)."""
 
     experts: int
     hidden: int
@@ -54,8 +54,8 @@ class MoeShape:
 def moe_tiling(
     device: str, shape: MoeShape, tokens: int, top_k: int, on: Limits = H200
 ) -> MoeTiling:
-    """The tiling of the next tuned number of tokens, of the last one beyond them; of one token no other's, since
-    shared experts go along only with pairs that are not sorted."""
+    """Returns the tiling of the next tuned number of tokens, or of the largest one. One token has its own tiling, with
+    unsorted pairs, which shared experts require."""
     table = read_table(table_path(device, shape))
     if table is None or (tokens == 1 and 1 not in table):
         return default_tiling(shape, tokens, top_k, on)
@@ -73,19 +73,19 @@ def table_path(device: str, shape: MoeShape) -> Path:
 
 @cache
 def read_table(path: Path) -> dict[int, MoeTiling] | None:
-    """Number of tokens -> tiling; None if there is no such file."""
+    """Returns the tilings by number of tokens, or None if there is no such file."""
     if not path.is_file():
         return None
     return msgspec.json.decode(path.read_bytes(), type=dict[int, MoeTiling], strict=False)
 
 
 def default_tiling(shape: MoeShape, tokens: int, top_k: int, on: Limits = H200) -> MoeTiling:
-    """What was among the fastest on an H200 for experts of V2-Lite's size, 6 or 8 of 64 or 66 for a token: in whole
-    steps of 1, 8, 32 and 128 to 256 requests and of prompts of 384 to 1,024 tokens, else by itself.
+    """Returns tiles that were among the fastest on an H200 for V2-Lite's experts: in whole steps of 1, 8, 32 and 128 to
+    256 requests and of prompts of 384 to 1,024 tokens, otherwise by themselves.
 
-    Few rows an expert: small blocks, as the weights' way from memory is what takes time. Many: blocks
-    that keep the tensor cores busy. Blocks of 128 rows need the tensor memory accelerator: without it, Triton
-    makes of its tiles addresses for which the sums of a product leave no registers.
+    With few rows an expert blocks are small, since the time is that of reading weights. With many rows they occupy the
+    tensor cores. Blocks of 128 rows need the tensor memory accelerator: without it the addresses of tiles and the sums
+    of a product do not fit into registers.
     """
     if tokens == 1:
         return MoeTiling(rows=1, gate_up=Tile(1, 1024, num_warps=2), down=Tile(2, 512, num_warps=2))

@@ -1,1 +1,1 @@
-"""From logits to tokens: `sample` draws with the computed `noise`, above what `top_threshold` leaves."""
+"""From logits to tokens: `sample` draws with `noise` among the tokens that `top_threshold` keeps."""

@@ -1,8 +1,8 @@
-"""One token for each row of logits: the likeliest, or one drawn from softmax(logits / temperature).
+"""Samples one token for each row of logits: the likeliest, or one drawn from softmax(logits / temperature).
 
-Drawing is the Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014, arXiv:1411.0030): the argmax of
-logits / T + g, where g = -log(-log u) is `noise.py`'s, which depends on (seed, position, token) alone.
-It needs no sum over the row, so that the kernel reads the logits once.
+A draw is the Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014, arXiv:1411.0030): the argmax of
+logits / T + g, where the noise g = -log(-log u) of `noise.py` depends on (seed, position, token) alone.
+It needs no sum over the row, so the kernel reads the logits once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from mla_router.worker.core import NO_TOKEN
 from mla_router.worker.kernels.pdl import launch_options, wait_for_previous
 from mla_router.worker.kernels.sampling.noise import GOLDEN, MIX_1, MIX_2, gumbel
 
-# The slices into which rows are cut: so many programs keep a GPU busy, and so many results of one row
-# are looked through at once.
+# Rows are cut into slices: so many programs occupy a GPU, and so many results of one row are compared at once.
 _PROGRAMS = 1024
 _MAX_SLICES = 128
 _BLOCK = 1024
@@ -33,14 +32,14 @@ def sample(
     last_token: Tensor,
     out: Tensor,
 ) -> None:
-    """Of each row of `logits` [R, V] float32 or bfloat16 the token with the largest score, the first of several;
-    NO_TOKEN if that score is not finite, or if the row has a NaN. To `out` [R] int32, which may be pinned memory of
-    the host, and to the rows' `slots` [R] int64, which are distinct, in `last_token` [S] int64; there as 0 for
-    NO_TOKEN, since the next step may begin with it.
+    """Writes the token with the largest score of each row of `logits` [R, V] float32 or bfloat16, the first of equal
+    ones; NO_TOKEN if the score is not finite, or if the row has a NaN. Writes to `out` [R] int32, which may be pinned
+    memory of the host, and to `last_token` [S] int64 at the rows' `slots` [R] int64, which are distinct; there 0 stands
+    for NO_TOKEN, since the next step may read it.
 
-    `temperature` [S] float32 is 0 for slots whose scores are the logits. `seed` [S] int64 and the row's one of
-    `positions` [R] int64, where the new token will stand, choose the noise of the others, from whose draws
-    `threshold` [R] float32, if given, excludes the logits below it. The arithmetic is float32.
+    `temperature` [S] float32 is 0 for slots whose scores are the logits. The noise of the other slots follows from
+    `seed` [S] int64 and from `positions` [R] int64 of the new tokens. `threshold` [R] float32, if given, excludes
+    smaller logits from a draw. The arithmetic is float32.
     """
     op = sample_triton if logits.is_cuda else sample_torch
     op(logits, slots, positions, temperature, seed, threshold, last_token, out)
@@ -83,7 +82,7 @@ def sample_triton(
     *,
     num_warps: int = 4,
 ) -> None:
-    """The best of slices of each row, then the best of those."""
+    """Finds the best token of each slice of a row, then the best of these."""
     rows, vocab_size = logits.shape
     per_row = (slots, positions, slots if threshold is None else threshold, out)
     per_slot = (temperature, seed, last_token)
@@ -129,14 +128,14 @@ def sample_triton(
 
 
 def tiling(rows: int, vocab_size: int) -> tuple[int, int]:
-    """Slices of a row and their width, a multiple of the block."""
+    """Returns the number of slices of a row and their size, a multiple of the block."""
     blocks = triton.cdiv(vocab_size, _BLOCK)
     wanted = min(blocks, _MAX_SLICES, triton.cdiv(_PROGRAMS, max(rows, 1)))
     width = triton.cdiv(blocks, wanted) * _BLOCK
     return triton.cdiv(vocab_size, width), width
 
 
-# Numbers of rows lie where they lie; a kernel for each way would be compiled when such a batch comes.
+# The alignment of a batch's numbers varies: specialized on it, a kernel would be compiled under load.
 @triton.jit(
     do_not_specialize_on_alignment=["slots", "positions", "temperatures", "seeds", "thresholds"],
 )
@@ -161,7 +160,7 @@ def _best_of_slice_kernel(
     temperature = tl.load(temperatures + slot)
     noise_row = _noise_row(tl.load(seeds + slot), tl.load(positions + row))
     best_score = tl.full((), float("-inf"), tl.float32)
-    best_token = part * width  # if all of it is -inf
+    best_token = part * width  # if all logits of the slice are -inf
     for start in range(part * width, min((part + 1) * width, vocab_size), BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < vocab_size
@@ -172,7 +171,7 @@ def _best_of_slice_kernel(
                 score = tl.where(score < tl.load(thresholds + row), float("-inf"), score)
             score = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
             score += _gumbel(noise_row, column)
-        # A maximum passes over NaN: infinity is as good a sign that there is no token
+        # A maximum ignores NaN: infinity stands for it, and gives NO_TOKEN as well
         score = tl.where(score < float("inf"), score, float("inf"))
         block_score, place = tl.max(
             score, 0, return_indices=True, return_indices_tie_break_left=True
@@ -203,7 +202,7 @@ def _best_of_row_kernel(
     tl.store(last_token + tl.load(slots + row), tl.where(finite, found, 0).to(tl.int64))
 
 
-# `noise.py`, in unsigned numbers, whose shifts to the right are logical.
+# `noise.py` with unsigned numbers, whose right shifts are logical.
 _GOLDEN, _MIX_1, _MIX_2 = (tl.constexpr(constant) for constant in (GOLDEN, MIX_1, MIX_2))
 
 

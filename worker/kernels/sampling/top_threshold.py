@@ -1,13 +1,12 @@
-"""The unlikely tokens that top_k, top_p and min_p take out of a draw, told by one threshold for each row.
+"""top_k, top_p and min_p as one threshold for the logits of each row.
 
-Tokens that are equally likely stay or go together, so ties (frequent in bfloat16) cannot make a draw
-depend on a sort's whims. Nucleus sampling: Holtzman et al., 2019, arXiv:1904.09751; min_p: Nguyen et
-al., 2024, arXiv:2407.01082.
+Equally likely tokens stay or go together, so a draw does not depend on the order of ties, which are frequent in
+bfloat16. Nucleus sampling: Holtzman et al., 2019, arXiv:1904.09751; min_p: Nguyen et al., 2024, arXiv:2407.01082.
 
-The kernel sorts nothing. How many tokens, or how much probability, lies above a value falls as the
-value rises, so that the smallest value with less than a goal above it is found digit by digit of its
-binary number, two bits by one reading of the row: a radix select. Where the likely tokens are few, which
-is the rule with a trained model, they are copied out first, and nothing else is read again.
+The kernel does not sort. The number of tokens above a value, and their probability, fall as the value rises. So the
+smallest value with less than a goal above it is found digit by digit, two bits in one pass over the row: a radix
+select. If the likely tokens are few, as with a trained model, they are copied first, and only the copies are read
+again.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows whose top_k is at most this are not sorted whole by the torch function: their largest logits
-# are looked for. One width for all of them, since sums over rows of another width round differently,
-# and a batch would show.
+# The torch function does not sort rows with a top_k of at most this: it selects their largest logits. All of them have
+# one size, since sums over rows of another size round differently, and results would depend on the batch.
 SHORTLIST = 1024
 
 
 def top_threshold(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """[R] float32: for each row of `logits` [R, V] float32 or bfloat16 the smallest that stays.
+    """Returns the smallest logit that stays in each row of `logits` [R, V] float32 or bfloat16, [R] float32.
 
-    What stays are the `top_k` [R] int64 largest (0: all), of those the smallest set whose share of
-    softmax(logits / temperature) over them reaches `top_p` [R] (1: all), and of those the ones at least
+    The `top_k` [R] int64 largest stay (0: all), of these the smallest set whose share of
+    softmax(logits / temperature) over them reaches `top_p` [R] (1: all), and of these the tokens at least
     `min_p` [R] times as likely as the likeliest, which always stays. `temperature`, `top_p` and `min_p`
-    are float32. -inf for rows of temperature 0, and for those that ask for nothing; anything for
+    are float32. The threshold is -inf for rows of temperature 0 and for rows without limits, and undefined for
     rows with a NaN or without a finite logit. The arithmetic is float32.
     """
     op = top_threshold_triton if logits.is_cuda else top_threshold_torch
@@ -58,7 +56,7 @@ def top_threshold_torch(
 
 
 def _least(ordered: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Of rows in descending order the last that top_k and top_p keep."""
+    """Returns the last logit that top_k and top_p keep, of rows in descending order."""
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     limit = torch.where(top_k > 0, top_k, ordered.shape[1])[:, None]
     outside = rank >= limit
@@ -82,8 +80,8 @@ def top_threshold_triton(
     block: int = 4096,
     num_warps: int = 16,
 ) -> Tensor:
-    """One row a program: two readings of it, and 16 of its likely tokens for a top_p, 16 more for a top_k.
-    Of all of it, mostly from L2, if more than `room` are likely, or others count."""
+    """Launches a program for each row: two passes over it, then 16 over its likely tokens for a top_p, and 16 for a
+    top_k. If more than `room` tokens are likely, or unlikely ones matter, these passes are over the row, mostly in L2."""
     rows, vocab_size = logits.shape
     per_row = (temperature, top_k, top_p, min_p)
     assert logits.stride(1) == 1 and all(
@@ -112,7 +110,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 _KEY_OF_MINUS_INFINITY = tl.constexpr(0x007FFFFF)
 
 
-# Of the likeliest token's logit, in temperatures: what is less likely than exp(-12) of it is not copied.
+# In temperatures below the largest logit: tokens less likely than exp(-12) of the likeliest are not copied.
 _REACH = tl.constexpr(12.0)
 
 
@@ -149,7 +147,7 @@ def _top_threshold_kernel(
             count, mass = _copy_likely(
                 logits, vocab_size, likely, least, largest, scale, ROOM, BLOCK
             )
-            tl.debug_barrier()  # threads read what others have copied
+            tl.debug_barrier()  # threads read the copies of other threads
             size = tl.minimum(count, ROOM)
             _, copied = _above(likely, size, largest, scale, float("-inf"), BLOCK)
             enough = tl.where(limit > 0, count >= limit, copied >= mass * top_p)
@@ -170,8 +168,8 @@ def _top_threshold_kernel(
 def _copy_likely(
     logits, vocab_size, likely, least, largest, scale, ROOM: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copies logits from `least` on, as many as there is room for. How many there are, and the sum of
-    exp((logit - largest) / temperature) over all."""
+    """Copies logits of at least `least`, as many as there is room for. Returns their number, and the sum of
+    exp((logit - largest) / temperature) over all logits."""
     count = tl.zeros((), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -186,13 +184,13 @@ def _copy_likely(
 
 @triton.jit
 def _smallest_kept(logits, size, largest, scale, limit, mass, top_p, BLOCK: tl.constexpr):
-    """The smallest logit that top_k and top_p keep; `mass` is that of all tokens."""
+    """Returns the smallest logit that top_k and top_p keep; `mass` is the sum over all tokens."""
     threshold = tl.full((), float("-inf"), tl.float32)
     if limit > 0:
         threshold = _smallest(logits, size, largest, scale, limit, False, BLOCK)
     if top_p < 1:
         if limit > 0:
-            # Of the tokens equal to the last of the top_k only so many count
+            # Only some of the tokens equal to the last of the top_k count
             above, mass = _above(logits, size, largest, scale, threshold, BLOCK)
             equal = tl.exp2((threshold - largest) * scale)
             mass += tl.maximum(limit - above, 0) * equal
@@ -211,7 +209,7 @@ def _largest(logits, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _above(logits, vocab_size, largest, scale, value, BLOCK: tl.constexpr):
-    """How many logits lie above `value`, and the sum of exp((logit - largest) / temperature) of them."""
+    """Returns the number of logits above `value`, and their sum of exp((logit - largest) / temperature)."""
     count = tl.zeros((BLOCK,), tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -223,7 +221,7 @@ def _above(logits, vocab_size, largest, scale, value, BLOCK: tl.constexpr):
 
 @triton.jit
 def _smallest(logits, vocab_size, largest, scale, goal, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest value above which lies less than `goal`: of `_above`'s mass, or its number."""
+    """Returns the smallest value with less than `goal` above it: of `_above`'s sum, or of its number."""
     key = tl.zeros((), tl.uint32)
     step = tl.full((), 1 << 30, tl.uint32)
     for _ in range(16):
@@ -238,7 +236,7 @@ def _smallest(logits, vocab_size, largest, scale, goal, BY_MASS: tl.constexpr, B
             above_first += tl.where(logit > first, weight, 0.0)
             above_second += tl.where(logit > second, weight, 0.0)
             above_third += tl.where(logit > third, weight, 0.0)
-        # What lies above falls from one to the next: how many reach the goal is the digit
+        # The amount above falls from one candidate to the next: the number of those that reach the goal is the digit
         reached = (tl.sum(above_first, 0) >= goal).to(tl.uint32)
         reached += (tl.sum(above_second, 0) >= goal).to(tl.uint32)
         reached += (tl.sum(above_third, 0) >= goal).to(tl.uint32)
@@ -249,7 +247,7 @@ def _smallest(logits, vocab_size, largest, scale, goal, BY_MASS: tl.constexpr, B
 
 @triton.jit
 def _value(key):
-    """The float32 of a key: keys are in the order of their floats, -inf for those below all."""
+    """Returns the float32 of a key: keys have the order of their floats; -inf for keys below all."""
     bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     value = bits.to(tl.float32, bitcast=True)
     return tl.where(key <= _KEY_OF_MINUS_INFINITY, float("-inf"), value)

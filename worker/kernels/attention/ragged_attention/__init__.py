@@ -1,9 +1,8 @@
 """Attention of prefill chunks of different lengths, in one launch.
 
 Several query heads may share a KV head: grouped-query attention (Ainslie et al., 2023,
-arXiv:2305.13245). And keys may have a second part that all heads share, as MLA's rotary key is
-(DeepSeek-V2, arXiv:2405.04434, section 2.1); it is read where it lies, so that no concatenated key is
-ever made.
+arXiv:2305.13245). Keys may have a second part that all heads share, such as MLA's rotary key
+(DeepSeek-V2, arXiv:2405.04434, section 2.1). Keys are not concatenated: both parts are read in place.
 """
 
 from __future__ import annotations
@@ -30,17 +29,15 @@ def ragged_attention(
     scale: float,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q . keys * scale) . v within each chunk of `work`, for each head.
+    """Returns softmax(q . keys * scale) . v within each chunk of `work`, [N, H, V] in q's dtype, and the log-sum-exp of
+    each row of scores in base 2, [N, H] float32, for `merge_states`. The result is written to `out` (contiguous) if it
+    is given. A row without keys is 0, with the log-sum-exp -inf.
 
     q [N, H, D + R], k [S, G, D], v [S, G, V], shared_keys [S, R] or None (R = 0), all of one dtype,
-    strided but for the last dimension; H a multiple of G: query heads i * H / G and those after it
-    share KV head i. The key of a head is its own D numbers, then the R of all heads. If `work` is causal, the
-    queries of a chunk are the last of its positions, and each sees the keys up to its own; otherwise
-    all see all keys of their chunk.
-
-    Returns [N, H, V] in q's dtype, which is `out` if that is given (contiguous), and the log-sum-exp of
-    each row of scores in base 2, [N, H] float32: what `merge_states` needs. A row that sees no key is 0,
-    its log-sum-exp -inf.
+    contiguous in the last axis; H is a multiple of G: query heads [i * H / G, (i + 1) * H / G) share KV head i. The key
+    of a head is its own D numbers, then R numbers that all heads share. If `work` is causal, the
+    queries of a chunk are its last positions, and each attends to the keys up to its own; otherwise
+    each attends to all keys of its chunk.
     """
     (num_queries, heads, width), (num_keys, groups, d) = q.shape, k.shape
     assert v.shape[:2] == k.shape[:2] and heads % groups == 0 and width >= d, (

@@ -1,12 +1,12 @@
 """Flash attention of ragged chunks for Hopper's tensor cores (sm_90), in Gluon.
 
-A program is nine warps. One moves tiles of queries, keys and values to shared memory (`rings.py`), far ahead of two
-warpgroups of four that multiply them, each for half of a block of 128 queries (`hopper_consumer.py`): warp
-specialization, as in FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608, section 3.1). Registers go from the first
-to the others. There are as many programs as multiprocessors, and each takes tile after tile, of a block and a head,
-so that the next one's queries and keys come while the results of the last are written.
+A program is nine warps. One warp copies tiles of queries, keys and values to shared memory (`rings.py`), ahead of two
+warpgroups of four warps that multiply them, each for half of a block of 128 queries (`hopper_consumer.py`): warp
+specialization, as in FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608, section 3.1). The copying warp gives
+registers to the others. There is one program for each multiprocessor, and each takes tile after tile of a block and a
+head: queries and keys of the next tile arrive while results of the last one are written.
 
-Triton's own language cannot say so: what its compiler makes of `kernel.py` waits for each product before the next.
+Triton's own language cannot express this: compiled code of `kernel.py` waits for each product before the next.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from mla_router.worker.kernels.dispatch import is_hopper
 
 BLOCK_KEYS, STAGES = 128, 2
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24  # of a thread
-WIDTHS = (64, 128)  # of the parts of a head
+WIDTHS = (64, 128)  # sizes of the parts of a head
 _ELEMENTS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 def suits_hopper(
     q: Tensor, k: Tensor, v: Tensor, shared_keys: Tensor | None, work: PrefillWork
 ) -> bool:
-    """Whether `ragged_attention_hopper` takes them: on such a GPU, with tall blocks, parts of heads that are 64 or
-    128 wide, and rows and heads that begin at multiples of 16 bytes."""
+    """Whether `ragged_attention_hopper` serves the call: on Hopper, with tall blocks, parts of heads with 64 or
+    128 numbers, and rows and heads that begin at multiples of 16 bytes."""
     if work.block_queries != TALL_BLOCK or not work.num_keys or not is_hopper(q.device):
         return False
     parts = _parts(q, k, shared_keys)
@@ -66,7 +66,7 @@ def ragged_attention_hopper(
     scale: float,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `ragged_attention`, of what `suits_hopper`. Products are of the tensors' dtype, sums are float32."""
+    """`ragged_attention` of operands that `suits_hopper`. Products are of the tensors' dtype, sums are float32."""
     num_queries, heads, _ = q.shape
     k, others = _parts(q, k, shared_keys)
     d, v_width = k.shape[-1], v.shape[-1]
@@ -104,14 +104,14 @@ def ragged_attention_hopper(
 
 
 def _parts(q: Tensor, k: Tensor, shared_keys: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Of keys: a head's own numbers and those of all heads; or 128 of its own and the rest, if there are more."""
+    """Returns the two parts of keys: a head's own numbers and the shared ones; or 128 of its own and the rest."""
     if shared_keys is not None:
         return k, shared_keys
     return (k, None) if q.shape[-1] <= max(WIDTHS) else (k[..., :128], k[..., 128:])
 
 
 def _tiles(x: Tensor, rows: int, width: int) -> TensorDescriptor:
-    """Of x [N, heads, width], or [N, width]: as a matrix, all heads side by side."""
+    """Returns a descriptor of x [N, heads, width] or [N, width] as a matrix, with all heads side by side."""
     layout = _layout(rows, width, x.dtype)
     return TensorDescriptor(x, [len(x), x.stride(0)], [x.stride(0), 1], [rows, width], layout)
 
@@ -150,9 +150,7 @@ def _produce(
         for i in range(blocks):
             row = key_row + (blocks - 1 - i) * BLOCK_N
             fill(keys, step, k, group * K_HEAD, others, group * OTHERS_HEAD, row)
-            if (
-                i == 0
-            ):  # after the keys, since these have room before all is done with the last queries
+            if i == 0:  # after the keys, whose memory is free before that of the last queries
                 fill(first_queries, round_, q, column, q_others, column + D, query_row)
                 row_of_last = query_row + BLOCK_M // 2
                 fill(last_queries, round_, q, column, q_others, column + D, row_of_last)
@@ -186,7 +184,7 @@ def _ragged_attention(
     CONSUMER_REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):
-    """`q_others`, `others`: the further columns of queries and keys, None if there are none."""
+    """`q_others` and `others` are the second parts of queries and keys, None if there are none."""
     TWO_PARTS: gl.constexpr = others is not None
     keys = new_ring(k, others, STAGES, 2)
     values = new_ring(v, None, STAGES, 2)

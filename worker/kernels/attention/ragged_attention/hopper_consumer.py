@@ -1,10 +1,10 @@
-"""What each of the two warpgroups does that compute `hopper.py`'s kernel: attention of half a block's queries.
+"""The consumers of `hopper.py`'s kernel: each of two warpgroups computes attention of half a block's queries.
 
-Keys come block by block, the last ones first, since only those are masked. The product with the next block's keys
-and the one with this block's values are asked for together, and while one warpgroup goes on to the softmax, the other
-one's products have the tensor cores. Nothing keeps the two in step but the tiles that both of them read.
+Keys arrive block by block, the last ones first, since only these are masked. The products with the next block's keys
+and with this block's values are issued together. While one warpgroup computes its softmax, the products of the other
+one use the tensor cores. Only the tiles that both read keep the two in step.
 (FlashAttention-3, Shah et al., 2024, arXiv:2407.08608, section 3.1, orders them by barriers, and section 3.2 begins the
-softmax between the two products: on an H200 each of these made this kernel slower.)
+softmax between the two products: on an H200 each made this kernel slower.)
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from mla_router.worker.kernels.attention.ragged_attention.rings import let_go, wait_full
 
 QUERIES = gl.constexpr(64)  # of a warpgroup: rows of its products
-ROWS_AT_ONCE = gl.constexpr(32)  # that `_forget` looks at
+ROWS_AT_ONCE = gl.constexpr(32)  # rows that `_forget` tests at once
 
 
 @gluon.jit
 def work_of(query_blocks, tile, HEADS: gl.constexpr):
-    """A row of `PrefillWork.query_blocks`."""
+    """Returns a row of `PrefillWork.query_blocks`."""
     at = query_blocks + 5 * (tile // HEADS)
     return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
 
 
 @gluon.jit
 def key_blocks(first_sees, num_keys, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """How many blocks of keys a block of queries needs, and how many of them, the last ones, are masked: at least the
-    first that is walked over, even if there is no key at all."""
+    """Returns the number of blocks of keys for a block of queries, and the number of masked ones among the last: at least
+    one, even without any key."""
     needed = gl.maximum(gl.cdiv(gl.minimum(first_sees + BLOCK_M - 1, num_keys), BLOCK_N), 1)
     return needed, gl.maximum(needed - gl.minimum(first_sees, num_keys) // BLOCK_N, 1)
 
 
 @gluon.jit
 def tile_in(round_, programs):
-    """Back and forth: who had one of the longest tiles of a round has one of the shortest of the next."""
+    """Returns the tile of a program in a round. Every second round runs backwards: a program with one of the longest
+    tiles of a round has one of the shortest of the next."""
     program = gl.program_id(0)
     return round_ * programs + gl.where(round_ % 2 == 0, program, programs - 1 - program)
 
 
 @gluon.jit
 def _scores(queries, keys, step, like, TWO_PARTS: gl.constexpr):
-    """Under way."""
+    """Starts the product of queries and keys, and returns it without a wait."""
     stage = step % keys.full.shape[0]
     scores = warpgroup_mma(
         queries.tiles.index(0),
@@ -68,13 +69,13 @@ def _scores(queries, keys, step, like, TWO_PARTS: gl.constexpr):
 
 @gluon.jit
 def _softmax(scores, row_max, row_sum, seen, columns, scale_log2, MASKED: gl.constexpr):
-    """Weights of a block's scores, and the factor by which what was summed before shrinks beside them."""
+    """Returns the weights of a block's scores, the factor for the sums before, and the new maximum and sum."""
     if MASKED:
         visible = gl.expand_dims(columns, 0) < gl.expand_dims(seen, 1)
         scores = gl.where(visible, scores, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(scores, 1) * scale_log2)
     base = new_max
-    if MASKED:  # a row that has seen nothing yet
+    if MASKED:  # a row may have seen no key yet
         base = gl.where(new_max == float("-inf"), 0.0, new_max)
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(base, 1))
     shrink = gl.exp2(row_max - base)
@@ -83,7 +84,7 @@ def _softmax(scores, row_max, row_sum, seen, columns, scale_log2, MASKED: gl.con
 
 @gluon.jit
 def _forget(values, left):
-    """Rows from `left` on are another chunk's: 0 here, as no weight makes up for NaN."""
+    """Sets rows from `left` on to 0: they belong to another chunk, and a weight of 0 does not cancel NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     row = gl.arange(0, ROWS_AT_ONCE, layout=gl.SliceLayout(1, layout))
     ROWS: gl.constexpr = values.shape[0]
@@ -115,7 +116,7 @@ def _walk(
     TWO_PARTS: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """On over blocks of keys [first, last) of `blocks`, counted from the end; `weights` are of the one before."""
+    """Attends to blocks of keys [first, last) of `blocks`, counted from the end. `weights` belong to the block before."""
     BLOCK_N: gl.constexpr = scores.shape[1]
     for i in range(first, last):
         wait_full(keys, step)
@@ -129,7 +130,7 @@ def _walk(
         scores, row_max, row_sum, shrink = _softmax(
             scores, row_max, row_sum, seen, at, scale_log2, MASKED
         )
-        # Not before the product that needs them: behind a branch weights are converted in pairs, not one by one
+        # Just before their product: behind a branch the compiler converts weights in pairs, not one by one
         wait_full(values, step)
         weights = gl.convert_layout(scores.to(values.tiles.dtype), weights.type.layout)
         acc *= gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout)), 1)
@@ -147,7 +148,7 @@ def consume(
     BLOCK_M: gl.constexpr,
     TWO_PARTS: gl.constexpr,
 ):
-    """Queries from FIRST on of this program's blocks of BLOCK_M."""
+    """Computes the queries from FIRST on of this program's blocks of BLOCK_M."""
     keys, values, out, lse, scale_log2 = shared
     query_blocks, tiles, programs = work
     DTYPE: gl.constexpr = queries.tiles.dtype
@@ -207,7 +208,7 @@ def consume(
                 MASKED,
             )
         let_go(queries, round_)
-        # Looked up while the last product is under way
+        # Loaded while the last product runs
         next_tile = tile_in(round_ + 1, programs)
         next_work = work_of(query_blocks, gl.where(next_tile < tiles, next_tile, 0), HEADS)
         stage = (step - 1) % values.full.shape[0]
@@ -216,7 +217,7 @@ def consume(
         let_go(values, step - 1)
 
         head = tile % HEADS
-        # Without a single key: nothing, with the weight 0
+        # A row without keys is 0, with the weight 0
         share = gl.convert_layout(
             1 / gl.where(row_sum == 0, 1.0, row_sum), gl.SliceLayout(1, of_sums)
         )

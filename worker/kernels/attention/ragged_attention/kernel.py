@@ -1,14 +1,13 @@
 """Flash attention of ragged chunks, forward only, in Triton.
 
 FlashAttention-2 (Dao, 2023, arXiv:2307.08691): a program keeps a block of one head's queries, walks
-over the keys once, and rescales what it has whenever it meets a larger score. Scores are in units of
-log2. The keys that all queries of the block see are walked over without masks, the few others after
-them.
+over the keys once, and rescales its sums at each larger score. Scores are to base 2. Keys that all queries of the
+block attend to come first, without masks, then the few others.
 
-A key is multiplied in two parts: its head's own, and what all heads share; or, without that, the largest
-power of two of its width and the rest, so that 192 is not padded to 256.
+A key is multiplied in two parts: the head's own and the shared one. Without a shared part they are the largest power
+of two within head_dim and the rest, so that 192 is not padded to 256.
 
-Where nothing has to be masked, keys and values are read by the tensor memory accelerator.
+Unmasked keys and values are read by the tensor memory accelerator.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Tiling:
     num_stages: int
 
 
-# Programs of short blocks for each of which an H200's multiprocessors have room for three stages: two waves
+# Programs of short blocks up to which three stages fit an H200's multiprocessors: two waves
 FEW_PROGRAMS = 264
 
 
@@ -47,9 +46,9 @@ def tiling(
     v_head_dim: int = 128,
     on: Limits = H200,
 ) -> Tiling:
-    """How each of so many programs of `block_queries` rows walks over keys and values of so many numbers of
-    `itemsize` bytes. Raises UnsupportedDevice."""
-    if itemsize > 2:  # float32, for checking: the tiles are twice as large
+    """Returns the tiling of so many programs of `block_queries` rows, for keys of `head_dim` and values of `v_head_dim`
+    numbers of `itemsize` bytes. Raises UnsupportedDevice."""
+    if itemsize > 2:  # float32, in tests: tiles are twice as large
         return Tiling(32, 4, 1)
     return _legal(block_queries, programs <= FEW_PROGRAMS, head_dim, v_head_dim, on)
 
@@ -76,8 +75,8 @@ def _candidates(block_queries: int, few_programs: bool, on: Limits) -> list[Tili
 def shared_bytes_of(
     tiles: Tiling, block_queries: int, head_dim: int, v_head_dim: int, on: Limits
 ) -> int:
-    """Shared memory of a program with 16-bit numbers, at most: keys and values of each stage, queries, weights.
-    Copies that go through registers need one stage less."""
+    """Returns an upper bound of a program's shared memory with 16-bit numbers: keys and values of each stage, queries,
+    weights. Copies through registers need one stage less."""
     stages = tiles.num_stages if on.has_tensor_memory_accelerator else tiles.num_stages - 1
     keys = stages * tiles.block_keys * (head_dim + _padded(v_head_dim))
     return 2 * (keys + block_queries * (head_dim + tiles.block_keys))
@@ -107,7 +106,7 @@ def _load_rows(
     MASK_ROWS: tl.constexpr,
     MASK_COLUMNS: tl.constexpr,
 ):
-    """Rows from `row` on of one head, which begins at `column`; `pointers` are to the same."""
+    """Returns rows from `row` on of the head that begins at `column`. `pointers` point to the same rows."""
     if MASK_ROWS or tiles is None:
         tile = _load(pointers, in_rows, in_columns, MASK_ROWS, MASK_COLUMNS)
     else:
@@ -126,7 +125,7 @@ def _walk(
     last,
     key_start,
     num_keys,
-    seen,  # [BLOCK_M], keys that each query sees
+    seen,  # [BLOCK_M], the number of keys that each query attends to
     k_ptr,
     v_ptr,
     shared_ptr,
@@ -150,7 +149,7 @@ def _walk(
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend to keys [first, last) of the chunk whose key 0 lies in row key_start."""
+    """Attends to keys [first, last) of the chunk whose key 0 is in row key_start."""
     columns = tl.arange(0, BLOCK_N)
     d, v_columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
     k_tile = columns[:, None] * k_stride + d[None, :]
@@ -218,7 +217,7 @@ def _ragged_attention(
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # Neighbours are the heads of one block of queries: they walk over the same keys side by side.
+    # Neighbouring programs are heads of one block of queries: they read the same keys at the same time.
     block = query_blocks_ptr + 5 * (tl.program_id(0) // num_heads)
     head = tl.program_id(0) % num_heads
     num_queries = tl.load(block + 1)
@@ -240,7 +239,7 @@ def _ragged_attention(
 
     seen = tl.minimum(first_sees + m, num_keys)
     last = tl.minimum(first_sees + BLOCK_M - 1, num_keys)
-    unmasked = first_sees // BLOCK_N * BLOCK_N  # keys that all queries of the block see
+    unmasked = first_sees // BLOCK_N * BLOCK_N  # keys that all queries of the block attend to
 
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -280,7 +279,7 @@ def _ragged_attention(
             BLOCK_V=BLOCK_V,
             PRECISION=PRECISION,
         )
-    # Without a single key: nothing, with the weight 0
+    # A row without keys is 0, with the weight 0
     out = acc / tl.where(row_sum == 0, 1.0, row_sum)[:, None]
     out_rows = out_ptr + query_row * out_stride + head * V + m[:, None] * out_stride
     tl.store(
@@ -303,8 +302,8 @@ def ragged_attention_triton(
     out: Tensor | None = None,
     tiles: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `ragged_attention`; products are of the tensors' dtype, sums are float32. `tiles` other than
-    `tiling` chooses are for benchmarks."""
+    """`ragged_attention`. Products are of the tensors' dtype, sums are float32. `tiles` replaces `tiling`, for
+    benchmarks."""
     (num_queries, heads, width), (_, groups, d), v_width = q.shape, k.shape, v.shape[-1]
     if shared_keys is None:
         d = d if d <= 16 else 1 << (d.bit_length() - 1)
@@ -369,9 +368,9 @@ def ragged_attention_triton(
 
 
 def _tiles(x: Tensor, width: int, rows: int) -> TensorDescriptor | None:
-    """Of x [N, heads, width], for the tensor memory accelerator: as a matrix, all heads side by side, of which
-    tiles of `rows` rows of one head are read. None if there is nothing to read, or it cannot be had so: rows and
-    heads begin at multiples of 16 bytes."""
+    """Returns a descriptor of x [N, heads, width] for the tensor memory accelerator: a matrix with all heads side by
+    side, read in tiles of `rows` rows of one head. None if x is empty, or if rows or heads do not begin at multiples
+    of 16 bytes."""
     apart = [stride * x.element_size() for stride in x.stride()[:-1]]
     if width != _padded(width) or not len(x) or any(at % 16 for at in (x.data_ptr(), *apart)):
         return None
@@ -379,6 +378,6 @@ def _tiles(x: Tensor, width: int, rows: int) -> TensorDescriptor | None:
 
 
 def _padded(width: int) -> int:
-    """What Triton can multiply: a power of two, 16 or more."""
+    """Returns the next size that Triton can multiply: a power of two, at least 16."""
     power: int = triton.next_power_of_2(width)
     return max(16, power)

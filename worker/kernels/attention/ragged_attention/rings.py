@@ -1,10 +1,10 @@
-"""Tiles in shared memory that take turns: one warp fills them, by the tensor memory accelerator, and others read them.
+"""Rings of tiles in shared memory: one warp fills them by the tensor memory accelerator, and other warps read them.
 
-Each tile has two barriers (`mbarrier`, PTX ISA, "Asynchronous Barriers"): `full` is passed when its bytes have come,
-`empty` when all readers have let go of it. Who comes to a tile for the n-th time waits for the n-th passage,
-which is told from the one before by its parity alone.
+Each tile has two barriers (`mbarrier`, PTX ISA, "Asynchronous Barriers"): `full` is passed when its bytes have arrived,
+`empty` when all readers have released it. At its n-th use of a tile a warp waits for the n-th passage, which differs
+from the passage before by its parity alone.
 
-There is no `from __future__ import annotations` here: an aggregate's fields are looked at when it is declared.
+There is no `from __future__ import annotations` here: an aggregate's fields are evaluated when it is declared.
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ class Ring:
     tiles: gl.shared_memory_descriptor  # [COUNT, rows, width]
     others: (
         gl.shared_memory_descriptor
-    )  # of the same rows, further columns; or `tiles`, if there are none
+    )  # the second part of the same rows; `tiles` if there is none
     full: gl.shared_memory_descriptor  # [COUNT, 1]
     empty: gl.shared_memory_descriptor
 
@@ -38,7 +38,7 @@ def _room(source, COUNT: gl.constexpr):
 
 @gluon.jit
 def new_ring(source, other_source, COUNT: gl.constexpr, READERS: gl.constexpr):
-    """Of COUNT tiles as `source` describes them, and as `other_source` does if that is another one."""
+    """Returns a ring of COUNT tiles of `source`, and of `other_source` if it is not the same."""
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
     tiles = _room(source, COUNT)
     others = tiles
@@ -54,7 +54,7 @@ def new_ring(source, other_source, COUNT: gl.constexpr, READERS: gl.constexpr):
 
 @gluon.jit
 def fill(ring, step, source, column, other_source, other_column, row):
-    """The step-th filling: of rows from `row` on, once all have let go of what was there."""
+    """Fills the tile of a step with rows from `row` on, once all readers have released it."""
     COUNT: gl.constexpr = ring.full.shape[0]
     stage = step % COUNT
     full = ring.full.index(stage)

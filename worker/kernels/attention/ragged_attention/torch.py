@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Bounds the score matrix [H, queries, keys] that is alive at a time.
+# Upper bound of the scores [H, queries, keys] in memory at a time.
 QUERY_BLOCK = 256
 
 
@@ -23,8 +23,7 @@ def ragged_attention_torch(
     causal: bool = True,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `ragged_attention`, in float32 or, if q is float64, in that. `extents` are those of its work:
-    query rows and key rows of each chunk."""
+    """`ragged_attention` in float32, or in float64 if q is. `extents` are the query rows and key rows of each chunk."""
     exact = torch.promote_types(q.dtype, torch.float32)
     num_queries, heads, _ = q.shape
     _, groups, own = k.shape
@@ -42,7 +41,7 @@ def ragged_attention_torch(
         for begin in range(0, queries, QUERY_BLOCK):
             size = min(QUERY_BLOCK, queries - begin)
             rows = slice(first_query + begin, first_query + begin + size)
-            seen = keys - queries + begin + size if causal else keys  # by the last of them
+            seen = keys - queries + begin + size if causal else keys  # by the last query
             block = grouped[rows].permute(1, 2, 0, 3).to(exact)
             scores = torch.matmul(block[..., :own], chunk_k[..., :seen])
             if shared is not None:
