@@ -1,4 +1,4 @@
-"""The work is done once, from what it was given."""
+"""beside runs the work once, on its argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel that is loaded is given the same division of on-chip memory."""
+"""Every loaded kernel has the same division of on-chip memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mla_router.worker.kernels.carveout import prefer_shared_memory
 
 
 class Driver:
-    """As much of libcuda as there is to call."""
+    """The calls of libcuda that are used."""
 
     def __init__(self, code: int) -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""Against float64, value by value."""
+"""dequantize_blocks against float64, value by value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mla_router.worker.kernels.dequantize import dequantize_blocks
 
 
 def reference(weight: Tensor, scale: Tensor, block: tuple[int, int], parts: list[int]) -> Tensor:
-    """[N, K] float64: each value looks up its own scale."""
+    """Returns [N, K] float64: each value times the scale that it looks up."""
     out = weight.to(torch.float64)
     row = first_block = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""The check of captured graphs sees what it is there to see. On graphs themselves: `tests/gpu/test_launch_order_cuda.py`."""
+"""The check of captured graphs finds faults. Real graphs are checked in `tests/gpu/test_launch_order_cuda.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from support.captured_graph import Edge, Graph, unsettled
 
 NAMES = ["schedule_kernel", "_Z10look_up", "_Z9embedding", "rms_norm", "merge_kernel"]
-STEP = "WDDPP"  # of each kernel the edge from the one before it: default or programmatic; the first has none
+STEP = "WDDPP"  # the edge to each kernel from the one before: default or programmatic; the first has none
 
 
 def chain(names: list[str], kinds: str) -> Graph:
@@ -27,7 +27,7 @@ def test_a_step_is_settled() -> None:
     [
         # The embedding is launched early, and so is the look-up before it
         (NAMES, "WPPPP", "schedule_kernel beside merge_kernel"),
-        # An embedding of ours, launched early: what was looked up before it need not be there yet
+        # An embedding of ours, launched early: the look-up before it may not have ended
         (
             [*NAMES[:2], "embedding", *NAMES[3:]],
             "WDPPP",
@@ -39,7 +39,7 @@ def test_a_step_is_settled() -> None:
             "WDPPP",
             "schedule_kernel beside",
         ),
-        # No kernel of torch's at all
+        # No kernel of torch
         (
             ["schedule_kernel", "embedding", "merge_kernel"],
             "WDP",

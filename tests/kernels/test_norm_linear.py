@@ -25,12 +25,12 @@ from support.triton_device import DEVICE
 EPS = 1e-6
 # (outputs, inputs): V2-Lite's joined projection, V3's, V3's queries from their latent, Llama's
 SHAPES = [(3648, 2048), (2112, 7168), (24576, 1536), (6144, 4096)]
-# (rows, outputs, inputs): the most rows of the routers of V2-Lite, V2 and V3
+# (rows, outputs, inputs): routers of V2-Lite, V2 and V3, with the most rows of the kernel
 ROUTERS = [(256, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
 
 
 def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple[Tensor, ...]:
-    """Some rows, others, the norm's weight and the projection's; around the rows there are NaN."""
+    """Returns rows, residual, the weight of the norm and that of the projection. Memory around the rows is NaN."""
     draw = torch.Generator().manual_seed(outputs + width)
     wide = torch.full((2, rows + 2, width + 5), float("nan"))
     wide[:, 1:-1, 2:-3] = torch.randn(2, rows, width, generator=draw)
@@ -107,7 +107,7 @@ def test_wider_products_are_not_rounded() -> None:
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(("outputs", "width"), [(6, 64), (37, 130), (9, 2048)])
 def test_as_the_two_kernels(dtype: torch.dtype, added: bool, outputs: int, width: int) -> None:
-    """With as many inputs of a block the sums have the same order."""
+    """With equal blocks of inputs the sums have the same order."""
     x, residual, scale, weight = inputs(outputs, width, dtype)
     if added:
         normed, expected_total = add_rms_norm_triton(x, residual, scale, EPS)
@@ -167,14 +167,14 @@ def launches() -> None:
 
 
 def test_compiled_for_sm_90() -> None:
-    """The row and the weights of a program are in registers."""
+    """The row and the weights of a program fit into registers."""
     for report in compile_sm90(launches):
         report.check()
         assert report.starts_early and report.reads_ahead == report.constants["AHEAD"], report
 
 
 def test_all_of_v2_lite_runs_at_a_time() -> None:
-    """Of its joined projection: no program waits for another to end."""
+    """All programs of the joined projection fit the GPU: none waits for another to end."""
     outputs, width = SHAPES[0]
     report = compile_sm90(launches)[0]
     assert report.constants["INPUTS"] == width and report.constants["AHEAD"]

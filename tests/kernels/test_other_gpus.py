@@ -1,4 +1,4 @@
-"""What is launched on an A100, an L40S and a B200, compiled for them; and that an H200 has the tiles it was tuned for."""
+"""Launches on an A100, an L40S and a B200, compiled for these GPUs; and the measured tiles of an H200."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def experts(tokens: int) -> None:
 
 
 def small_ops() -> None:
-    """Those whose tiles are the same everywhere, but for products of few rows where there is no room for them."""
+    """Launches kernels with the same tiles on all GPUs; products of few rows only where they fit."""
     x = meta(8, 2048)
     add_rms_norm_triton(x, x, x[0], 1e-6)
     silu_and_mul_triton(x)
@@ -166,7 +166,7 @@ def test_compiled_for_other_gpus() -> None:
 
 @pytest.mark.parametrize("found", LIMITS.values(), ids=lambda found: f"sm_{found.architecture}")
 def test_tiles_are_within_the_limits(found: Limits) -> None:
-    """What is computed of them is at least what the compiler takes (`test_compiled_for_other_gpus`)."""
+    """The computed shared memory is at least that of the compiler (`test_compiled_for_other_gpus`)."""
     for heads, requests, queries in product((1, 16, 128), (1, 2, 300), (1, 2, 4)):
         chosen = tiling(heads, requests, queries, on=found)
         needed = chosen.shared_bytes(576, 576)
@@ -181,7 +181,7 @@ def test_tiles_are_within_the_limits(found: Limits) -> None:
 
 
 def test_what_an_h200_has() -> None:
-    """The tiles that were measured on it, as numbers: a change of limits or candidates must not move them."""
+    """A change of limits or candidates must not change the tiles that were measured on an H200."""
     wide, narrow = Tiling(16, 64, 4, 3, 1, 8, 1), Tiling(16, 32, 4, 3, 2, 8, 2)
     assert tiling(16, 1, on=H200) == replace(narrow, pieces=4, min_blocks=1)
     assert {tiling(16, requests, on=H200) for requests in (2, 64, 240)} == {wide}
@@ -227,7 +227,7 @@ def test_unknown_gpus_are_refused(architecture: int) -> None:
 
 
 def test_tiles_of_a_b200_do_not_need_tensor_memory() -> None:
-    """Of 64 query rows Triton compiles nothing but a trap there."""
+    """Triton compiles 64 query rows to a trap there."""
     assert tiling(128, 64, on=B200) == tiling(16, 64, 4, on=B200) == Tiling(32, 64, 8, 2, 1, 2, 1)
 
 

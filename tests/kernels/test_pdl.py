@@ -1,4 +1,4 @@
-"""The rule of programmatic dependent launch, in what is compiled for sm_90."""
+"""The rule of programmatic dependent launch, in code compiled for sm_90."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_switched_off() -> None:
 
 
 def decode_step() -> None:
-    """What layers and the ends of a decode step launch: those of V2-Lite, and Llama's attention."""
+    """Launches the kernels of a decode step of V2-Lite, and Llama's attention."""
     x = torch.empty(8, 2048, dtype=torch.bfloat16, device="meta")
     add_rms_norm_triton(x, x, x[0], 1e-6)
     linear_triton(x[:1], x.new_empty(3648, 2048), out_dtype=x.dtype)

@@ -53,7 +53,7 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("rows", "width"), [(0, 16), (3, 1), (5, 130), (2, 2048)])
 def test_the_kernel_is_the_function(dtype: torch.dtype, rows: int, width: int) -> None:
-    """On strided rows among NaN, and to the last bit but for the order of the sum."""
+    """Strided rows among NaN; equal up to the order of the sum."""
     draw = torch.Generator().manual_seed(width)
     wide = torch.full((2, rows, width + 3), float("nan"), dtype=dtype)
     wide[:, :, 2:-1] = torch.randn(2, rows, width, generator=draw)
@@ -70,7 +70,7 @@ def test_the_kernel_is_the_function(dtype: torch.dtype, rows: int, width: int) -
 
 
 def launches() -> None:
-    """The widths of V2-Lite and V3: hidden, the latents of queries and of keys and values."""
+    """Launches the sizes of V2-Lite and V3: hidden size, latents of queries, latents of keys and values."""
     for width in (2048, 512, 7168, 1536):
         x = torch.empty(2, width, dtype=torch.bfloat16, device="meta")
         rms_norm_triton(x, x[0], 1e-6)

@@ -36,7 +36,7 @@ def test_odd_width_is_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(0, 6), (3, 2), (2, 2, 34), (2, 2 * 1100)])
 def test_the_kernel_is_the_function(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Also far from 0, where the exponential overflows, and on rows of a wider tensor."""
+    """Values far from 0, where the exponential overflows, and rows of a wider tensor."""
     draw = torch.Generator().manual_seed(sum(shape))
     wide = 30 * torch.randn(*shape[:-1], shape[-1] + 8, generator=draw)
     gate_up = wide.to(DEVICE, dtype)[..., 8:]

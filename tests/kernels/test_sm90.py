@@ -1,4 +1,4 @@
-"""The check of compiled kernels sees what it is there to see."""
+"""The check of compiled kernels finds faults."""
 
 from __future__ import annotations
 

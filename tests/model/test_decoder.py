@@ -1,4 +1,4 @@
-"""What of a step's rows goes through the last layer, and through experts."""
+"""The rows of a step that go through the last layer, and through experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = random.Random(3).choices(range(VOCAB_SIZE), k=60)
 def test_only_rows_whose_output_is_wanted_are_fed_forward_at_last(
     tmp_path: Path, name: str, rows: list[int]
 ) -> None:
-    """They come out as when all are, and so does what attends to all of them later."""
+    """Their hidden states are the same as if all rows were computed, and so are later tokens that attend to all rows."""
     write_tiny_model(tmp_path, **CONFIGS[name])
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     fed: list[int] = []
@@ -46,7 +46,7 @@ def test_only_rows_whose_output_is_wanted_are_fed_forward_at_last(
 def test_idle_rows_are_not_routed_in_any_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that pads a recorded step, in page 0, beside two that decode, which get the same as without it."""
+    """A padding row of a captured step, in page 0, does not change the two decode rows beside it."""
     write_tiny_model(tmp_path, **CONFIGS["v3"])
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     drivers = [ForwardDriver(model, page_size=16) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Random weights: any folder runs without its files, and behaves like a model."""
+"""Random weights: a folder runs without its weight files, and behaves like a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_logits_are_finite_and_tokens_spread_over_experts(
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
         assert (entropy > 3).all(), entropy.min()  # of ln 320 = 5.8
     for ids in chosen:
-        # No expert has three times its share, and none goes without.
+        # Every expert has tokens, and none has three times its share.
         counts = torch.bincount(ids.flatten(), minlength=8)
         assert counts.min() > 0 and counts.max() < 3 * counts.float().mean(), counts
     assert len(chosen) == len(gates)

@@ -1,6 +1,6 @@
-"""Decode steps with the kernels that do what else two of them do, against transformers, in float32.
+"""Decode steps with joined kernels against transformers, in float32.
 
-They are for 16 bits on a GPU: here they are made to believe that they are there, in the interpreter.
+These kernels are for 16 bits on a GPU. Here `on_gpu` is patched, and they run in the interpreter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has the model
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of the kernels was launched."""
+    """Returns the number of launches of each kernel."""
     counted: Counter[str] = Counter()
 
     def count(module: ModuleType, name: str) -> None:
@@ -72,7 +72,7 @@ def test_a_decode_step_as_transformers(
 ) -> None:
     config = CONFIGS[name]
     if config["model_type"] != "llama":
-        config = config | {"qk_nope_head_dim": 64, "kv_lora_rank": 128}  # what the kernel is for
+        config = config | {"qk_nope_head_dim": 64, "kv_lora_rank": 128}  # sizes of the kernel
     write_tiny_model(tmp_path, **config)
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     driver = ForwardDriver(model, page_size=4)

@@ -1,7 +1,7 @@
-"""Products of a layer of V2-Lite's shape, in the order of their launch on an H200: by which kernel of ours, or by the
-library. The file is also a script, since Triton interprets in the tests' process.
+"""The launches of a layer of V2-Lite's shape on an H200: our kernels, and products of the library. The file is also a
+script, since Triton interprets in the tests' process.
 
-A change of `worker/model` that is not about speed must leave these lists alone.
+A change of `worker/model` that is not about speed must not change these lists.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_layer_launches(case: str, launched: dict[str, list[str]]) -> None:
 
 
 def record() -> dict[str, list[str]]:
-    """The launches of the second of four layers, which is a mixture of experts, in each case."""
+    """Returns the launches of the second of four layers, a mixture of experts, in each case."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime.jit import JITFunction

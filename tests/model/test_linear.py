@@ -1,4 +1,4 @@
-"""A weight format is one class: two that no checkpoint of ours has, under a whole model."""
+"""A weight format is one class: two formats that are not supported yet, in a whole model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Int8(WeightFormat):
         raise AssertionError("not of this test")
 
     def quantize(self, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The tensors of a checkpoint, and what they stand for."""
+        """Returns the tensors of a checkpoint, and the numbers that they stand for."""
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
         values = (weight / scale).round().to(torch.int8)
         return {"weight": values, "weight_scale": scale}, values.float() * scale

@@ -26,8 +26,8 @@ def test_peak_is_the_weights_and_the_files_being_read(tmp_path: Path) -> None:
     sizes = [file.stat().st_size for file in tmp_path.glob("*.safetensors")]
     total = sum(sizes)
     assert total > 250 * MB and len(sizes) > 12 and max(sizes) < 25 * MB
-    limit = total + PARALLEL_FILES * max(sizes) + 30 * MB  # what torch allocates at its first use
-    assert limit < 1.5 * total  # so that all files at once would be too much
+    limit = total + PARALLEL_FILES * max(sizes) + 30 * MB  # torch's allocations at its first use
+    assert limit < 1.5 * total  # all files at once would exceed it
 
     child = subprocess.run(
         [sys.executable, load_memory.__file__, str(tmp_path)],

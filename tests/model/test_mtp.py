@@ -1,4 +1,4 @@
-"""Multi-token prediction against the paper's equations in float64, and what loads of its weights."""
+"""Multi-token prediction against the paper's equations in float64, and the loading of its weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(folder: Path) -> tuple[CausalLM, MultiTokenPrediction]:
 
 
 def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
-    """As `PaperPrediction.logprobs(TOKENS)`, the model's own steps being of so many tokens."""
+    """Returns the tensors of `PaperPrediction.logprobs(TOKENS)`, with steps of `cuts` tokens."""
     driver = ForwardDriver(model, page_size=16)
     pages, page_size = driver.caches[0].shape[:2]
     specs = prediction.kv_cache_specs(torch.float32)
@@ -46,7 +46,7 @@ def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) 
         hidden = model(batch, driver.caches)
         for depth in range(depths):
             ahead = TOKENS[begin + 1 + depth : begin + 1 + depth + size]
-            padded = torch.tensor(ahead + [0] * (size - len(ahead)))  # rows that nobody reads
+            padded = torch.tensor(ahead + [0] * (size - len(ahead)))  # rows that are not read
             hidden = prediction(batch, hidden, model.embed(padded), caches, depth)
             found[depth].append(model.logits(hidden[: len(ahead)]).log_softmax(dim=-1))
         begin += size
@@ -72,7 +72,7 @@ def test_guesses_are_those_of_the_paper(
 
 
 def test_fp8_layers_but_for_the_projection_that_joins(tmp_path: Path) -> None:
-    """As DeepSeek's checkpoints, which do not list eh_proj as left out, have them."""
+    """DeepSeek's checkpoints do not quantize eh_proj, and do not list it as left out."""
     kind = Format("block", (16, 24))
     write_tiny_prediction(tmp_path / "source", 1, **CONFIGS["v3"])
     quantize_folder(tmp_path / "source", tmp_path / "fp8", kind)
@@ -111,7 +111,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
 
     write_tiny_prediction(tmp_path, 1, **CONFIGS["v3"])
     edit(tmp_path, spoil)
-    model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not look at that layer
+    model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not read that layer
     with pytest.raises(ModelError) as error:
         load_mtp(model, tmp_path)
     message, at = str(error.value), "in model.safetensors"

@@ -1,4 +1,4 @@
-"""Our models against transformers', in float32: the same tokens, log-probabilities within 1e-4."""
+"""Our models against transformers in float32: the same tokens, log-probabilities within 1e-4."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair:
     reference: Any
 
     def expected(self, tokens: list[int]) -> Tensor:
-        """Log-probabilities after each token, by one forward pass of transformers."""
+        """Returns log-probabilities after each token, by one forward pass of transformers."""
         with torch.no_grad():
             return self.reference(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
 

@@ -1,4 +1,4 @@
-"""Random configs of every family: what transformers says, by each way into the cache."""
+"""Random configs of every family against transformers, by each way into the cache."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Case:
     expected: torch.Tensor
 
     def check(self, got: torch.Tensor, first: int) -> None:
-        """`got` are the rows from `first` on."""
+        """Compares the rows `got`, from `first` on."""
         wanted = self.expected[first : first + len(got)]
         difference = (got - wanted).abs().max().item()
         assert difference <= TOLERANCE, difference
 
     def finish(self, driver: ForwardDriver, slot: int, after_prompt: torch.Tensor) -> None:
-        """Decode greedily from the last row of the prompt on."""
+        """Decodes greedily from the last row of the prompt on."""
         row = after_prompt[-1]
         for i, token in enumerate(self.answer.tokens):
             assert int(row.argmax()) == token, f"token {i}, margin {self.answer.margin:.1e}"
@@ -49,7 +49,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("model")
     draw = Random(request.param)
     write_tiny_model(folder, seed=request.param, **random_config(request.param))
-    # In float64: a random model magnifies rounding, that of a float32 reference as well.
+    # In float64: a random model magnifies rounding, also that of a float32 reference.
     reference = Reference(folder, torch.float64)
     prompt = draw.choices(range(VOCAB_SIZE), k=draw.randint(40, 100))
     answer = reference.greedy(prompt, NEW_TOKENS)
@@ -72,7 +72,7 @@ def test_in_one_go_in_chunks_and_from_the_cache(case: Case, page_size: int) -> N
         begin += len(run)
     case.finish(driver, 1, chunk)
 
-    # Begins with pages that a prompt filled, and with some that decode steps filled as well.
+    # Begins with pages that a prompt and decode steps have filled.
     sequence = case.prompt + case.answer.tokens
     for slot, tokens in ((2, case.prompt), (3, sequence)):
         cached = driver.share(0, slot, (len(tokens) - 1) // page_size)

@@ -38,9 +38,9 @@ def rope_with(scaling: YarnConfig | Llama3Config | None, theta: float = 10000.0)
 
 
 def yarn_frequencies(yarn: YarnConfig, width: int, theta: float) -> np.ndarray:
-    """YaRN by its paper: a pair that turns r times within the original context is kept for
-    r > beta_fast, slowed by the factor for r < beta_slow, and blended between. DeepSeek blends
-    linearly in the pair's index, between the whole indices around those two."""
+    """Returns YaRN's frequencies by the paper. A pair that turns r times within the original context is kept for
+    r > beta_fast, and slowed by the factor for r < beta_slow. Between them DeepSeek interpolates linearly in the pair's
+    index, from the next lower to the next higher integer."""
     plain = theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
 
     def index_of(turns: float) -> float:
@@ -62,8 +62,8 @@ def test_yarn_frequencies(yarn: YarnConfig, theta: float) -> None:
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_frequencies(factor: float) -> None:
-    """Meta's rule pair by pair, in wavelengths: those above original / low are stretched by the
-    factor, those below original / high are kept, and between frequencies are interpolated."""
+    """Returns frequencies by Meta's rule, pair by pair: wavelengths above original / low are multiplied by the factor,
+    those below original / high are kept, and between them frequencies are interpolated."""
     original, low, high, theta = 8192, 1.0, 4.0, 500000.0
     expected = []
     for pair in range(32):

@@ -1,4 +1,4 @@
-"""The model that the package ships: its size, its layout, its tokenizer, and what it has learnt."""
+"""The model in the package: its size, its layout, its tokenizer, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors folders: what loads, what is skipped, and what is refused."""
+"""Safetensors folders: loaded, skipped and refused tensors."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["v2_lite", "v3", "llama_gqa", "llama_mqa"])
 def test_bfloat16(tmp_path: Path, name: str) -> None:
-    """Within bfloat16's rounding of transformers, which rounds in other places."""
+    """The difference to transformers, which rounds at other places, is within bfloat16's rounding."""
     write_tiny_model(tmp_path, **CONFIGS[name])
     model = load(tmp_path, torch.bfloat16)
     kept_wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
     biases = {n for n, _ in model.named_parameters() if n.endswith("e_score_correction_bias")}
-    assert kept_wide == biases  # of the choice of experts, which is made in float32
+    assert kept_wide == biases  # biases of the choice of experts, which is in float32
     assert all(p.dtype == torch.bfloat16 for n, p in model.named_parameters() if n not in kept_wide)
 
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)

@@ -27,7 +27,7 @@ HEADS = 3
 
 
 def inputs(tokens: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, a view of queries with a rotary part that is NaN; w_uk and w_uv, halves of one matrix; latents."""
+    """Returns q, a view of queries whose rotary part is NaN; w_uk and w_uv, halves of one matrix; latents."""
     draw = torch.Generator().manual_seed(tokens)
     q = torch.full((tokens, HEADS, NOPE + ROPE), float("nan"))
     q[..., :NOPE] = torch.randn(tokens, HEADS, NOPE, generator=draw)
@@ -62,7 +62,7 @@ def test_formula(
     dtype: torch.dtype,
     tokens: int,
 ) -> None:
-    """The values go to a part of wider memory; the rest of it stays as it was."""
+    """The values are written to a part of wider memory, and the rest of it does not change."""
     q, w_uk, w_uv, latent = inputs(tokens, dtype, device)
     wide = torch.full((tokens + 1, HEADS, VALUE + 8), 7.0, dtype=dtype, device=device)
     out = wide[:tokens, :, :VALUE]
@@ -78,7 +78,7 @@ def test_formula(
 
 
 def test_what_is_small() -> None:
-    """At most 32 tokens, or 128 of few heads, of widths that whole tiles cover: those of the checkpoints."""
+    """At most 32 tokens, or 128 with few heads, and sizes that whole tiles cover: those of the checkpoints."""
     assert is_small(1, 128, 128, 512) and is_small(32, 128, 512, 128)
     assert not is_small(0, 128, 128, 512) and not is_small(33, 128, 128, 512)
     assert is_small(128, 16, 128, 512) and not is_small(129, 16, 128, 512)
@@ -87,7 +87,7 @@ def test_what_is_small() -> None:
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 128])
 def test_tiles_cover_what_is_small(heads: int) -> None:
-    """More heads are more programs already: wider tiles read the queries less often."""
+    """With more heads there are more programs, and wider tiles read the queries less often."""
     for tokens in range(1, 129):
         latents, values = tiling(heads, tokens)
         assert 128 % latents == 128 % values == 0

@@ -43,7 +43,7 @@ def test_walk(op, lengths: list[int], num_parts: int, min_blocks: int) -> None: 
         if sum(-(-length // (16 * tried)) for length in lengths) <= num_parts:
             size = grain = tried
             break
-    # Of each block whose it is; with a grain, the request before has what is nobody's
+    # The owner of each block; with a grain, blocks without an owner count for the request before
     owners = [
         r for r, length in enumerate(lengths) for _ in range(-(-length // (16 * grain)) * grain)
     ]

@@ -37,14 +37,13 @@ def check(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> None:
-    """Queries are views of a wider projection, rows that belong to nobody NaN, unused entries of page
-    tables 0."""
+    """Queries are views of a wider projection, rows without an owner are NaN, unused entries of page tables 0."""
     draw = torch.Generator().manual_seed(seed)
     row = kv_heads * (head_dim + v_head_dim)
     paged = random_cache(lengths, page_size, row, dtype=dtype, generator=draw)
     joined = torch.randn(len(lengths), kv_heads * share + 2, head_dim, generator=draw).to(dtype)
     q = joined[:, : kv_heads * share]
-    # The last page of the longest may be part empty
+    # The last page of the longest request may be partly empty
     capacity = paged.page_table.shape[1] * page_size
     schedule = decode_schedule(
         paged.lengths,
@@ -106,7 +105,7 @@ def test_torch(
 def test_triton(
     lengths: list[int], kv_heads: int, share: int, page_size: int, parts: int, seed: int
 ) -> None:
-    """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
+    """Requests have one part, several parts, or share a part; parts may be empty."""
     check(
         gqa_decode_triton,
         lengths,
@@ -123,8 +122,8 @@ def test_triton(
     [
         (2, 1, 48, 32),  # multi-head, keys of two powers of two
         (1, 20, 16, 16),  # more query heads than a tile has rows
-        (2, 2, 8, 6),  # narrower than what Triton multiplies
-        (2, 3, 40, 24),  # neither is a power of two, nor what is left of the keys
+        (2, 2, 8, 6),  # smaller than Triton's products
+        (2, 3, 40, 24),  # no powers of two, and neither is the rest of the keys
         (1, 2, 34, 33),
     ],
 )
@@ -191,7 +190,7 @@ def test_wrong_shapes_are_named(heads: int, head_dim: int) -> None:
 
 
 # Heads, KV heads, key and value head_dim, page size: Llama 3 8B and 70B, Llama 3.2 1B and 3B, Llama 2, and
-# V2-Lite and V3 with expanded keys
+# V2-Lite and V3 without absorption
 REAL = [
     (32, 8, 128, 128, 64),
     (32, 8, 128, 128, 16),
@@ -206,7 +205,7 @@ REAL = [
 
 
 def launches() -> None:
-    """Every tiling that `gqa_tiling` gives for them, on the 132 multiprocessors of an H200."""
+    """Launches every tiling of `gqa_tiling` for these shapes, on the 132 multiprocessors of an H200."""
     for heads, kv_heads, head_dim, v_head_dim, page_size in REAL:
         chosen = gqa_tiling(heads // kv_heads, head_dim + v_head_dim, on=H200)
         lengths = torch.empty(8, dtype=torch.int32, device="meta")

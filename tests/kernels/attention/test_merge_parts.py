@@ -17,7 +17,7 @@ from support.triton_device import DEVICE
 @pytest.mark.parametrize("width", [32, 80])
 @pytest.mark.parametrize("tiles", [MergeTiling(32, 8), None])
 def test_softmax(tiles: MergeTiling | None, width: int) -> None:
-    """Requests in 1 to 20 parts. A row that is whole stays as it was."""
+    """Requests with 1 to 20 parts. A row with a single part does not change."""
     results = random_results([2, 1, 4, 7, 24, 25, 58, 4], 3, rows=2, width=width, device=DEVICE)
     assert {len(pieces) for pieces in results.pieces} == {1, 2, 3, 9, 20}
     out = torch.full((8, 2, width), 7.0, device=DEVICE)
@@ -38,7 +38,7 @@ def test_few_rows_are_cut_along_the_columns() -> None:
     assert merge_tiling(1024, 80).block_width == 128
 
 
-# Others that bench_merge_parts.py times
+# Other tiles, which bench_merge_parts.py times
 SWEPT = [MergeTiling(64, 32), MergeTiling(64, 64, 8), MergeTiling(512, 8, 8)]
 
 

@@ -21,7 +21,7 @@ LN2 = torch.tensor(2.0).log().item()
 
 
 def attended(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, H, V] and [N, H], of scores [N, H, S] in base 2 and values [S, V]."""
+    """Returns the result [N, H, V] and log-sum-exps [N, H] of scores [N, H, S] in base 2 and values [S, V]."""
     natural = scores.double() * LN2
     return natural.softmax(dim=-1) @ values.double(), natural.logsumexp(dim=-1) / LN2
 

@@ -26,7 +26,7 @@ from support.sm90 import compile_sm90
 
 LATENT, ROPE, SCALE = 32, 16, 0.3
 TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
-PIECES = [1, 2, 4]  # the last are made two, at least 16 wide each
+PIECES = [1, 2, 4]  # 4 become 2, with at least 16 numbers each
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=4)
 
@@ -44,7 +44,7 @@ def check(
     settled: bool = False,
     seed: int = 0,
 ) -> None:
-    """Queries are views of a wider projection, rows that belong to nobody NaN."""
+    """Queries are views of a wider projection, rows without an owner are NaN."""
     draw = torch.Generator().manual_seed(seed)
     lengths = [length + queries - 1 for length in lengths]
     paged = random_cache(lengths, page_size, LATENT + ROPE, dtype=dtype, generator=draw)
@@ -94,7 +94,7 @@ def test_torch(lengths: list[int], heads: int, page_size: int, queries: int, see
 def test_triton(
     lengths: list[int], page_size: int, parts: int, pieces: int, settled: bool, seed: int
 ) -> None:
-    """Requests lie whole in a part, in several parts, and several in one; parts may be empty."""
+    """Requests have one part, several parts, or share a part; parts may be empty."""
     check(
         mla_decode_triton,
         lengths,
@@ -110,8 +110,8 @@ def test_triton(
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize(("heads", "queries"), [(5, 1), (16, 3), (9, 4), (40, 1)])
 def test_triton_rows(heads: int, queries: int, pieces: int) -> None:
-    """Fewer and more heads than a tile has rows, new tokens that share a tile or straddle two, and
-    parts that lie beyond what the first of the new tokens see."""
+    """Fewer and more heads than rows of a tile, new tokens in one tile or two, and parts beyond the rows of the first
+    new tokens."""
     check(
         mla_decode_triton,
         [31, 1, 33],
@@ -185,7 +185,7 @@ REAL = [
 
 
 def launches() -> None:
-    """Every tiling that `tiling` gives, for the 132 multiprocessors of an H200."""
+    """Launches every tiling of `tiling`, for the 132 multiprocessors of an H200."""
     for (heads, requests, queries, page_size), settled in product(REAL, (False, True)):
         chosen = tiling(heads, requests, queries, on=H200)
         q = torch.empty(requests * queries, heads, 576, dtype=torch.bfloat16, device="meta")
@@ -212,7 +212,7 @@ def hopper_launches() -> None:
 
 
 def test_tiles_by_the_number_of_requests() -> None:
-    """One has a part for each small block, others have large ones, many have parts worth merging."""
+    """One request has a part for each small block, more requests have large blocks, and many have large parts."""
     one, two, some, many = (tiling(16, requests, on=H200) for requests in (1, 2, 240, 241))
     assert (one.block_tokens, one.min_blocks) == (32, 1)
     assert (some.block_tokens, some.min_blocks) == (64, 1)
@@ -236,13 +236,13 @@ def test_compiled_for_sm_90() -> None:
             == (report.constants["BLOCK_TOKENS"], report.constants["PIECES"])
         }
         report.check_resident(chosen.programs_per_sm)
-        # Tiles of 64 rows keep addresses on the stack, nearly all of the queries: read once a request
+        # Tiles of 64 rows keep addresses of queries on the stack, which are read once a request
         assert report.spill_bytes <= (128 if chosen.block_rows == 64 else 0), report
         assert report.has_wgmma == (chosen.block_rows == 64), report
 
 
 def test_hoppers_kernel_compiled_for_sm_90() -> None:
-    """It has no interpreter: what it computes is seen on a GPU (`tests/gpu/test_mla_decode_cuda.py`)."""
+    """Gluon has no interpreter: results are tested on a GPU (`tests/gpu/test_mla_decode_cuda.py`)."""
     reports = [r for r in compile_sm90(hopper_launches) if r.kernel == "attend_hopper_kernel"]
     assert {report.constants["PAGE_SIZE"] for report in reports} == {16, 64}
     for report in reports:

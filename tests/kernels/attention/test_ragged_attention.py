@@ -1,5 +1,5 @@
-"""ragged_attention against attention of each query alone, in float64; the Triton kernel also compiled
-at the shapes of the models that matter."""
+"""ragged_attention against attention of each query alone, in float64; the Triton kernel is also compiled
+at the shapes of real models."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def one_by_one(inputs: Inputs, extents: Extents, *, causal: bool) -> tuple[Tenso
     return out, lse
 
 
-# So many that blocks are tall
+# Enough queries for tall blocks
 MANY_HEADS = 200
 
 
@@ -128,7 +128,7 @@ def test_chunk_longer_than_a_query_block() -> None:
 
 
 KERNEL_CASES = {
-    # tall blocks, a chunk of several, a prefix that ends within a block of keys, one of a single token
+    # Tall blocks, a chunk of several blocks, a prefix that ends within a block of keys, a prefix of one token
     "causal": ([(5, 9), (150, 203), (64, 64), (1, 1), (1, 70)], True),
     "short": ([(5, 9), (33, 97), (64, 64)], True),
     "whole": ([(70, 33), (130, 64), (3, 0), (1, 1)], False),
@@ -150,7 +150,7 @@ def test_kernel(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("widths", [(20, 6, 24), (16, 0, 16), (24, 0, 8), (48, 0, 32)], ids=str)
 def test_kernel_of_other_widths(widths: tuple[int, int, int]) -> None:
-    """That are no powers of two, with and without a part that all heads share."""
+    """Sizes that are no powers of two, with and without a part that all heads share."""
     check_kernel("causal", torch.float32, widths)
 
 
@@ -192,7 +192,7 @@ def test_rows_of_a_tensor_that_is_given(attend: Callable[..., tuple[Tensor, Tens
 
 
 def test_a_table_may_be_longer_than_its_work() -> None:
-    """So that one captured graph serves many steps."""
+    """One captured graph serves many steps."""
     extents = [(70, 80)]
     inputs = drawn(extents, widths=(16, 16, 16), device=DEVICE)
     work = PrefillWork.on(DEVICE, extents, heads=MANY_HEADS)
@@ -222,7 +222,7 @@ def test_mla_prefill_takes_keys_and_values_apart() -> None:
 
 @pytest.mark.parametrize(("heads", "rows"), [(16, 64), (17, 128)])
 def test_every_query_has_one_program_and_the_longest_come_first(heads: int, rows: int) -> None:
-    """Blocks are tall if that leaves enough for an H200's multiprocessors."""
+    """Blocks are tall if there are enough of them for an H200's multiprocessors."""
     extents = [(300, 700), (5, 2000), (129, 129)]
     tables = prefill_tables(extents, heads=heads)
     assert tables.block_queries == rows
@@ -252,8 +252,8 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """DeepSeek's heads, causal and of whole prefixes, long chunks and short ones; then Llama's. And
-    the tilings that the benchmark sweeps over."""
+    """Launches DeepSeek's heads, causal and over whole prefixes, with long and short chunks; then Llama's; and the
+    tilings of the benchmark's sweep."""
 
     def attend(n: int, heads: int, groups: int, shared: int, causal: bool, *tiles: Tiling) -> None:
         work = PrefillWork.on("meta", [(n, 4096)], heads=heads, causal=causal)
@@ -277,7 +277,7 @@ def launches() -> None:
     attend(64, 16, 16, 64, False)
     attend(4096, 32, 8, 0, True)
     attend(64, 32, 8, 0, True)
-    # Heads with a rotary key of each's own
+    # Heads with their own rotary keys
     k, v = torch.empty(4096, 16, 320, dtype=torch.bfloat16, device="meta").split([192, 128], dim=-1)
     for n, causal in ((4096, True), (4096, False), (64, True)):
         work = PrefillWork.on("meta", [(n, 4096)], heads=16, causal=causal)
@@ -295,7 +295,7 @@ def test_compiled_for_sm_90() -> None:
 
 
 def hopper_launches() -> None:
-    """DeepSeek's heads, with the rotary part of all or with each's own; then Llama's."""
+    """Launches DeepSeek's heads, with shared and with own rotary keys; then Llama's."""
 
     def attend(heads: int, groups: int, own: int, value: int, shared: int = 0) -> None:
         work = PrefillWork.on("meta", [(4096, 4096)], heads=heads)
@@ -314,7 +314,7 @@ def hopper_launches() -> None:
 
 
 def test_hoppers_kernel_compiled_for_sm_90() -> None:
-    """It has no interpreter: what it computes is seen on a GPU (`tests/gpu/test_mla_prefill_cuda.py`)."""
+    """Gluon has no interpreter: results are tested on a GPU (`tests/gpu/test_mla_prefill_cuda.py`)."""
     for report in compile_sm90(hopper_launches):
         report.check()
         assert report.has_wgmma, report

@@ -1,4 +1,4 @@
-"""rope_absorb against the two kernels that it joins, bit for bit: what they do is tested with them."""
+"""rope_absorb against the two kernels that it joins, bit for bit. They have tests of their own."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Inputs:
         )
 
     def copy(self) -> Inputs:
-        """With memory of its own for what is written."""
+        """Returns a copy of the tensors that are written."""
         return replace(self, q=self.q.clone(), cache=self.cache.clone())
 
 
 def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
-    """Views of one joined projection, a half of another matrix, and NaN in all of the cache."""
+    """Returns views of one joined projection, half of another matrix, and a cache full of NaN."""
     draw = torch.Generator().manual_seed(tokens * 100 + heads)
     rope = 2 * pairs
     width = heads * (NOPE + rope)
@@ -79,7 +79,7 @@ def inputs(tokens: int, heads: int, pairs: int, dtype: torch.dtype) -> Inputs:
 def test_as_the_two_kernels(
     tokens: int, heads: int, pairs: int, dtype: torch.dtype, interleaved: bool
 ) -> None:
-    """Both kinds of programs more than once, and blocks of heads and tokens that are not full."""
+    """Several programs of both kinds, and blocks of heads and tokens that are not full."""
     apart, joined = (inputs(tokens, heads, pairs, dtype).copy() for _ in range(2))
     rope_kv_write_triton(*apart.written, interleaved=interleaved)
     expected = absorb_queries_triton(apart.q[..., :NOPE], apart.w_uk)
@@ -125,7 +125,7 @@ def test_what_the_kernel_is_not_for_is_named() -> None:
 
 
 def launches() -> None:
-    """V2-Lite's 16 heads and V3's 128, as views of what the model has."""
+    """Launches V2-Lite's 16 heads and V3's 128, as views of a joined projection."""
     with torch.device("meta"):
         for heads in (16, 128):
             both = torch.empty(heads, 256, 512, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What neighbouring requests have in common: found page by page, and read once by decode attention."""
+"""Shared-prefix batching: common rows of neighbouring requests are found page by page, and read once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.sm90 import compile_sm90
 LATENT, ROPE, SCALE, HEADS = 32, 16, 0.3, 2
 TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 
-# Of each run of requests: their lengths, and of how many pages the first are the same
+# For each run of requests: their lengths, and the number of common pages
 RUNS = st.lists(
     st.tuples(st.lists(st.integers(1, 90), min_size=1, max_size=9), st.integers(0, 6)),
     min_size=1,
@@ -71,7 +71,7 @@ def test_found(
     expected = []
     for first in range(0, len(tables) - GROUP + 1, GROUP):
         group = range(first, first + GROUP)
-        # The newest row is each request's own
+        # Each request keeps its newest row
         whole = min((len(paged.rows[r]) - 1) // page_size for r in group)
         columns = zip(*[tables[r][:whole] for r in group], strict=True)
         same = len(list(takewhile(lambda pages: len(set(pages)) == 1, columns)))
@@ -120,7 +120,7 @@ def test_decode(
     pieces: int,
     seed: int,
 ) -> None:
-    """As if every request read all of its rows by itself."""
+    """The result is that of requests that read all of their rows."""
     paged = in_runs(runs, page_size, seed)
     q = torch.randn(len(paged.rows), HEADS, LATENT + ROPE)
     prefixes = found(paged, parts)
@@ -164,7 +164,7 @@ def test_little_in_common_is_not_worth_it() -> None:
 
 
 def launches() -> None:
-    """V2-Lite's, for the 132 multiprocessors of an H200."""
+    """Launches V2-Lite's tilings, for the 132 multiprocessors of an H200."""
     requests, heads, page_size = 512, 16, 16
     chosen, shared = tiling(heads, requests, on=H200), tiling(heads, requests, GROUP, on=H200)
     lengths = torch.empty(requests, dtype=torch.int32, device="meta")

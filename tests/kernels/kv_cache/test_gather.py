@@ -54,7 +54,7 @@ def check(
 )
 def test_rows_of_any_part(requests: list[tuple[int, int]], page_size: int) -> None:
     spans = [(first, first + length) for first, length in requests]
-    spans.append((0, 1))  # somebody has rows
+    spans.append((0, 1))  # at least one request has rows
     check(kv_gather_torch, spans, page_size, 3, "cpu")
 
 
@@ -79,7 +79,7 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """Latents, Llama's rows, and those of V2-Lite's 16 heads."""
+    """Launches latent rows, Llama's rows, and rows of V2-Lite's 16 heads."""
     for width in (576, 8 * 256, 16 * 320):
         integers = torch.empty(8, dtype=torch.int32, device="meta")
         kv_gather_triton(

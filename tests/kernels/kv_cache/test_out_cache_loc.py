@@ -26,7 +26,7 @@ SLOTS, PAGES = 7, 5
 
 
 def page_table(draw: torch.Generator) -> Tensor:
-    """Of more columns than are looked at, as the engine's may be."""
+    """Returns a page table with more columns than are read, as the engine's may be."""
     return torch.randint(1, 10_000, (SLOTS, PAGES), generator=draw, dtype=torch.int32).to(DEVICE)
 
 
@@ -65,7 +65,7 @@ def test_where_tokens_lie(
 def test_where_a_prompt_lies(
     locate: Callable[..., Tensor], length: int, spare: int, page_size: int, number: int
 ) -> None:
-    """And rows behind it nowhere, be there pages for them or not."""
+    """Rows behind the prompt have location 0, with and without pages for them."""
     draw = torch.Generator().manual_seed(number)
     table = page_table(draw)
     length = min(length, PAGES * page_size)

@@ -30,8 +30,8 @@ def check(
     v_head_dim: int,
     interleaved: bool,
 ) -> None:
-    """On views of one joined projection, with NaN in all of the cache that nobody has written. With a
-    plain part of the keys, their rotated part is one that all heads share."""
+    """The operands are views of one joined projection, and the cache is full of NaN. If keys have a plain part, all heads
+    share the rotated part."""
     draw = torch.Generator().manual_seed(tokens * 100 + heads * 10 + pairs)
     rope = 2 * pairs
     head_dim, shared = plain + rope, 1 if plain else kv_heads
@@ -152,7 +152,7 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """Llama 3 8B and 3.2 1B, views of a joined projection; V2-Lite with expanded keys; both layouts."""
+    """Launches Llama 3 8B and 3.2 1B on views of a joined projection, V2-Lite without absorption, and both layouts."""
     with torch.device("meta"):
         rest = torch.empty(8, dtype=torch.int64)
         for interleaved in (True, False):

@@ -29,7 +29,7 @@ def check(
     interleaved: bool,
     in_place: bool,
 ) -> None:
-    """On views of one joined projection, with NaN in all of the cache that nobody has written."""
+    """The operands are views of one joined projection, and the cache is full of NaN."""
     assert callable(op)
     draw = torch.Generator().manual_seed(tokens * 100 + heads * 10 + pairs)
     nope, rope = 5, 2 * pairs
@@ -153,7 +153,7 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def launches() -> None:
-    """V2-Lite and V3, as views of a joined projection, and the other layout."""
+    """Launches V2-Lite and V3 on views of a joined projection, and the other layout."""
     with torch.device("meta"):
         for heads in (16, 128):
             joined = torch.empty(8, heads * 192 + 576, dtype=torch.bfloat16)

@@ -46,7 +46,7 @@ def test_sorted_by_expert(tokens: int, experts: int, top_k: int, rows: int, seed
 def test_pairs_without_an_expert_get_no_row(
     tokens: int, experts: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle rows in between, and nothing else: with as many bins as experts, and with more."""
+    """Idle rows between others, and idle rows alone; with as many bins as experts, and with more."""
     monkeypatch.setattr(module, "chunk_size", lambda _: chunk)
     draw = torch.Generator().manual_seed(tokens)
     ids = torch.randint(experts, (tokens, 2), generator=draw, dtype=torch.int32)

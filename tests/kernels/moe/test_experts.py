@@ -27,7 +27,7 @@ from mla_router.worker.kernels.moe.tiling import (
 from mla_router.worker.kernels.weight import Weight
 from support.sm90 import compile_sm90
 
-# Sizes that divide nothing evenly, and one that divides all
+# Sizes that do not divide the operands, and one that does
 TILINGS = [
     MoeTiling(rows=1, gate_up=Tile(4, 32), down=Tile(8, 16)),
     MoeTiling(rows=16, gate_up=Tile(16, 32, group_m=2), down=Tile(32, 16, group_m=3)),
@@ -49,7 +49,7 @@ def shared_experts(gate_up: Tensor, down: Tensor) -> SharedWeights:
 def drawn(
     tokens: int, experts: int, top_k: int, seed: int, hidden: int = 16, width: int = 8
 ) -> tuple[Tensor, ...]:
-    """x, gate_up, down, weights, ids."""
+    """Returns x, gate_up, down, weights, ids."""
     draw = torch.Generator().manual_seed(seed)
     ids = [torch.randperm(experts, generator=draw)[:top_k] for _ in range(tokens)]
     return (
@@ -184,8 +184,8 @@ def test_triton_keeps_tokens_apart(tiling: MoeTiling, tokens: int) -> None:
 def test_idle_rows_are_not_routed(
     tiling: MoeTiling | None, tokens: int, experts: int, shares: int
 ) -> None:
-    """They get what is added to all rows, and read no expert of their own: the weights of those that nobody else
-    chose are NaN, but for the first, by which a pair without an expert is multiplied if it is not sorted."""
+    """Idle rows have `plus` alone, and read no routed expert: weights of experts that no other row chose are NaN, except
+    for expert 0, by which unsorted pairs without an expert are multiplied."""
     x, gate_up, down, weights, ids = drawn(tokens, experts, 3, seed=11, hidden=40, width=24)
     idle = torch.arange(tokens) % 5 == 1
     ids[idle], weights[idle] = -1, 0.0
@@ -229,7 +229,7 @@ def test_plus_is_added(tiling: MoeTiling | None) -> None:
 
 
 def takes_shared_experts(tiling: MoeTiling | None, tokens: int) -> bool:
-    """Sorted pairs have more tokens than a block has rows; unsorted ones are for very few tokens."""
+    """Sorted pairs need more tokens than rows of a block; unsorted pairs are for very few tokens."""
     if tiling is None:
         return True
     return tokens <= 3 if tiling.rows == 1 else tokens > tiling.rows
@@ -265,7 +265,7 @@ def test_shared_experts_are_added(tiling: MoeTiling | None, shares: int, tokens:
 
 @pytest.mark.parametrize("shares", [0, 1, 2, 3])
 def test_many_rows(shares: int) -> None:
-    """Blocks of so many that programs take one tile after another; all tokens go to one expert, which has two."""
+    """Blocks with so many rows that programs take tile after tile; all tokens go to one expert, which has two blocks."""
     x, gate_up, down, weights, ids = drawn(150, 4, 2, seed=10, hidden=40, width=24)
     ids[:, 0], ids[:, 1] = 3, torch.where(ids[:, 1] == 3, 1, ids[:, 1])
     inputs = (x, gate_up, down, weights, ids)
@@ -298,7 +298,7 @@ V3 = MoeShape(experts=256, hidden=7168, width=2048, dtype=torch.bfloat16)
 
 
 def launch(shape: MoeShape, top_k: int, tokens: int, tiling: MoeTiling, *, shares: int = 0) -> None:
-    """With so many shared experts along, or, without any, something else that is added."""
+    """Launches with so many shared experts, or with another term if there are none."""
 
     def meta(*sizes: int, dtype: torch.dtype = shape.dtype) -> Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
@@ -327,7 +327,7 @@ def launches_with_shared() -> None:
 
 
 def test_shared_experts_compiled_for_sm_90() -> None:
-    """Of one token, their weights are read while the routed ones are not known yet."""
+    """With one token their weights are read before the routed experts are known."""
     for report in compile_sm90(launches_with_shared):
         report.check()
         if "gemv" in report.kernel:

@@ -1,4 +1,4 @@
-"""Programs that take one tile after another: each tile is taken once, and no program has much more than others."""
+"""Programs that take tile after tile: each tile is computed once, and programs have about the same work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _take(routed_taken, shared_taken, spent, routed, shared, COST: tl.constexpr)
 
 
 def taken(programs: int, routed: int, shared: int, cost: int) -> tuple[Tensor, Tensor, Tensor]:
-    """How often each routed and each shared tile is taken, and each program's time in routed tiles."""
+    """Returns the number of times that each routed and each shared tile is computed, and the time of each program in
+    routed tiles."""
     counts = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (routed, shared, programs)]
     _take[(programs,)](*counts, routed, shared, cost)
     routed_taken, shared_taken, spent = counts
@@ -50,7 +51,7 @@ def test_each_tile_is_taken_once(programs: int, routed: int, shared: int, cost: 
 
 
 def test_a_prompt_of_v2_lite() -> None:
-    """1,024 tokens on 132 multiprocessors: 64 blocks of 8 columns of 256, 8 blocks of as many shared ones, of which one
-    takes as long as two. Five rounds are the least that there can be."""
+    """1,024 tokens on 132 multiprocessors: 64 routed and 8 shared blocks of 8 tiles. A shared tile takes as long as two
+    routed ones. Five rounds are the minimum."""
     spent = taken(132, 64 * 8, 8 * 8, 2)[2]
     assert spent.max().item() == 5

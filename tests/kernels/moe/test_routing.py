@@ -28,7 +28,7 @@ both = pytest.mark.parametrize("route", [moe_routing_torch, moe_routing_triton])
 def chosen(
     logits: np.ndarray, bias: np.ndarray | None, *, top_k: int, groups: int, top_groups: int
 ) -> dict[int, float]:
-    """Expert -> score before normalisation, for one token, in float64."""
+    """Returns the scores of a token's experts before normalisation, in float64."""
     if bias is None:
         scores = np.exp(logits - logits.max())
         scores /= scores.sum()

@@ -1,4 +1,4 @@
-"""Tables of tilings: which entry is chosen, and what stands in for a table."""
+"""Tables of tilings: the choice of an entry, and the defaults without a table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_next_tuned_number_of_tokens(
 def test_one_token_has_an_entry_of_its_own_or_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its shared experts can go along with."""
+    """Its shared experts require that tiling."""
     monkeypatch.setattr(module, "TABLES", tmp_path)
     later = {tokens: tiling for tokens, tiling in TABLE.items() if tokens > 1}
     table_path("another GPU", SHAPE).write_bytes(msgspec.json.encode(later))

@@ -1,4 +1,4 @@
-"""sample against argmax over scores in float64, the kernel as the torch function."""
+"""sample against argmax over scores in float64: the kernel and the torch function."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_argmax_of_the_scores(
 ) -> None:
     assert callable(op)
     draw = torch.Generator().manual_seed(number)
-    # Rows of a wider tensor whose end is NaN
+    # Rows are views of a wider tensor, whose other columns are NaN
     wide = torch.full((rows, vocab_size + 4), float("nan"))
     wide[:, :vocab_size] = 4 * torch.randn(rows, vocab_size, generator=draw)
     logits = wide.to(DEVICE)[:, :vocab_size]
@@ -81,7 +81,7 @@ def test_rows_without_a_token(op: object, temperature: float) -> None:
 
 @OPS
 def test_the_first_of_several_is_taken(op: object) -> None:
-    """Also where they lie in different slices."""
+    """Equal logits may be in different slices."""
     assert callable(op)
     logits = torch.zeros(3, 3000)
     logits[0, [1700, 700, 2999]] = 1

@@ -1,4 +1,4 @@
-"""What top_threshold and sample draw, against the distributions that it must come from."""
+"""Draws of top_threshold and sample, against their distributions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> np.ndarray:
-    """The filtered distribution, written down naively in float64."""
+    """Returns the filtered distribution in float64, by its definition."""
     p = np.exp(logits.double().numpy() / temperature)
     order = np.argsort(-p)
     if top_k:
@@ -72,7 +72,7 @@ def expected(
     ],
 )
 def test_frequencies_are_the_distribution(how: dict[str, float]) -> None:
-    """By Pearson's chi-square, each draw at another position of one request."""
+    """Pearson's chi-square test; each draw is at another position of one request."""
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 1.5
     tokens = draw(logits.expand(DRAWS, -1), torch.arange(DRAWS), **how)  # type: ignore[arg-type]
     got = np.bincount(tokens.numpy(), minlength=20)

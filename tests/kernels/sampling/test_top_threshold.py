@@ -1,4 +1,4 @@
-"""top_threshold against a sorted list in float64, the kernel as the torch function."""
+"""top_threshold against a sorted list in float64: the kernel and the torch function."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from support.triton_device import DEVICE
 
 OPS = pytest.mark.parametrize(
     "op",
-    # With room for few likely tokens, the kernel goes on with the whole row where there are more.
+    # With room for few likely tokens, the kernel reads the whole row if there are more.
     [top_threshold_torch, top_threshold_triton, partial(top_threshold_triton, room=8)],
     ids=["torch", "triton", "triton_little_room"],
 )
 
 
 def expected(row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> float:
-    """Walks down the sorted row."""
+    """Returns the threshold by a walk down the sorted row."""
     if temperature == 0:
         return float("-inf")
     ordered = row.double().sort(descending=True).values
@@ -70,7 +70,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, list[tuple[float, int, float, floa
         (
             draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
             draw(st.sampled_from([0, 1, 2, 7, SHORTLIST, SHORTLIST + 1, 5000])),
-            # No share that a few equal tokens have exactly
+            # Not a share that a few equal tokens have exactly
             draw(st.sampled_from([1e-9, 0.123, 0.51234, 0.95123, 1.0])),
             draw(st.sampled_from([0.0, 0.0, 0.0512])),
         )

@@ -1,4 +1,4 @@
-"""DeepSeek's config.json: what the hub's checkpoints say, and what is refused."""
+"""DeepSeek's config.json: the values of published checkpoints, and refused values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mla_router.worker.model.config.fields import ModelError
 from mla_router.worker.model.config.read import parse_config
 from mla_router.worker.model.config.rope import YarnConfig
 
-# As on the hub, less what does not concern the model's arithmetic.
+# As on the hub, without fields that do not change the arithmetic.
 V2_LITE: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",

@@ -1,4 +1,4 @@
-"""Llama's config.json: what the hub's checkpoints say, and what is refused."""
+"""Llama's config.json: the values of published checkpoints, and refused values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mla_router.worker.model.config.llama import LlamaConfig
 from mla_router.worker.model.config.read import parse_config
 from mla_router.worker.model.config.rope import Llama3Config
 
-# As on the hub, less what does not concern the model's arithmetic.
+# As on the hub, without fields that do not change the arithmetic.
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -74,7 +74,7 @@ def test_llama_3_2_1b() -> None:
     config = parse(LLAMA_3_2_1B)
     assert (config.num_layers, config.num_kv_heads, config.head_dim) == (16, 8, 64)
     assert config.tie_word_embeddings
-    # The context includes the stretch.
+    # max_position_embeddings includes the scaling.
     assert config.max_position_embeddings == 131072
     assert config.rope.scaling == Llama3Config(32.0, 8192, 1.0, 4.0)
 

@@ -1,4 +1,4 @@
-"""Which architecture a folder holds, and errors that name its config.json."""
+"""The architecture of a folder, and errors that name its config.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_architecture_or_model_type_names_the_model(name: str) -> None:
             "GPT2LMHeadModel is not supported; supported are DeepseekV2ForCausalLM, Deep",
         ),
         ({"model_type": "gpt2"}, "gpt2 is not supported"),
-        # The architecture decides, not what else the file says.
+        # The architecture decides, not the other fields.
         ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "LlamaForS"),
     ],
 )

@@ -1,4 +1,4 @@
-"""FP8 checkpoints: the same logits as of the plain checkpoint with the same values."""
+"""FP8 checkpoints have the same logits as the plain checkpoint with the same values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
 
 
 def answers(model: CausalLM) -> Tensor:
-    """Log-probabilities by prefill, and by decode steps, where kv_b_proj is absorbed."""
+    """Returns log-probabilities by prefill, and by decode steps, where kv_b_proj is absorbed."""
     driver = ForwardDriver(model, page_size=16)
     prefilled = driver.step(chunks=[(0, PROMPT[:90]), (1, PROMPT[:20])])
     return torch.cat([prefilled, *(driver.step({0: token}) for token in PROMPT[90:])])
@@ -54,7 +54,7 @@ def answers(model: CausalLM) -> Tensor:
 def folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path, Format]:
-    """An FP8 folder, and the plain one with the same values."""
+    """Returns an FP8 folder, and the plain folder with the same values."""
     config, kind = CASES[request.param]
     folder: Path = tmp_path_factory.mktemp(request.param)
     write_tiny_model(folder / "source", **config)
@@ -109,7 +109,7 @@ def test_only_experts_that_a_token_was_routed_to_are_dequantized(
     monkeypatch.setattr(Weight, "expert", counted)
     driver.step({0: 5})
     assert [len(experts) for experts in routed] == [3, 3]
-    # Of each layer both projections
+    # Both projections of each layer
     assert list(dequantized.values()) == [routed[0], routed[0], routed[1], routed[1]]
 
 

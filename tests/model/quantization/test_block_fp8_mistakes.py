@@ -1,4 +1,4 @@
-"""FP8 folders whose files and config do not agree: what is refused, and what is left as it is."""
+"""FP8 folders whose files and config do not agree: errors, and layers that stay plain."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_fp8_files_need_the_config_to_say_so(folder: Path) -> None:
 
 
 def test_layers_that_the_config_leaves_out_are_plain(folder: Path) -> None:
-    """Those of the checkpoint are: the same values as before for one that is exact in both."""
+    """The checkpoint's layer is plain as well, with values that are exact in both formats: the logits are the same."""
     before = answers(folder)
 
     def dequantize(tensors: dict[str, Tensor]) -> None:
@@ -101,7 +101,7 @@ def test_half_of_a_joined_projection_cannot_be_left_out(folder: Path) -> None:
 
 
 def test_scales_of_activations_are_not_needed(tmp_path: Path) -> None:
-    """AutoFP8's static scheme, in which the one scale of a tensor has no axis."""
+    """AutoFP8's static scheme, where the single scale of a tensor has no axis."""
     write_tiny_model(tmp_path / "plain", **CONFIGS["v2_lite"])
     quantize_folder(tmp_path / "plain", tmp_path / "fp8", Format("tensor"))
     before = answers(tmp_path / "fp8")

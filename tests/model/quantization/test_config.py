@@ -1,4 +1,4 @@
-"""What is read of a quantization_config, and what is refused."""
+"""The accepted and the refused values of a quantization_config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens one request may have, prompt and output together."""
+"""The number of tokens of one request, prompt and output together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mla_router.worker.model.config.base import ModelConfig
 
 
 def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
-    """Tokens of one request. Raises ConfigError for more than the model was made for."""
+    """Returns the number of tokens. Raises ConfigError if --context-length exceeds that of the model."""
     length = config.context_length or model.max_position_embeddings
     if length > model.max_position_embeddings:
         raise ConfigError(

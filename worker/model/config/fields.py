@@ -1,4 +1,4 @@
-"""Reading the fields of a config.json, each with an error that names it."""
+"""Reads fields of a config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ModelError(ValueError):
-    """A model folder that cannot be served; the message says what is wrong with it."""
+    """A model folder that cannot be served, for the reason in the message."""
 
 
 def size(raw: Mapping[str, Any], name: str) -> int:
-    """A positive integer that has to be there. Raises ModelError."""
+    """Returns a positive integer. Raises ModelError if it is missing or not one."""
     value = raw.get(name)
     if value is None:
         raise ModelError(f"{name} is missing")
@@ -23,12 +23,12 @@ def size(raw: Mapping[str, Any], name: str) -> int:
 
 
 def optional_size(raw: Mapping[str, Any], name: str) -> int | None:
-    """None if absent, null or 0."""
+    """Returns a positive integer, or None if it is absent, null or 0. Raises ModelError."""
     return size(raw, name) if raw.get(name) else None
 
 
 def expect(raw: Mapping[str, Any], name: str, *values: object) -> None:
-    """Refuse what would change the arithmetic: only absent, null or one of `values`."""
+    """Raises ModelError unless the field is absent, null or one of `values`: others would change the arithmetic."""
     if raw.get(name) not in (None, *values):
         allowed = " or ".join(map(str, values)) or "none"
         raise ModelError(f"{name} {raw[name]!r} is not supported, only {allowed}")

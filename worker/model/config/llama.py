@@ -1,4 +1,4 @@
-"""Llama as its config.json describes it: 1 to 3.2's text models."""
+"""The config.json of Llama: 1 to 3.2's text models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LlamaConfig(ModelConfig):
 
 def parse_llama(raw: Mapping[str, Any]) -> LlamaConfig:
     """Raises ModelError."""
-    # What other models set that are called Llama and compute something else
+    # Models that are called Llama, but compute something else, set these
     expect(raw, "hidden_act", "silu")
     expect(raw, "sliding_window")
     expect(raw, "partial_rotary_factor", 1)

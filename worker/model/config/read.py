@@ -1,4 +1,4 @@
-"""The config.json of a Hugging Face folder, as its architecture reads it. Needs no torch."""
+"""Reads the config.json of a Hugging Face folder by its architecture. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARCHITECTURES = {
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of the model in `folder`. Raises ModelError."""
+    """Returns the config of the model in `folder`. Raises ModelError."""
     path = folder / "config.json"
     raw = read_raw(folder)
     try:
@@ -40,7 +40,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_raw(folder: Path) -> dict[str, Any]:
-    """The fields of the config.json in `folder`. Raises ModelError."""
+    """Returns the fields of the config.json in `folder`. Raises ModelError."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def read_raw(folder: Path) -> dict[str, Any]:
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The config that a parsed config.json describes. Raises ModelError."""
+    """Returns the config of a parsed config.json. Raises ModelError."""
     return ARCHITECTURES[_architecture(raw)].parse(raw)
 
 
