@@ -1,4 +1,4 @@
-"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with expanded keys.
+"""Grouped-query decode in bf16 at the shapes of Llama 3 8B, Llama 3.2 1B, and V2-Lite with keys and values of all heads.
 
     python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
     python bench/kernels/bench_gqa_decode.py --sweep

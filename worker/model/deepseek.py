@@ -1,11 +1,11 @@
-"""The DeepSeek family, top-down: V2, V2-Lite, Coder-V2, V2.5, V3, R1 and what shares their shape.
+"""The DeepSeek family, top-down: V2, V2-Lite, Coder-V2, V2.5, V3, R1 and models of the same architecture.
 
 Multi-head latent attention (MLA) and fine-grained mixtures of experts (DeepSeek-V2,
-arXiv:2405.04434; DeepSeek-V3, arXiv:2412.19437). The model sees a flat run of tokens: first one
-token of each decoding request, then chunks of prompts (`batch.py`). Which checkpoint, device,
-dtype or kernel it runs with is decided elsewhere.
+arXiv:2405.04434; DeepSeek-V3, arXiv:2412.19437). The input is a flat run of tokens: first one
+token of each decoding request, then chunks of prompts (`batch.py`). Other modules decide on checkpoint, device,
+dtype and kernels.
 
-Attribute names are those of the checkpoints, so that `weights.py` needs few rules.
+Attribute names are those of the checkpoints, so that `weight_mapping.py` needs few rules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from mla_router.worker.model.layers import MLP, FeedForward, RMSNorm
 from mla_router.worker.model.linear import Linear, empty_parameter
 from mla_router.worker.model.rope import rotation_table
 
-# The norms of the two latents do not follow the config's rms_norm_eps: the checkpoints were
-# trained with the default of DeepSeek's RMSNorm there.
+# The norms of the two latents do not use the config's rms_norm_eps: checkpoints were trained with the default of
+# DeepSeek's RMSNorm.
 LATENT_NORM_EPS = 1e-6
 
 KV_A = "kv_a_proj_with_mqa"
@@ -56,14 +56,14 @@ def latent_attention(config: DeepseekConfig, index: int) -> LatentAttention:
 
 
 def feed_forward(config: DeepseekConfig, index: int) -> FeedForward:
-    """The first few layers are dense, or all of them."""
+    """Returns the feed-forward layer: the first layers are dense, and all of them in a model without experts."""
     if index < config.num_dense_layers or not config.num_experts:
         return MLP(config.hidden_size, config.intermediate_size)
     return MixtureOfExperts(config)
 
 
 class LatentAttention(AttentionLayer):
-    """MLA: the cache keeps one latent per token, from which keys and values of all heads follow."""
+    """MLA: the cache keeps one latent per token, from which keys and values of all heads are computed."""
 
     def __init__(self, config: DeepseekConfig, index: int) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class LatentAttention(AttentionLayer):
     def write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
     ) -> None:
-        """Rotates `q` and `kv`, normalizes the latents, both in place, and writes `kv` to the cache: all of a token
-        that later tokens need."""
+        """Rotates `q` and `kv` and normalizes the latents in place, and writes `kv` to the cache: later tokens need no
+        more of a token."""
         rope_kv_write(
             q,
             kv,
@@ -155,7 +155,7 @@ class LatentAttention(AttentionLayer):
         return expanded.view(len(latent), self.num_heads, -1)
 
     def decode(self, batch: ForwardBatch, q: Tensor, cache: Tensor, out: Tensor) -> None:
-        """Absorbed multi-query attention over the latents as they are."""
+        """Absorbed multi-query attention over the latents themselves."""
         w_uk, w_uv = self.up_projections(q.dtype)
         q_latent = absorb_queries(q[..., : self.qk_nope_head_dim], w_uk)
         self.decode_latents(batch, q_latent, q, cache, w_uv, out)
@@ -208,8 +208,8 @@ class LatentAttention(AttentionLayer):
 
 
 class NonAbsorbedAttention(LatentAttention):
-    """The same attention without MLA's economy (--disable-mla), for comparison: the cache keeps the keys and values
-    of all heads."""
+    """The same attention without absorption (--disable-mla), for comparison: the cache keeps keys and values of all
+    heads."""
 
     def write(
         self, q: Tensor, kv: Tensor, rotations: Tensor, batch: ForwardBatch, cache: Tensor
@@ -251,7 +251,7 @@ class NonAbsorbedAttention(LatentAttention):
 
 
 class MixtureOfExperts(FeedForward):
-    """A few routed experts for each token, and shared ones for all."""
+    """A few routed experts for each token, and shared experts for all tokens."""
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class MixtureOfExperts(FeedForward):
         return out
 
     def shared(self, hidden_states: Tensor) -> Plus:
-        """Begins the shared experts beside the routed ones, or leaves them to the routed experts' kernels."""
+        """Starts the shared experts beside the routed ones, or returns their weights for the routed experts' kernels."""
         layer = self.shared_experts
         if layer is None:
             return None
@@ -293,7 +293,7 @@ class MixtureOfExperts(FeedForward):
             hidden_states, residual = norm.add(hidden_states, residual)
             return self(hidden_states, out_cache_loc), residual
         hidden_states, residual, logits = self.gate.after_norm(norm, hidden_states, residual)
-        # Before the choice, which leaves a GPU to what is begun beside it
+        # Before the choice of experts, which leaves most of a GPU idle
         shared = self.shared(hidden_states)
         weights, ids = self.gate.choose(logits, out_cache_loc)
         return self.experts(hidden_states, weights, ids, shared), residual
@@ -332,7 +332,7 @@ class Gate(nn.Module):
 
     @property
     def operand(self) -> Weight:
-        """The weight as products take it. Checkpoints do not quantize it."""
+        """The weight for products. Checkpoints do not quantize it."""
         return Weight(self.weight, constant=True)
 
     # ---- Fast path ----

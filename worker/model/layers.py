@@ -24,7 +24,7 @@ class Embedding(nn.Module):
 
     @property
     def operand(self) -> Weight:
-        """The weight as products take it, for a head that is tied to the embedding."""
+        """The weight for products, for a head that is tied to the embedding."""
         return Weight(self.weight, constant=True)
 
 

@@ -1,9 +1,8 @@
 """Linear layers, and the format in which the weight of one is stored.
 
-A layer knows its shape, a `WeightFormat` knows the bits: it declares parameters under the names of checkpoints, and
-makes of them the `Weight` that products take. Formats other than `PlainFormat` have files of their own in
-`quantization/`, and are chosen there, after the model is put together. Parameters are therefore declared without
-memory, on torch's meta device; `loader.py` allocates it.
+A layer has a shape. Its `WeightFormat` declares parameters with the names of checkpoints, and returns the `Weight` for
+products. Formats other than `PlainFormat` are files in `quantization/`, and are chosen there after the model is put
+together. So parameters are declared without memory, on torch's meta device, and `loader.py` allocates it.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Linear(nn.Module):
 
     @property
     def operand(self) -> Weight:
-        """The weight as products take it."""
+        """The weight for the products of `worker/kernels`."""
         return self.format.weight(self)
 
     def forward(self, x: Tensor) -> Tensor:

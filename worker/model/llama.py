@@ -1,10 +1,10 @@
 """Llama, top-down: 3, 3.1, 3.2's text models and those before them.
 
 A dense decoder with grouped-query attention and rotary embedding (Llama 3, arXiv:2407.21783, section
-3.2). As in `deepseek.py`, the model sees a flat run of tokens: first one token of each decoding
+3.2). As in `deepseek.py`, the input is a flat run of tokens: first one token of each decoding
 request, then chunks of prompts (`batch.py`).
 
-Attribute names are those of the checkpoints, so that `weights.py` needs few rules.
+Attribute names are those of the checkpoints, so that `weight_mapping.py` needs few rules.
 """
 
 from __future__ import annotations

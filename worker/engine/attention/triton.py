@@ -66,7 +66,7 @@ class TritonBackend(AttentionBackend):
 
     def __init__(self, spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> None:
         del dtype
-        self.max_keys = MAX_EXPANDED // spec.expanded_width
+        self.max_keys = MAX_EXPANDED // spec.prefill_kv_dim
         self._num_heads = spec.num_heads
         self._scale = spec.scale
         self._tiles, self._group_tiles = _decode_tiles(spec, device)

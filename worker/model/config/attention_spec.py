@@ -1,6 +1,6 @@
-"""Attention of one layer, as a model's config declares it and attention backends have to know it.
+"""The attention of one layer, declared by a model's config and read by attention backends.
 
-Read without torch, since a config is read before anything is loaded.
+This module does not import torch, since a config is read before anything is loaded.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(ABC):
-    num_heads: int  # of queries
+    num_heads: int  # query heads
     scale: float  # of scores
-    window: int | None = None  # last tokens that a query sees; None: all
+    window: int | None = None  # number of last tokens that a query attends to; None: all
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
 
     @abstractmethod
     def kv_cache_spec(self, dtype: torch.dtype) -> KVCacheSpec:
-        """The rows that it reads, in a KV cache of `dtype`."""
+        """Returns the rows of this attention in a KV cache of `dtype`."""
 
     @property
     @abstractmethod
-    def expanded_width(self) -> int:
-        """Values of one token's keys and values in prefill, of all heads."""
+    def prefill_kv_dim(self) -> int:
+        """Numbers of one token's keys and values in prefill, of all heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec(AttentionSpec):
-    """Multi-head latent attention: absorbed in decode, with a key and a value for each head in prefill."""
+    """Multi-head latent attention: absorbed multi-query attention in decode, multi-head attention in prefill."""
 
     kv_lora_rank: int
     qk_nope_head_dim: int
@@ -43,7 +43,7 @@ class LatentAttentionSpec(AttentionSpec):
 
     @property
     def head_dim(self) -> int:
-        """Of queries and keys."""
+        """Numbers of a query and of a key of one head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def kv_cache_spec(self, dtype: torch.dtype) -> LatentSpec:
@@ -55,13 +55,14 @@ class LatentAttentionSpec(AttentionSpec):
         )
 
     @property
-    def expanded_width(self) -> int:
+    def prefill_kv_dim(self) -> int:
         return self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQueryAttentionSpec(AttentionSpec):
-    """Keys and values of `num_kv_heads` heads, each shared by as many query heads; multi-head if there are as many."""
+    """Grouped-query attention: each of `num_kv_heads` KV heads serves the same number of query heads. Multi-head
+    attention has one KV head for each query head."""
 
     num_kv_heads: int
     head_dim: int  # of queries and keys
@@ -77,5 +78,5 @@ class GroupedQueryAttentionSpec(AttentionSpec):
         )
 
     @property
-    def expanded_width(self) -> int:
+    def prefill_kv_dim(self) -> int:
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model, whatever its architecture."""
+"""The config of a model of any architecture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ABC):
     architecture: str
-    dtype: str  # of the checkpoint, such as "bfloat16"; of what is not quantized
+    dtype: str  # of the checkpoint's plain weights, such as "bfloat16"
     quantization: Quantization | None
     vocab_size: int
     hidden_size: int
@@ -30,31 +30,31 @@ class ModelConfig(ABC):
     rms_norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool
-    max_position_embeddings: int  # longest context in tokens, YaRN's stretch included
+    max_position_embeddings: int  # longest context in tokens, with YaRN's factor
     rope: RopeConfig
     num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
 
     @abstractmethod
     def attention_spec(self, layer: int) -> AttentionSpec:
-        """The attention of `layer`, which may be one for multi-token prediction."""
+        """Returns the attention of `layer`, which may be a NextN layer."""
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """The distinct ones of the model's own layers."""
+        """The distinct specs of the model's layers, without NextN layers."""
         return tuple(dict.fromkeys(self.attention_spec(layer) for layer in range(self.num_layers)))
 
     def attention_index(self, layer: int) -> int:
-        """Where the attention of `layer` stands in `attention_specs`."""
+        """Returns the index of the attention of `layer` in `attention_specs`."""
         return self.attention_specs.index(self.attention_spec(layer))
 
     def kv_cache_specs(self, dtype: torch.dtype) -> tuple[KVCacheSpec, ...]:
-        """By layer, of the model's own layers, in a KV cache of `dtype`."""
+        """Returns the rows of each layer in a KV cache of `dtype`, without NextN layers."""
         layers = range(self.num_layers)
         return tuple(self.attention_spec(layer).kv_cache_spec(dtype) for layer in layers)
 
 
 def common_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ModelConfig that all architectures name alike. Raises ModelError."""
+    """Returns the fields of ModelConfig that have the same names in all architectures. Raises ModelError."""
     quantization = raw.get("quantization_config")
     return {
         "dtype": read_dtype(raw),

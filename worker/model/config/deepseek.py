@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 as their config.json describes them."""
+"""The config.json of DeepSeek-V2 and V3."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mla_router.worker.model.config.rope import YarnConfig, read_rope, softmax_s
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekConfig(ModelConfig):
     # mla
-    q_lora_rank: int | None  # None: queries are projected in one step
+    q_lora_rank: int | None  # None: queries have one projection
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
     # moe
-    num_dense_layers: int  # layers before the first with experts, if there are any
+    num_dense_layers: int  # layers before the first layer with experts
     num_experts: int
     num_shared_experts: int
     experts_per_token: int
@@ -36,7 +36,7 @@ class DeepseekConfig(ModelConfig):
     top_expert_groups: int
     normalize_expert_weights: bool
     routed_scaling_factor: float
-    # No setting of a checkpoint: the KV cache keeps the keys and values that latents expand to
+    # --disable-mla, not a field of config.json: the KV cache keeps keys and values of all heads
     disable_mla: bool = False
 
     @property
@@ -99,7 +99,7 @@ def parse_v3(raw: Mapping[str, Any]) -> DeepseekConfig:
 
 
 def _parse(raw: Mapping[str, Any], *, interleaved: bool, **rules: Any) -> DeepseekConfig:
-    # What changes the arithmetic and no published checkpoint of the family sets
+    # Fields that change the arithmetic, and that no published checkpoint of the family sets
     expect(raw, "hidden_act", "silu")
     expect(raw, "mlp_bias", False)
     expect(raw, "moe_layer_freq", 1)

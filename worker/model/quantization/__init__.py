@@ -1,4 +1,4 @@
-"""Weights in fewer bits: what a checkpoint says of itself, and the formats of such weights.
+"""Quantized weights: the quantization_config of a checkpoint, and weight formats.
 
-Model files know nothing of it: `quantize` gives their linear layers another format.
+Model files do not depend on them: `quantize` gives linear layers another format.
 """

@@ -10,18 +10,18 @@ from mla_router.worker.model.quantization.block_fp8 import BlockFp8
 from mla_router.worker.model.quantization.config import Quantization
 from mla_router.worker.model.weight_mapping import checkpoint_layers
 
-# No published checkpoint quantizes these two, though DeepSeek's do not list them as left out.
+# No published checkpoint quantizes these two layers, although DeepSeek's configs do not exclude them.
 NEVER_QUANTIZED = ("lm_head", "eh_proj")
 
 
 def weight_format(quantization: Quantization) -> WeightFormat:
-    """Returns the format that the checkpoint has for its quantized layers."""
+    """Returns the format of the checkpoint's quantized layers."""
     return BlockFp8(quantization.scale_name, quantization.block)
 
 
 def quantize(model: nn.Module, quantization: Quantization) -> None:
-    """Gives the linear layers that the checkpoint quantizes its format; norms, embeddings, gates and the head stay
-    plain. To be called before parameters have memory. Raises ModelError."""
+    """Sets the format of the linear layers that the checkpoint quantizes. Norms, embeddings, gates and the head stay
+    plain. Must run before parameters have memory. Raises ModelError."""
     quantized = weight_format(quantization)
     for name, linear in model.named_modules():
         if not isinstance(linear, Linear) or name.rpartition(".")[2] in NEVER_QUANTIZED:

@@ -1,4 +1,4 @@
-"""Weights in float8_e4m3fn with one float32 scale for each block, dequantized by each product that uses them."""
+"""Weights in float8_e4m3fn with a float32 scale for each block. Each product dequantizes them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from mla_router.worker.kernels.weight import Weight
 from mla_router.worker.model.linear import Linear, LinearShape, WeightFormat, empty_parameter
 
-# Deviation of random values, of which the largest is 448: most of the range is used, nothing is clipped
+# Standard deviation of random values. The largest value of the type is 448: nothing is clipped
 RANDOM_DEVIATION = 64.0
 
 
 @dataclass(frozen=True)
 class BlockFp8(WeightFormat):
-    """The format of DeepSeek-V3's checkpoints, with blocks of 128 x 128. A block of None is the whole side of a
-    matrix: one scale a row or a tensor, as other checkpoints have it.
+    """The format of DeepSeek-V3's checkpoints, with blocks of 128 x 128. A side of None is the whole side of a matrix:
+    other checkpoints have one scale for each row or tensor.
 
-    The blocks of each joined part begin at its own first row, as in the checkpoint, so that its last block may be
-    cut off.
+    As in the checkpoint, the blocks of each joined part begin at its first row, and its last block may be cut off.
     """
 
     scale_name: str  # of the parameter with the scales

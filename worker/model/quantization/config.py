@@ -1,13 +1,12 @@
-"""The quantization_config of a config.json: which layers are FP8, and where their scales are.
+"""The quantization_config of a config.json: the FP8 layers, and the names of their scales.
 
-Three formats, all of weights in float8_e4m3fn:
+Three formats are read, all with weights in float8_e4m3fn:
 
 * DeepSeek's (V3, R1): quant_method fp8 with weight_block_size; scales are `NAME.weight_scale_inv`.
-* AutoFP8's: quant_method fp8 without it; one `NAME.weight_scale` a tensor.
-* compressed-tensors' (llm-compressor), format float-quantized; `NAME.weight_scale`, one a tensor, one a
-  row or one a block.
+* AutoFP8's: quant_method fp8 without weight_block_size; one `NAME.weight_scale` for each tensor.
+* compressed-tensors' (llm-compressor), format float-quantized; `NAME.weight_scale` for each tensor, row or block.
 
-Activations stay as they are: only weights are dequantized, so scales of activations are not needed.
+Activations are not quantized, so their scales are not needed.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from mla_router.worker.model.config.fields import ModelError
 @dataclass(frozen=True, slots=True)
 class Quantization:
     scale_name: str  # the scales of NAME.weight are NAME.{scale_name} in the checkpoint
-    block: tuple[int | None, int | None]  # rows, columns that share a scale; None: all of them
-    ignored: tuple[str, ...]  # layers that are not quantized: names, or `re:` and a pattern
+    block: tuple[int | None, int | None]  # rows and columns that share a scale; None: all
+    ignored: tuple[str, ...]  # plain layers: names, or `re:` and a pattern
 
     def ignores(self, name: str) -> bool:
-        """Whether the layer that checkpoints call `name`, or one that it is in, is left as it is."""
+        """Whether the layer `name` of the checkpoint, or a module around it, is not quantized."""
         for entry in self.ignored:
             if entry.startswith("re:"):
                 if re.match(entry[3:], name):
@@ -36,13 +35,9 @@ class Quantization:
                 return True
         return False
 
-    def block_size(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns that share a scale in matrices of up to `rows` x `columns`."""
-        return self.block[0] or rows, self.block[1] or columns
-
 
 def parse_quantization(raw: Mapping[str, Any]) -> Quantization:
-    """Of the value of quantization_config. Raises ModelError, which names the field."""
+    """Returns the parsed quantization_config. Raises ModelError, which names the field."""
     method = raw.get("quant_method")
     if method == "fp8":
         return _fp8(raw)
