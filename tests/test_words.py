@@ -72,6 +72,13 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "PredictionLayer": (),
     "ExpandedAttention": (),
     "expanded_cache": (),
+    "expanded_width": (),
+    # kernels: out_cache_loc, KV heads, head_dim
+    "cache_locations": (),
+    "prompt_locations": (),
+    "key_heads": (),
+    "key_width": (),
+    "value_width": (),
     # the scheduler's heartbeat
     "Pulse": ("router/",),
     "PulseWatch": (),
