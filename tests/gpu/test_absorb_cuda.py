@@ -24,7 +24,7 @@ def inputs(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("tokens", [1, 8, 16, 32, 33, 100, 129])
 def test_float64(tokens: int, constant: bool, heads: int) -> None:
-    """Ours and, with more tokens, the library."""
+    """Our kernels, and the library for more tokens."""
     q, w_uk, w_uv = inputs(tokens, heads)
     out = q.new_empty(tokens, heads, 128)
     with forbid_waiting():
@@ -39,7 +39,7 @@ def test_float64(tokens: int, constant: bool, heads: int) -> None:
 
 
 def test_chain_in_a_cuda_graph() -> None:
-    """Each kernel starts while the one before it still runs."""
+    """Each kernel starts while the kernel before it still runs."""
     q, w_uk, w_uv = inputs(8, 16)
 
     def chain() -> Tensor:
@@ -51,7 +51,7 @@ def test_chain_in_a_cuda_graph() -> None:
         return x
 
     replay, out = captured(chain)
-    w_uk.mul_(0.7)  # after the capture: nothing of it was kept
+    w_uk.mul_(0.7)  # after the capture: the graph has no copy of it
     replay()
     x = q
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""The division of on-chip memory that CUDA has for a kernel that Triton has loaded."""
+"""CUDA's division of on-chip memory for a kernel that Triton has loaded."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.gpu
 SCALE = 0.0884
 LENGTHS = [1, 4000, 17, 64, 65, 1, 128, 700, 2048, 33]
 
-# Heads, KV heads, widths of keys and values: Llama 3 8B, 3.2 1B and 3B, Llama 2, multi-query, V2-Lite with
-# expanded keys, and widths that are no powers of two
+# Heads, KV heads, head_dim of keys and values: Llama 3 8B, 3.2 1B and 3B, Llama 2, multi-query, V2-Lite without
+# absorption, and sizes that are no powers of two
 SHAPES = [
     (32, 8, 128, 128),
     (32, 8, 64, 64),
@@ -41,7 +41,7 @@ class Inputs:
         page_size: int,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """Rows of the cache that belong to nobody are NaN, queries are part of a joined projection."""
+        """Rows of the cache without an owner are NaN, queries are views of a joined projection."""
         self.heads, self.kv_heads, head_dim, self.v_head_dim = shape
         draw = torch.Generator("cuda").manual_seed(len(lengths) + self.heads)
         row = self.kv_heads * (head_dim + self.v_head_dim)
@@ -60,7 +60,7 @@ class Inputs:
         return decode_schedule(lengths, max_length=self.max_length, tiling=chosen, num_parts=parts)
 
     def run(self) -> Tensor:
-        """As in a step: the schedule, then a layer."""
+        """Runs the schedule, then a layer."""
         paged = self.paged
         out = self.q.new_empty(len(self.q), self.heads, self.v_head_dim)
         gqa_decode(

@@ -1,5 +1,4 @@
-"""The merge of what parts of decode attention computed, at V2-Lite's shape, for as many parts as an H200
-has."""
+"""The merge of partial results of decode attention at V2-Lite's shape, for the parts of an H200."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def schedule_of(paged: PagedCache, heads: int, queries: int, max_length: int) ->
 def inputs(
     lengths: list[int], heads: int, queries: int, page_size: int, dtype: torch.dtype
 ) -> tuple[Tensor, PagedCache]:
-    """Queries [B, H, 576], and the cache of requests that have so many rows and their new ones."""
+    """Queries [B, H, 576], and the cache of requests with so many rows and their new ones."""
     draw = torch.Generator("cuda").manual_seed(len(lengths) + heads)
     paged = random_cache(
         [length + queries - 1 for length in lengths],
@@ -72,7 +72,7 @@ def decode(
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize(("heads", "queries"), [(16, 1), (128, 1), (16, 2), (16, 4), (8, 3)])
 def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -> None:
-    """Rows that belong to nobody are NaN."""
+    """Rows without an owner are NaN."""
     q, paged = inputs(LENGTHS, heads, queries, page_size, dtype)
     schedule = schedule_of(paged, heads, queries, max(LENGTHS) + queries - 1)
     got = decode(q, paged, schedule, queries)
@@ -83,7 +83,7 @@ def test_float64(heads: int, queries: int, page_size: int, dtype: torch.dtype) -
 @pytest.mark.parametrize("heads", [16, 8])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_parts_of_several_requests(page_size: int, heads: int, parts: int) -> None:
-    """Whole ones, and pieces of the first and the last. Their rows are read ahead, as in a step."""
+    """Requests with one part, and with several. Their rows are read before the wait, as in a step."""
     lengths = [1 + 173 * i % 900 for i in range(40)]
     q, paged = inputs(lengths, heads, 1, page_size, torch.bfloat16)
     schedule = decode_schedule(
@@ -92,7 +92,7 @@ def test_parts_of_several_requests(page_size: int, heads: int, parts: int) -> No
         tiling=tiling(heads, 40, on=limits(torch.device("cuda"))),
         num_parts=parts,
     )
-    torch.zeros(1, device="cuda")  # what a step's embedding is before its layers (`pdl.py`)
+    torch.zeros(1, device="cuda")  # stands for a step's embedding before its layers (`pdl.py`)
     got = decode(q, paged, schedule, settled=True)
     assert_rows_close(got, expected_attention(q, paged, LATENT, SCALE, 1))
 

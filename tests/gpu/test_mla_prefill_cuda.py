@@ -32,7 +32,7 @@ def randn(*shape: int) -> Tensor:
 def in_float64(
     q: Tensor, k: Tensor, v: Tensor, extents: list[tuple[int, int]], scale: float, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """k and v with as many heads as q."""
+    """Returns k and v with as many heads as q."""
     outs, sums = [], []
     queries, keys = (list(column) for column in zip(*extents, strict=True))
     parts = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
@@ -48,7 +48,7 @@ def in_float64(
 
 
 def assert_close(got: Tensor, expected: Tensor) -> None:
-    """By the norm of the difference: single numbers near 0 are nothing but rounding."""
+    """Compares by the norm of the difference: numbers near 0 are rounding."""
     error = (got.double() - expected).norm() / expected.norm()
     assert error <= 5e-3, error
 
@@ -83,7 +83,7 @@ def test_mla(heads: int, causal: bool, extents: list[tuple[int, int]]) -> None:
 def test_gqa(
     heads: int, groups: int, width: int, v_head_dim: int, extents: list[tuple[int, int]]
 ) -> None:
-    """Keys and values as they lie in rows of the cache."""
+    """Keys and values are views of cache rows."""
     queries, keys = (sum(column) for column in zip(*extents, strict=True))
     q, rows = randn(queries, heads, width), randn(keys, groups * (width + v_head_dim))
     k, v = keys_and_values(rows, width, v_head_dim)
@@ -99,7 +99,7 @@ def test_gqa(
     "widths", [(64, 0, 64), (128, 0, 128), (192, 0, 128), (128, 64, 64)], ids=str
 )
 def test_tall_blocks(widths: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Query heads that share keys, and keys that are not their own: the kernel of `hopper.py` and the other one."""
+    """Shared KV heads, and a shared part of keys: the kernel of `hopper.py` and that of `kernel.py`."""
     own, shared, value = widths
     heads, groups = 48, 12
     queries, keys = (sum(column) for column in zip(*LONG, strict=True))
@@ -133,7 +133,7 @@ def test_nan_of_one_chunk_does_not_reach_another(causal: bool) -> None:
 
 
 def test_a_chunk_without_keys() -> None:
-    """As of a prefix in pieces, of which others have some."""
+    """Some chunks have no rows of the prefix in a pass."""
     extents = [(150, 40), (200, 0), (170, 128)]
     q, kv, k_pe = randn(520, 48, NOPE + ROPE), randn(168, 48, NOPE + VALUE), randn(168, ROPE)
     work = PrefillWork.on("cuda", extents, heads=48, causal=False)
@@ -143,7 +143,7 @@ def test_a_chunk_without_keys() -> None:
 
 
 def test_replayed() -> None:
-    """A captured launch follows its tables: with other chunks in the same buffers, other results."""
+    """A captured launch reads its tables: with other chunks in the same buffers it computes these."""
     work = PrefillWork.on("cuda", [(512, 512), (512, 512)], heads=16)
     q, kv, k_pe = randn(1024, 16, NOPE + ROPE), randn(1024, 16, NOPE + VALUE), randn(1024, ROPE)
     replay, (out, _) = captured(lambda: mla_prefill(q, kv, k_pe, work, scale=SCALE))
@@ -164,7 +164,7 @@ def test_replayed() -> None:
 
 
 def test_prefix_in_pieces() -> None:
-    """Own tokens, then the prefix in two pieces, merged: as if attended to at once."""
+    """Attention to own tokens and to the prefix in two passes, merged, is attention to all at once."""
     n, prefix, heads = 300, 5000, 16
     q, kv = randn(n, heads, NOPE + ROPE), randn(prefix + n, heads, NOPE + VALUE)
     k_pe = randn(prefix + n, ROPE)

@@ -1,4 +1,4 @@
-"""The model on a GPU gives what it gives on the CPU."""
+"""The model has the same results on a GPU and on the CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
     *,
     disable_mla: bool = False,
 ) -> Tensor:
-    """Log-probabilities of two prefilled prompts, a mixed step and a decode step."""
+    """Returns log-probabilities of two prefilled prompts, a mixed step and a decode step."""
     config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=disable_mla))
     model = load_model(folder, device=device, dtype=dtype, config=config)
     attention = choose_attention(backend, model.config, torch.device(device), dtype)
@@ -74,10 +74,10 @@ def test_dequantizing_never_waits_for_the_device() -> None:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bfloat16(tmp_path: Path, name: str, backend: str) -> None:
-    """As close to float32 as bfloat16 on the CPU is, by median divergence."""
+    """The median divergence from float32 is about that of bfloat16 on the CPU."""
     config = raw_config(CONFIGS[name])
     if "qk_rope_head_dim" in config:
-        config["qk_rope_head_dim"] = 16  # what our kernels can multiply
+        config["qk_rope_head_dim"] = 16  # our kernels need at least 16
     write_tiny_model(tmp_path, **config)
     exact = run(tmp_path, "cpu", torch.float32)
 

@@ -1,4 +1,4 @@
-"""The mixture's kernels on a GPU: real shapes in bfloat16, against float64 and in a CUDA graph."""
+"""Kernels of mixtures of experts on a GPU: real shapes in bfloat16, against float64 and in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.cuda import captured, forbid_waiting
 
 pytestmark = pytest.mark.gpu
 
-# DeepSeek-V2-Lite's
+# DeepSeek-V2-Lite's shape
 EXPERTS, TOP_K, HIDDEN, WIDTH = 64, 6, 2048, 1408
 ROUTING = RoutingRule(TOP_K, "softmax")
 
@@ -37,7 +37,7 @@ def experts() -> tuple[Tensor, Tensor]:
 
 
 def routed(tokens: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """x, weights, ids."""
+    """Returns x, weights, ids."""
     draw = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(tokens, HIDDEN, generator=draw, device="cuda").bfloat16()
     logits = torch.randn(tokens, EXPERTS, generator=draw, device="cuda")
@@ -84,7 +84,7 @@ def test_plus_is_added(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
 
 
 def shared_weights(experts: tuple[Tensor, Tensor]) -> SharedWeights:
-    """Two of the routed experts as the shared ones."""
+    """Returns two of the routed experts as shared experts."""
     gate_up, down = experts
     gates, ups = gate_up[:2].unflatten(1, (2, WIDTH)).transpose(0, 1).flatten(1, 2)
     both = torch.cat((gates, ups)), torch.cat((down[0], down[1]), dim=1)
@@ -93,7 +93,7 @@ def shared_weights(experts: tuple[Tensor, Tensor]) -> SharedWeights:
 
 @pytest.mark.parametrize("tokens", [1, 321, 1024, 1536])
 def test_shared_experts_along(tokens: int, experts: tuple[Tensor, Tensor]) -> None:
-    """As if a token was routed to them, too; in a chain of kernels, each of which starts early."""
+    """The result is that of tokens routed to them as well, in a chain of kernels that start early."""
     x, weights, ids = routed(tokens)
     shared = shared_weights(experts)
     assert takes_shared(x, Weight(experts[0], constant=True), shared)

@@ -26,7 +26,7 @@ SHAPES = [(3648, 2048), (2112, 7168), (24576, 1536), (6144, 4096)]
 
 
 def inputs(outputs: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x is a view, as that of V3's query latent is."""
+    """x is a view, as V3's query latent is."""
     torch.manual_seed(width)
     x = torch.randn(1, width + 576, device="cuda").bfloat16()[:, :width]
     residual = torch.randn(1, width, device="cuda").bfloat16()
@@ -36,7 +36,7 @@ def inputs(outputs: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def exact(total: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """In float64, with the roundings of the normalized row."""
+    """Returns the product in float64, with the roundings of the normalized row."""
     wide = total.double()
     normed = (wide / (wide.square().mean() + EPS).sqrt()).bfloat16().double()
     return (normed * scale.double()).bfloat16().double() @ weight.double().T
@@ -59,7 +59,7 @@ def test_float64(outputs: int, width: int, added: bool, constant: bool) -> None:
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(("outputs", "width"), SHAPES)
 def test_as_the_two_kernels(outputs: int, width: int, added: bool) -> None:
-    """Bit for bit, if the product has the same tiles: then all sums have the same order."""
+    """Equal bit for bit: with the same tiles all sums have the same order."""
     x, residual, scale, weight = inputs(outputs, width)
     normed = add_rms_norm(x, residual, scale, EPS)[0] if added else rms_norm(x, scale, EPS)
     block_outputs, num_warps = tiling(1, width, outputs)
@@ -103,7 +103,7 @@ def test_routers(rows: int, outputs: int, width: int) -> None:
 
 
 def test_chain_in_a_cuda_graph() -> None:
-    """Each kernel starts while the one before it still runs, and reads what it has written."""
+    """Each kernel starts while the kernel before it still runs, and reads its results."""
     first, residual, scale, weight = inputs(2048, 2048)
 
     def chain() -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def test_chain_in_a_cuda_graph() -> None:
     replay, (x, sums) = captured(chain)
     for _ in range(3):
         first.copy_(torch.randn_like(first))
-        weight.mul_(0.9)  # after the capture: nothing of it was kept
+        weight.mul_(0.9)  # after the capture: the graph has no copy of it
         replay()
         expected, total = first, residual
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""compute_out_cache_loc and look_up on a GPU say what plain torch does, in a CUDA graph and without waiting."""
+"""compute_out_cache_loc and look_up on a GPU against plain torch, in a CUDA graph and without a wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOTS, PAGES, PAGE_SIZE = 1024, 10_240, 16
 
 
 def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Decode rows, tokens and page table of a context of 163,840 tokens."""
+    """Returns decode rows, tokens and a page table for a context of 163,840 tokens."""
     draw = torch.Generator("cuda").manual_seed(rows)
 
     def integers(limit: int, *shape: int) -> Tensor:

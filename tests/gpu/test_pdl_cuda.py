@@ -1,4 +1,4 @@
-"""Kernels that start early see and spare what they would have if each had started after the last."""
+"""Kernels that start early read and write the same as kernels that start one after another."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.cuda import captured
 
 pytestmark = pytest.mark.gpu
 
-ROWS, BLOCK = 64, 128  # few enough programs for those of several kernels to run at a time
+ROWS, BLOCK = 64, 128  # few programs, so that several kernels run at a time
 
 
 @triton.jit
 def _slow_sum(a, b, out, NS: tl.constexpr, BLOCK: tl.constexpr):
-    """out = a + 2 b, read at once and written NS nanoseconds later."""
+    """Computes out = a + 2 b: reads at once, writes NS nanoseconds later."""
     wait_for_previous()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     result = tl.load(a + at) + 2 * tl.load(b + at)
@@ -35,8 +35,8 @@ def slow_sum(a: Tensor, b: Tensor, out: Tensor, ns: int = 20_000) -> Tensor:
 
 
 def chain(x: Tensor) -> Tensor:
-    """Few buffers, each overwritten soon after others read it; slow kernels before fast ones; among
-    them one of torch's, and two streams."""
+    """Few buffers, each overwritten soon after it is read; slow kernels before fast ones; one kernel of torch, and two
+    streams."""
     buffers = [torch.zeros_like(x) for _ in range(3)]
     first, second, third = buffers
     for _ in range(4):
@@ -58,17 +58,17 @@ def test_what_is_read_beside_is_kept() -> None:
     def late(x: Tensor) -> Tensor:
         return slow_sum(x, slow_sum(zero, zero, torch.empty_like(x)), torch.empty_like(x))
 
-    late(x)  # compiled
+    late(x)  # compiles
     torch.cuda.synchronize()
     result = beside(x + 1, late)
-    others = [torch.full_like(x, 7) for _ in range(8)]  # in memory that nobody holds
+    others = [torch.full_like(x, 7) for _ in range(8)]  # in freed memory
     assert torch.equal(result(), x + 1)
     assert all((other == 7).all() for other in others)
 
 
 @triton.jit
 def _row_of(table, at, previous, out, BLOCK: tl.constexpr):
-    """out = previous + the row of the table that is named at `at`: the last two are looked up ahead of the wait."""
+    """Computes out = previous + the row of the table at the index `at`. Index and table are read before the wait."""
     row = tl.load(table + tl.load(at) * BLOCK + tl.arange(0, BLOCK))
     wait_for_previous()
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -77,7 +77,7 @@ def _row_of(table, at, previous, out, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("capture", [False, True])
 def test_what_is_settled_can_be_read_ahead(capture: bool) -> None:
-    """Written by a slow kernel, but before one of torch's, after which there are only early ones."""
+    """A slow kernel writes them before a kernel of torch, behind which all kernels start early."""
     x = torch.arange(ROWS * BLOCK, device="cuda").view(ROWS, BLOCK)
     zero, at = torch.zeros_like(x), torch.tensor(5, device="cuda")
 

@@ -1,4 +1,4 @@
-"""rms_norm and add_rms_norm in bfloat16, at the widths of V2-Lite and V3."""
+"""rms_norm and add_rms_norm in bfloat16, at the sizes of V2-Lite and V3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def exact(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """In float64, with the one rounding that checkpoints expect."""
+    """Returns the norm in float64, with the rounding before the weight."""
     wide = x.double()
     normed = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     return normed.to(x.dtype).double() * weight.double()
@@ -30,7 +30,7 @@ def test_float64(rows: int, width: int) -> None:
         normed, total = add_rms_norm(x, residual, weight, 1e-6)
     assert torch.equal(total, x + residual)
     for result, source in ((got, x), (normed, total)):
-        # Two roundings to 8 bits; the first may fall on the other side than float64's
+        # Two roundings to 8 bits; the first may differ from float64's
         torch.testing.assert_close(
             result.double(), exact(source, weight, 1e-6), rtol=3 * 2**-8, atol=1e-30
         )

@@ -50,7 +50,7 @@ class Inputs:
         return absorb_queries(self.q[..., :NOPE], Weight(self.w_uk, constant=constant))
 
     def copy(self) -> Inputs:
-        """With memory of its own for what is written."""
+        """Returns a copy of the tensors that are written."""
         return replace(self, q=self.q.clone(), cache=self.cache.clone())
 
 
@@ -76,7 +76,7 @@ def inputs(tokens: int, heads: int) -> Inputs:
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("tokens", [1, 8, 16, 17, 32, 33, 70, 128, 129])
 def test_as_the_two_kernels(tokens: int, constant: bool, heads: int, interleaved: bool) -> None:
-    """Bit for bit, and float64's absorbed queries. With 33 tokens of many heads, or 129, they are two."""
+    """Equal bit for bit, and close to float64. 33 tokens with many heads, and 129 tokens, take two kernels."""
     was = inputs(tokens, heads)
     own, other = was.copy(), was.copy()
     with forbid_waiting():
@@ -89,8 +89,8 @@ def test_as_the_two_kernels(tokens: int, constant: bool, heads: int, interleaved
 
 
 def test_in_a_cuda_graph() -> None:
-    """Ten in a row, each starting while the one before it still runs, and each turning the queries once more.
-    Rows of padding all write to the first page."""
+    """Ten kernels in a row, each of which starts while the one before still runs and rotates the queries once more.
+    Padding rows all write to the first page."""
     own = inputs(8, 16)
     own.out_cache_loc[5:] = 0
     was = own.copy()

@@ -1,5 +1,5 @@
-"""rope_gqa_write in bfloat16 at the shapes of Llama 3 8B and 3.2 1B, and of V2-Lite with expanded keys,
-against the torch function in float32 on the CPU, which its own tests compare with float64."""
+"""rope_gqa_write in bfloat16 at the shapes of Llama 3 8B and 3.2 1B, and of V2-Lite without absorption,
+against the torch function in float32 on the CPU, which other tests compare with float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = [(32, 8, 0, 128, 128), (32, 8, 0, 64, 64), (16, 16, 128, 64, 128), (6, 
 
 
 def call(tokens: int, shape: tuple[int, int, int, int, int]) -> Call:
-    """On views of one joined projection; a rotated part beside a plain one is shared by all heads."""
+    """Operands are views of one joined projection; all heads share a rotated part beside a plain one."""
     heads, kv_heads, plain, rope, v_head_dim = shape
     torch.manual_seed(tokens)
     shared = 1 if plain else kv_heads

@@ -1,5 +1,5 @@
 """rope_kv_write in bfloat16 at the shapes of V2-Lite and V3, against the torch function in float32 on
-the CPU, which its own tests compare with float64."""
+the CPU, which other tests compare with float64."""
 
 from __future__ import annotations
 

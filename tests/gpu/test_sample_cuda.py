@@ -1,4 +1,4 @@
-"""sample at the vocabularies of V2-Lite and V3 draws what the torch function draws on the CPU."""
+"""sample at the vocabularies of V2-Lite and V3 draws the same tokens as the torch function on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_tokens_are_the_cpu_s(rows: int, vocab_size: int, dtype: torch.dtype) ->
     got = drawn(arguments).cpu()
     different = got != draw(sample_torch, *inputs)
     assert got[0] == NO_TOKEN
-    # The two devices' logarithms differ in the last bit, and with them scores that are nearly equal.
+    # Logarithms of the two devices differ in the last bit, which may change the order of nearly equal scores.
     assert different.sum() <= rows // 100
 
 

@@ -1,4 +1,4 @@
-"""silu_and_mul in bfloat16, at the widths of V2-Lite and V3."""
+"""silu_and_mul in bfloat16, at the sizes of V2-Lite and V3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""top_threshold keeps on the GPU what the torch function keeps on the CPU."""
+"""top_threshold keeps the same tokens as the torch function on the CPU."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def test_what_stays_is_what_the_cpu_keeps(rows: int, vocab_size: int, dtype: tor
     want = top_threshold_torch(*inputs)
     wide = logits.float()
     differ = (wide >= threshold.cpu()[:, None]) != (wide >= want[:, None])
-    # Where the tail is flat, sums in another order reach top_p some tokens sooner or later.
+    # In a flat tail, sums in another order reach top_p some tokens sooner or later.
     kept = (wide >= want[:, None]).sum(dim=-1)
-    first = wide == torch.maximum(want, threshold.cpu())[:, None]  # equal ones go together
+    first = (
+        wide == torch.maximum(want, threshold.cpu())[:, None]
+    )  # equal logits stay or go together
     assert (differ.sum(dim=-1) <= first.sum(dim=-1) * 4 + kept // 1000).all()
 
 

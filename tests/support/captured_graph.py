@@ -1,4 +1,4 @@
-"""Kernels of a captured CUDA graph, and by which edges they wait for each other: what torch does not tell."""
+"""Kernels and edges of a captured CUDA graph, which torch does not expose."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Graph:
 
 
 def unsettled(graph: Graph, readers: Iterable[str], writers: Iterable[str]) -> list[str]:
-    """What breaks the rule of settled arguments (`pdl.py`), in words.
+    """Returns a text for each breach of the rule of settled arguments (`pdl.py`).
 
     A reader may start while those kernels run that lead to it by programmatic edges alone. The first of them started
     after all before it had ended: these must be all writers, and the look-up of rotations, which is torch's.

@@ -1,8 +1,8 @@
-"""What a compiled kernel reads before it waits for the kernel before it, by its arguments.
+"""Finds the arguments whose memory a compiled kernel reads before it waits for its predecessor.
 
-An address is followed from the load back to the kernel's parameters: an instruction's result comes from those parameters
-that its operands come from, but for what a load brings, which is data and no address. Registers that are written in
-several places come from all of them, whatever the order.
+An address is followed from the load back to the kernel's parameters: the result of an instruction comes from the
+parameters of its operands. The result of a load is data, not an address. A register that is written in several places
+comes from all of them, in any order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-UNKNOWN = "?"  # an address that comes from no argument
+UNKNOWN = "?"  # an address of unknown origin
 REGISTER = re.compile(r"%\w+")
 ENTRY_PARAMETER = re.compile(r"\.param\s+([^,()]*?)\b(\w+_param_(\d+))\b")
 LOCAL = r"(?!\S*\.(shared|param|local)\b)"
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def written(self) -> list[str]:
-        """Registers of the result."""
+        """Returns the registers of the result."""
         if self.opcode.startswith(("st", "red", "bra", "cp", "bar", "mbarrier", "fence")):
             return []
         return REGISTER.findall(_first(self.operands))
@@ -54,7 +54,7 @@ class Step:
 
     @property
     def addresses(self) -> list[str]:
-        """Registers within brackets."""
+        """Returns the registers within brackets."""
         return [r for at in re.findall(r"\[(.*?)\]", self.operands) for r in REGISTER.findall(at)]
 
 

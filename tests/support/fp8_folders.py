@@ -1,7 +1,7 @@
-"""FP8 checkpoints, and the plain ones that hold exactly the same values.
+"""FP8 checkpoints, and plain checkpoints with exactly the same values.
 
-The quantized folders are made by `bench/accuracy/quantize.py`. What they mean is worked out here from the
-files alone, value by value, with no code of the worker.
+`bench/accuracy/quantize.py` makes the FP8 folders. Their values are computed here from the files alone, value by value,
+without code of the worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Format", "quantize_folder", "write_dequantized"]
 
 
 def write_dequantized(folder: Path, out: Path, kind: Format) -> None:
-    """Write the checkpoint in `folder`, of format `kind`, to `out` in float32."""
+    """Writes the checkpoint in `folder`, of format `kind`, to `out` in float32."""
     shutil.copytree(folder, out)
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
@@ -39,7 +39,7 @@ def write_dequantized(folder: Path, out: Path, kind: Format) -> None:
 
 
 def dequantized(weight: Tensor, scale: Tensor, kind: Format) -> Tensor:
-    """[N, K] float32: row i and column j find their scale by dividing by the block's size."""
+    """Returns [N, K] float32. Division by the size of a block gives the scale of row i and column j."""
     height, width = kind.block_of(weight)
     i = torch.arange(weight.shape[0])[:, None] // height
     j = torch.arange(weight.shape[1])[None, :] // width

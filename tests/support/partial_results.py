@@ -1,4 +1,4 @@
-"""Results of parts of decode attention as they are left to be merged, and in float64 what that makes of them."""
+"""Partial results of decode attention, and their merge in float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILING = Tiling(16, 16, num_warps=4, num_stages=2, programs_per_sm=1)
 
 @dataclass(frozen=True)
 class PartialResults:
-    """Of requests of so many `blocks`, in parts of `size`; what belongs to no request is NaN."""
+    """Partial results of requests with so many `blocks`, in parts of `size`; entries without a request are NaN."""
 
     blocks: list[int]
     size: int
@@ -34,7 +34,7 @@ class PartialResults:
 
     @property
     def pieces(self) -> list[list[int]]:
-        """Of each request. That of part p and request r is p + r."""
+        """The pieces of each request: the piece of part p and request r is p + r."""
         found, start = [], 0
         for request, count in enumerate(self.blocks):
             parts = range(start // self.size, (start + count - 1) // self.size + 1)
@@ -43,7 +43,7 @@ class PartialResults:
         return found
 
     def merged(self) -> list[Tensor | None]:
-        """In float64, of each request [rows, V]; None for one that lies whole in a part."""
+        """The merged result of each request, [rows, V] float64; None for a request with a single part."""
         results: list[Tensor | None] = []
         for pieces in self.pieces:
             weights = (self.lse[pieces].double() * math.log(2)).softmax(0)
@@ -55,7 +55,7 @@ class PartialResults:
 def random_results(
     blocks: list[int], size: int, *, rows: int, width: int, device: str
 ) -> PartialResults:
-    """One row of the last piece of all has no weight."""
+    """Draws partial results. One row of the very last piece has no weight."""
     empty = PartialResults(blocks, size, torch.empty(0, device=device), torch.empty(0))
     out, lse = partial_results(empty.schedule, torch.empty(1, width, device=device), rows)
     out.fill_(float("nan"))

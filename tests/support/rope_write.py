@@ -1,4 +1,4 @@
-"""Calls of `rope_kv_write` and `rope_gqa_write`, and what is checked of both in the same way."""
+"""Calls of `rope_kv_write` and `rope_gqa_write`, and checks of both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGE = 64
 
 @dataclass(frozen=True)
 class Call:
-    """One that is to be made: `arguments` begin with the queries and end with cache and out_cache_loc."""
+    """A call: `arguments` begin with the queries and end with cache and out_cache_loc."""
 
     op: Callable[..., None]
     arguments: tuple[Tensor | float, ...]
 
     @property
     def written(self) -> tuple[Tensor, Tensor]:
-        """Queries and cache."""
+        """The queries and the cache."""
         q, cache = self.arguments[0], self.arguments[-2]
         assert isinstance(q, Tensor) and isinstance(cache, Tensor)
         return q, cache
@@ -37,7 +37,7 @@ class Call:
 
 
 def target(tokens: int, rope: int, row: int) -> tuple[Tensor, Tensor, Tensor]:
-    """On a GPU: rotations, an empty cache in bfloat16 and distinct out_cache_loc behind its first page."""
+    """Returns rotations, an empty cache in bfloat16, and distinct locations behind its first page, on a GPU."""
     angles = 6 * torch.rand(tokens, rope // 2, device="cuda")
     pages = tokens // PAGE + 2
     return (
@@ -48,7 +48,7 @@ def target(tokens: int, rope: int, row: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_float32(short: Call, *, interleaved: bool, cache_rtol: float) -> None:
-    """A call on a GPU in bfloat16 writes what it writes in float32 on the CPU, but for one rounding of the
+    """Checks that a call in bfloat16 on a GPU writes the same as in float32 on the CPU, up to one rounding of the
     queries."""
     wide = short.with_tensors(lambda x: x.cpu().float() if x.is_floating_point() else x.cpu())
     with forbid_waiting():
@@ -60,7 +60,7 @@ def check_float32(short: Call, *, interleaved: bool, cache_rtol: float) -> None:
 
 
 def check_captured(make: Callable[[], Call], *, interleaved: bool) -> None:
-    """Checks a CUDA graph of 8 tokens, of which the last three are padding and write to the first page. `make` returns
+    """Checks a CUDA graph of 8 tokens, where the last three are padding and write to the first page. `make` returns
     the same call each time."""
     own, expected = make(), make()
     (q, cache), out_cache_loc = own.written, own.arguments[-1]

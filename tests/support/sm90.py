@@ -1,8 +1,8 @@
-"""Triton kernels compiled for the H100 and H200 (sm_90) on a machine that has neither.
+"""Compiles Triton kernels for the H100 and H200 (sm_90) on a machine without a GPU.
 
-What is compiled is what a launcher launches: its choice of tiles, warps and stages and the alignment of
-what it is given, without a second list of them in the test. A test module has a function that
-calls launchers with tensors on the `meta` device, at the shapes that matter:
+The launches of a launcher are compiled, with its choice of tiles, warps and stages and the alignment of its
+arguments, so that the test has no second list of them. A test module has a function that
+calls launchers with tensors on the `meta` device, at real shapes:
 
     def launches() -> None:
         x = torch.empty(128, 2048, dtype=torch.bfloat16, device="meta")
@@ -15,7 +15,7 @@ calls launchers with tensors on the `meta` device, at the shapes that matter:
 
 The function must be at the top of its module, which a process without TRITON_INTERPRET imports again
 (`compiler_process.py`). There every launch only compiles, each specialization once. Meta tensors have no
-values, so a launcher that reads one back (`.item()`) fails here.
+values, so a launcher that reads a value (`.item()`) fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.compiler_process import compiler_process
 from support.early_reads import UNKNOWN, Order, order, parameter_names
 
 MAX_SHARED_BYTES = 232_448  # of one block: 227 KiB
-# Of a multiprocessor. Registers are given out by eights, and a block takes 1 KiB beside what it asks for.
+# Of a multiprocessor. Registers are allocated in multiples of eight, and a block takes 1 KiB beside its own memory.
 REGISTERS, SHARED_BYTES = 65_536, 228 << 10
 
 
@@ -42,16 +42,16 @@ class Report:
     constants: dict[str, Any]
     num_warps: int
     registers: int  # of a thread
-    spill_bytes: int  # of a thread: its stack, which Triton uses for nothing else
+    spill_bytes: int  # of a thread: its stack, which Triton uses for spills alone
     shared_bytes: int  # of a block
     has_wgmma: bool
     starts_early: bool  # launched while the kernel before it may still run
     waits: bool  # for that kernel to end, before it writes or leaves, on every path
-    # Arguments whose memory is read ahead of that wait; UNKNOWN: an address that comes from none
+    # Arguments whose memory is read before the wait; UNKNOWN: an address of unknown origin
     reads_early: list[str]
     may_read_early: list[
         str
-    ]  # those that `reads_early` in `pdl.py` declares, by the constants of this launch
+    ]  # declared by `reads_early` in `pdl.py`, for the constants of this launch
 
     @property
     def reads_ahead(self) -> bool:
@@ -71,7 +71,7 @@ class Report:
         assert (self.shared_bytes + 1024) * programs <= SHARED_BYTES, self
 
     def check_order(self) -> None:
-        """The part of `check` that no kernel may fail, however it uses registers."""
+        """The part of `check` that holds for kernels with spills as well."""
         if self.starts_early:
             assert self.waits, f"does not wait for the last: {self}"
             undeclared = set(self.reads_early) - set(self.may_read_early)
@@ -93,8 +93,8 @@ def compile_sm90(launches: Callable[[], None]) -> list[Report]:
 
 
 class NoDevice:
-    """As much of Triton's driver as compiling asks for. A device for each architecture: Triton keeps what it has
-    compiled by device."""
+    """The part of Triton's driver that a compilation needs. Each architecture has a device, since Triton caches
+    compiled kernels by device."""
 
     architecture = 90
 
@@ -115,7 +115,7 @@ class NoDevice:
 
 
 def compile_here(launches: Callable[[], object]) -> list[Report]:
-    """The same in this process, which does not interpret and, from then on, launches nothing else."""
+    """`compile_sm90` in this process, which must not interpret, and must not launch kernels later."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -177,7 +177,7 @@ def _report(kernel: Any) -> Report:
 
 
 def _name(source: Any, path: tuple[int, ...]) -> str:
-    """Of an argument, or, with a longer path, of a field of one that is a NamedTuple."""
+    """Returns the name of an argument, or of a field of a NamedTuple argument."""
     name: str = source.fn.arg_names[path[0]]
     return ".".join((name, *(source.signature[name]._fields[index] for index in path[1:])))
 

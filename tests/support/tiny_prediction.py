@@ -1,6 +1,6 @@
-"""Small random checkpoints with layers for multi-token prediction, and what those guess by the paper.
+"""Small random checkpoints with NextN layers for multi-token prediction, and the paper's drafts of these layers.
 
-transformers has no such layers. Here its decoder layers stand for the paper's TRM, in float64, and the rest of
+transformers has no such layers. Here its decoder layers stand for the paper's TRM, in float64. The rest of
 DeepSeek-V3's (arXiv:2412.19437) equations 21 to 23 is written out.
 """
 
@@ -19,7 +19,7 @@ from support.tiny_model import raw_config, write_tiny_model
 
 
 def write_tiny_prediction(folder: Path, depths: int, **config: Any) -> None:
-    """As `write_tiny_model`, with `depths` prediction layers behind the others."""
+    """`write_tiny_model` with `depths` NextN layers behind the others."""
     layers = raw_config(config)["num_hidden_layers"]
     write_tiny_model(folder, **config | {"num_hidden_layers": layers + depths})
     changes = {"num_hidden_layers": layers, "num_nextn_predict_layers": depths}
@@ -48,7 +48,7 @@ class PaperPrediction:
     """The plain checkpoint in `folder`, in float64."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
-        """`scratch` is where a copy goes that transformers takes for a deeper model."""
+        """`scratch` is a folder for a copy that transformers loads as a deeper model."""
         config = json.loads((folder / "config.json").read_text())
         self.layers: int = config["num_hidden_layers"]
         self.depths: int = config["num_nextn_predict_layers"]
@@ -68,8 +68,8 @@ class PaperPrediction:
 
     @torch.no_grad()
     def logprobs(self, tokens: list[int]) -> list[Tensor]:
-        """For each depth d [len(tokens) - 1 - d, vocab]: row i is the guess at tokens[i + 2 + d], made
-        knowing those up to i + 1 + d."""
+        """Returns [len(tokens) - 1 - d, vocab] for each depth d: row i drafts tokens[i + 2 + d] from the tokens up to
+        i + 1 + d."""
         embedded = self.tensors["model.embed_tokens.weight"][tokens]
         hidden = embedded
         for index in range(self.layers):
@@ -95,7 +95,7 @@ class PaperPrediction:
         return guesses
 
     def block(self, index: int, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] by one of transformers' layers, causally."""
+        """Returns [T, hidden_size] of one of transformers' layers, causally."""
         count = len(hidden)
         positions = torch.arange(count)[None]
         later = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)

@@ -1,4 +1,4 @@
-"""Rotary embedding as its formula says, in float64."""
+"""Rotary embedding by its formula, in float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def turned(x: Tensor, angles: Tensor, *, interleaved: bool) -> Tensor:
-    """Each pair of `x` [T, H, R] as a complex number times e^(i * its angle [T, R/2]), float64."""
+    """Returns each pair of `x` [T, H, R] as a complex number times e^(i * angle), float64; angles [T, R/2]."""
     wide = x.double()
     half = x.shape[-1] // 2
     pairs = wide.unflatten(-1, (half, 2)) if interleaved else wide.unflatten(-1, (2, half)).mT
