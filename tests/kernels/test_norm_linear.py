@@ -30,7 +30,7 @@ ROUTERS = [(256, 64, 2048), (1, 160, 5120), (1, 256, 7168)]
 
 
 def inputs(outputs: int, width: int, dtype: torch.dtype, rows: int = 1) -> tuple[Tensor, ...]:
-    """Returns rows, residual, the weight of the norm and that of the projection. Memory around the rows is NaN."""
+    """Returns rows, residual, and the weights of norm and projection. Memory around the rows is NaN."""
     draw = torch.Generator().manual_seed(outputs + width)
     wide = torch.full((2, rows + 2, width + 5), float("nan"))
     wide[:, 1:-1, 2:-3] = torch.randn(2, rows, width, generator=draw)

@@ -166,7 +166,7 @@ def test_compiled_for_other_gpus() -> None:
 
 @pytest.mark.parametrize("found", LIMITS.values(), ids=lambda found: f"sm_{found.architecture}")
 def test_tiles_are_within_the_limits(found: Limits) -> None:
-    """The computed shared memory is at least that of the compiler (`test_compiled_for_other_gpus`)."""
+    """The computed shared memory is at least the compiler's (`test_compiled_for_other_gpus`)."""
     for heads, requests, queries in product((1, 16, 128), (1, 2, 300), (1, 2, 4)):
         chosen = tiling(heads, requests, queries, on=found)
         needed = chosen.shared_bytes(576, 576)

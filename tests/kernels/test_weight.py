@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def quantized(*shape: int, parts: tuple[int, ...], seed: int = 0) -> tuple[Weight, Tensor]:
-    """A weight of FP8 values with random scales, and what it stands for in float64."""
+    """A weight of FP8 values with random scales, and its numbers in float64."""
     rows, columns = shape[-2:]
     values = drawn(*shape, seed=seed).to(torch.float8_e4m3fn)
     heights = [-(-part // BLOCK[0]) for part in parts]

@@ -49,7 +49,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("model")
     draw = Random(request.param)
     write_tiny_model(folder, seed=request.param, **random_config(request.param))
-    # In float64: a random model magnifies rounding, also that of a float32 reference.
+    # In float64: a random model magnifies rounding, also the rounding of a float32 reference.
     reference = Reference(folder, torch.float64)
     prompt = draw.choices(range(VOCAB_SIZE), k=draw.randint(40, 100))
     answer = reference.greedy(prompt, NEW_TOKENS)

@@ -30,8 +30,8 @@ def launch(
     *,
     constant: bool,
 ) -> None:
-    """Writes product [T, N], total [T, K] if there is a residual, and normed [T, K] if it is not None. The other
-    arguments are those of `norm_linear`; K is at most 2048."""
+    """Writes product [T, N], total [T, K] if there is a residual, and normed [T, K] if it is not None. For the other
+    arguments see `norm_linear`; K is at most 2048."""
     (rows, inputs), outputs = x.shape, len(weight)
     other = x if residual is None else residual
     _norm_linear_blocks_kernel[

@@ -71,7 +71,7 @@ def reads_early(arguments: Mapping[str, tuple[str, ...]]) -> Callable[[Kernel], 
 @triton.jit
 def wait_for_previous():
     """Waits for the previous kernel to end; a second call does nothing. Lets the next kernel start once all programs
-    have come this far or ended. Several kernels may wait at a time, each for the one before it. The registers that they
+    have come this far or ended. Several kernels may wait at a time, each for its predecessor. The registers that they
     hold are free: all programs of the kernels before have started."""
     if cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_launch_dependents()

@@ -1,6 +1,6 @@
 """The parts that all decoders share, whatever their attention and feed-forward layers are.
 
-Attribute names are those of the checkpoints.
+Attributes have the names of the checkpoints.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ arXiv:2405.04434; DeepSeek-V3, arXiv:2412.19437). The input is a flat run of tok
 token of each decoding request, then chunks of prompts (`batch.py`). Other modules decide on checkpoint, device,
 dtype and kernels.
 
-Attribute names are those of the checkpoints, so that `weight_mapping.py` needs few rules.
+Attributes have the names of the checkpoints, so that `weight_mapping.py` needs few rules.
 """
 
 from __future__ import annotations

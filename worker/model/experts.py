@@ -34,5 +34,5 @@ class Experts(nn.Module):
         )
 
     def takes(self, shared: SharedWeights, hidden_states: Tensor) -> bool:
-        """Whether `plus` had better be the weights of the shared experts than their result."""
+        """Whether `plus` should be the weights of the shared experts instead of their result."""
         return takes_shared(hidden_states, self.gate_up_proj.operand, shared)

@@ -75,7 +75,7 @@ class FeedForward(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns `forward` of the normalized sum of `hidden_states` and `residual`, and the sum.
 
-        `out_cache_loc` [T] is that of the batch: rows at 0 are idle, and a mixture of experts does not route them.
+        `out_cache_loc` [T] is the field of the batch: rows at 0 are idle, and a mixture of experts does not route them.
         """
         del out_cache_loc
         normed, residual = norm.add(hidden_states, residual)

@@ -53,7 +53,7 @@ class WeightFormat(ABC):
         return outputs
 
     def after_load(self, layer: Linear) -> None:
-        """Rearranges what was loaded, for kernels that read another layout. By default nothing changes."""
+        """Rearranges loaded parameters, for kernels that read another layout. By default nothing changes."""
         del layer
 
     @abstractmethod
@@ -84,8 +84,8 @@ PLAIN = PlainFormat()
 class Linear(nn.Module):
     """x @ weight.T + bias, weight [outputs, inputs].
 
-    `outputs` may also be those of several projections of the same x, whose results are side by side: their names in
-    checkpoints and the number of outputs of each. `bias` may then name the projections that have one, and is 0
+    `outputs` may also name several projections of the same x, whose results are side by side: by their names in
+    checkpoints, the number of outputs of each. `bias` may then name the projections that have one, and is 0
     for the others. With `experts` the layer holds the weights of that many layers, [experts, outputs, inputs], for
     `moe_experts` to choose from.
     """
@@ -109,7 +109,7 @@ class Linear(nn.Module):
         self.bias = empty_parameter(*self.shape.stacked(self.shape.outputs)) if bias else None
 
     def set_format(self, weight_format: WeightFormat) -> None:
-        """Declares the parameters of `weight_format` in the place of those of the format before."""
+        """Declares the parameters of `weight_format` and removes the parameters of the format before."""
         for name in [name for name, _ in self.named_parameters(recurse=False) if name != "bias"]:
             delattr(self, name)
         self.format = weight_format

@@ -4,7 +4,7 @@ A dense decoder with grouped-query attention and rotary embedding (Llama 3, arXi
 3.2). As in `deepseek.py`, the input is a flat run of tokens: first one token of each decoding
 request, then chunks of prompts (`batch.py`).
 
-Attribute names are those of the checkpoints, so that `weight_mapping.py` needs few rules.
+Attributes have the names of the checkpoints, so that `weight_mapping.py` needs few rules.
 """
 
 from __future__ import annotations

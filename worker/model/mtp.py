@@ -4,7 +4,7 @@ DeepSeek-V3 (arXiv:2412.19437), section 2.2. Layer d reads the hidden state of t
 layer before it (for d = 0: from the model), and the token at p + 1 + d, and drafts the token at p + 2 + d. Embedding
 and head are the model's.
 
-Attribute names are those of the checkpoints, where the numbers of these layers follow the model's.
+Attributes have the names of the checkpoints, where the numbers of these layers follow the model's.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_formula(
 
 
 def test_what_is_small() -> None:
-    """At most 32 tokens, or 128 with few heads, and sizes that whole tiles cover: those of the checkpoints."""
+    """At most 32 tokens, or 128 with few heads, and sizes that whole tiles cover, as in the checkpoints."""
     assert is_small(1, 128, 128, 512) and is_small(32, 128, 512, 128)
     assert not is_small(0, 128, 128, 512) and not is_small(33, 128, 128, 512)
     assert is_small(128, 16, 128, 512) and not is_small(129, 16, 128, 512)

@@ -158,7 +158,7 @@ def test_kernel_of_other_widths(widths: tuple[int, int, int]) -> None:
 def test_later_keys_do_not_matter_even_if_they_are_nan(
     attend: Callable[..., tuple[Tensor, Tensor]],
 ) -> None:
-    """Those of the same chunk, by their scores, and all of the next one."""
+    """Later keys of the same chunk are masked, and the next chunk is not read."""
     extents = [(5, 9), (3, 3)]
     device = DEVICE if attend is ragged_attention_triton else "cpu"
     inputs = drawn(extents, widths=(16, 16, 16), device=device)

@@ -120,7 +120,7 @@ def test_decode(
     pieces: int,
     seed: int,
 ) -> None:
-    """The result is that of requests that read all of their rows."""
+    """The result is the same as if each request read all of its rows."""
     paged = in_runs(runs, page_size, seed)
     q = torch.randn(len(paged.rows), HEADS, LATENT + ROPE)
     prefixes = found(paged, parts)

@@ -1,4 +1,4 @@
-"""kv_write and kv_read: what is written to scattered pages comes back in order."""
+"""kv_write and kv_read: rows that are written to scattered pages are read in order."""
 
 from __future__ import annotations
 

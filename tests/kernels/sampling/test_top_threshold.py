@@ -98,7 +98,7 @@ def test_what_stays_is_what_a_sorted_list_keeps(
 
 @OPS
 def test_equal_tokens_share_the_places_that_are_left(op: object) -> None:
-    """Of five equal ones top_k counts two: the share of top_p is that of three tokens, not of six."""
+    """top_k counts two of five equal tokens: the share of top_p is over three tokens, not six."""
     assert callable(op)
     logits = torch.tensor([[2.0, 1, 1, 1, 1, 1, 0]], device=DEVICE)
     one = torch.ones(1, device=DEVICE)

@@ -44,7 +44,7 @@ def merge_parts(
     tiles: MergeTiling | None = None,
 ) -> None:
     """Writes the rows of requests with several parts to `out`, contiguous. `shared` are the results over common prefixes
-    (`shared_prefixes.py`), which are merged with those of each request. `settled`: the schedules are (`pdl.py`).
+    (`shared_prefixes.py`), which are merged with the results of each request. `settled`: the schedules are settled (`pdl.py`).
     `tiles` replaces `merge_tiling`, for benchmarks."""
     requests, (_, rows, width) = len(schedule.block_starts) - 1, partial_out.shape
     tiles = tiles or merge_tiling(requests * rows, width)

@@ -18,7 +18,7 @@ from torch import Tensor
 # blocks leave most of a GPU idle behind the block with the most keys.
 TALL_BLOCK = 128
 SHORT_BLOCK = 64
-# Programs from which tall blocks are faster on an H200: about those of 768 queries with 16 heads.
+# Programs from which tall blocks are faster on an H200: 768 queries with 16 heads have so many.
 FEW_PROGRAMS = 96
 
 

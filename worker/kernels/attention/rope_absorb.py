@@ -76,9 +76,9 @@ def rope_absorb_triton(
     columns: int | None = None,
     num_warps: int = 4,
 ) -> Tensor:
-    """`columns` of an absorbing program and `num_warps` replace those of the separate ops, for benchmarks."""
+    """`columns` of an absorbing program and `num_warps` replace the choices of the separate ops, for benchmarks."""
     tokens, heads, width = q.shape
-    # Otherwise programs of one kind would read what the other kind writes
+    # Otherwise programs of one kind would read memory that the other kind writes
     assert width == w_uk.shape[1] + 2 * rotations.shape[1] and tokens, (
         f"q {tuple(q.shape)}, w_uk {tuple(w_uk.shape)}, rotations {tuple(rotations.shape)}"
     )

@@ -109,7 +109,7 @@ def rope_kv_write_triton(
 
 
 class RopeKvWork(NamedTuple):
-    """The arguments of `rope_kv_program`: those of `rope_kv_write`, their strides and sizes, and blocks of H heads, C
+    """The arguments of `rope_kv_program`: the tensors of `rope_kv_write`, strides and sizes, and blocks of H heads, C
     latents and R rotated numbers."""
 
     q_pe: Tensor

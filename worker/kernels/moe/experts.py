@@ -81,7 +81,7 @@ def moe_experts(
 
 
 def takes_shared(x: Tensor, gate_up: Weight, shared: SharedWeights) -> bool:
-    """Whether the product of shared experts runs best along with that of the routed ones [E, 2I, N].
+    """Whether shared experts run best in the kernels of the routed experts [E, 2I, N].
 
     That is so for one token; and for prompts longer than the few rows whose shared experts run beside
     (`beside.py`), up to the length from which all products wait for the tensor cores (docs/design/kernels.md). The
@@ -107,7 +107,7 @@ def moe_experts_triton(
     *,
     tiling: MoeTiling | None = None,
 ) -> Tensor:
-    """Takes at least one token. `tiling` is by default that of the device and shape (`tiling.py`). Shared weights need a
+    """Takes at least one token. `tiling` is by default chosen by device and shape (`tiling.py`). Shared weights need a
     tiling with fewer rows in a block than tokens, or with unsorted pairs."""
     tokens, hidden = x.shape
     experts, double, _ = gate_up.shape

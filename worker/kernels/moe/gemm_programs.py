@@ -1,7 +1,7 @@
 """The map from programs to tiles in the experts' matrix products, and the arguments that both kernels share.
 
 Programs that share weights run at the same time, as in Triton's matrix multiplication tutorial ("grouped
-ordering"). Tiles of shared experts can be computed between those of the routed experts: tiles of routed experts wait
+ordering"). Tiles of shared experts can be computed between tiles of routed experts: the latter wait
 for weights that few rows use, while tiles of shared experts occupy the tensor cores.
 """
 

@@ -83,7 +83,7 @@ def default_tiling(shape: MoeShape, tokens: int, top_k: int, on: Limits = H200) 
     """Returns tiles that were among the fastest on an H200 for V2-Lite's experts: in whole steps of 1, 8, 32 and 128 to
     256 requests and of prompts of 384 to 1,024 tokens, otherwise by themselves.
 
-    With few rows an expert blocks are small, since the time is that of reading weights. With many rows they occupy the
+    With few rows an expert blocks are small, since reading weights takes the time. With many rows they occupy the
     tensor cores. Blocks of 128 rows need the tensor memory accelerator: without it the addresses of tiles and the sums
     of a product do not fit into registers.
     """

@@ -236,7 +236,7 @@ def _smallest(logits, vocab_size, largest, scale, goal, BY_MASS: tl.constexpr, B
             above_first += tl.where(logit > first, weight, 0.0)
             above_second += tl.where(logit > second, weight, 0.0)
             above_third += tl.where(logit > third, weight, 0.0)
-        # The amount above falls from one candidate to the next: the number of those that reach the goal is the digit
+        # The amount above falls from one candidate to the next: the number of candidates that reach the goal is the digit
         reached = (tl.sum(above_first, 0) >= goal).to(tl.uint32)
         reached += (tl.sum(above_second, 0) >= goal).to(tl.uint32)
         reached += (tl.sum(above_third, 0) >= goal).to(tl.uint32)

@@ -7,7 +7,7 @@ from mla_router.worker.model.config.base import ModelConfig
 
 
 def choose_context_length(config: WorkerConfig, model: ModelConfig) -> int:
-    """Returns the number of tokens. Raises ConfigError if --context-length exceeds that of the model."""
+    """Returns the number of tokens. Raises ConfigError if --context-length exceeds the model's context."""
     length = config.context_length or model.max_position_embeddings
     if length > model.max_position_embeddings:
         raise ConfigError(

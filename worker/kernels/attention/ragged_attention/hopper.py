@@ -150,7 +150,7 @@ def _produce(
         for i in range(blocks):
             row = key_row + (blocks - 1 - i) * BLOCK_N
             fill(keys, step, k, group * K_HEAD, others, group * OTHERS_HEAD, row)
-            if i == 0:  # after the keys, whose memory is free before that of the last queries
+            if i == 0:  # after the keys: their memory is free before the memory of the last queries
                 fill(first_queries, round_, q, column, q_others, column + D, query_row)
                 row_of_last = query_row + BLOCK_M // 2
                 fill(last_queries, round_, q, column, q_others, column + D, row_of_last)
