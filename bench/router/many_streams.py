@@ -1,14 +1,13 @@
-"""Thousands of live streams and active connections through one router: memory, added delay, none lost.
+"""Thousands of streams and active connections through one router: memory, added delay, lost events.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/many_streams.py        # about 3 minutes
 
-Engines write an event of each stream every so often, with its number and the time; the client checks
-that none is missing and that each stream ends, and takes the delay of each event from the engine's write
-to its own read. Half of the connections have one stream after another, the other half a short request
-every few seconds. The same load goes to the engines without a router, and the difference is the router's.
-Memory is that of the router's process: with all connections and no stream, then with the streams, then a
-while after all have gone.
+The engines write numbered events with the time. The client checks that no event is missing and that each stream ends, and
+measures the delay from the engine's write to its own read. Half of the connections have one stream after another, the
+other half a short request every few seconds. The same load runs without a router; the difference is the router's delay.
+Memory is the resident memory of the router: with all connections and no stream, with the streams, and some seconds after
+their end.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from peers import RELEASE, cpu_seconds, free_port, ours, running, until_ready
 from record import record
 
 MIB = 1 << 20
-SETTLE_S = 5.0  # in which an allocator returns what is free
+SETTLE_S = 5.0  # time for the allocator to return free memory
 
 
 def parse_args() -> argparse.Namespace:
@@ -48,22 +47,22 @@ def parse_args() -> argparse.Namespace:
 
 
 def allow_files(wanted: int) -> None:
-    """Raise the limit on open files, which the processes started from here inherit."""
+    """Raises the limit of open files, which child processes inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Beyond the hard limit only root may; for anybody else the error says what is missing.
+    # Only root may exceed the hard limit; for other users the error names the missing number.
     limits = max(soft, wanted), max(hard, wanted)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
+    """Returns the resident memory of a process in bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 @contextlib.contextmanager
 def sampled(pid: int) -> Iterator[list[int]]:
-    """The resident memory of a process, ten times a second while the block runs."""
+    """Samples the resident memory of a process ten times a second within the block."""
     samples: list[int] = []
     ended = threading.Event()
 
@@ -81,7 +80,7 @@ def sampled(pid: int) -> Iterator[list[int]]:
 
 
 def load(ports: list[int], streams: int, others: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One run of the client. Raises RuntimeError if it lost anything."""
+    """Runs the client once. Raises RuntimeError if it lost an event or a stream."""
     words = [
         *(str(RELEASE / "load_client"), "streams", *(f"127.0.0.1:{port}" for port in ports)),
         *("--live", str(streams), "--others", str(others), "--events", str(args.events)),

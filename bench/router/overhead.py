@@ -1,12 +1,12 @@
-"""What a router costs a request: CPU time and added latency, in front of workers that cost nothing.
+"""The cost of a router for each request: CPU time and added latency, in front of workers without cost.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/overhead.py            # about 8 minutes; --quick: 90 seconds
 
-CPU is user and system time of the router's processes, divided by requests: unlike requests a second
-it does not depend on what else the machine does. The peers come from PyPI at pinned versions and run
-with their defaults; all systems take turns within each case, and medians are printed. Floor: a proxy
-that only passes bytes on makes 4 system calls a request, as nginx does.
+CPU is the user and system time of the router's processes, divided by the number of requests. Unlike the rate of requests
+it does not depend on other load of the machine. The peers come from PyPI at pinned versions and run with their defaults.
+All systems take turns within each case, and medians are printed. Floor: a proxy that only forwards bytes, such as nginx,
+makes 4 system calls a request.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def load(port: int, pid: int, case: Case, seconds: float) -> dict[str, float]:
-    """One run: CPU of the process group `pid`, and what the clients felt, in microseconds."""
+    """Runs once. Returns the CPU time of process group `pid` and the latencies of the clients, in microseconds."""
     words = [
         *(str(RELEASE / "load_client"), "hammer", f"127.0.0.1:{port}"),
         *("--connections", str(case["connections"]), "--size", str(case["size"])),
@@ -103,7 +103,7 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure(targets: dict[str, tuple[int, int]], case: Case, args: Any) -> list[dict[str, Any]]:
-    """All systems in turn, `args.runs` times."""
+    """Runs all systems in turn, `args.runs` times."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
     for _ in range(args.runs):
         for name, (port, pid) in targets.items():

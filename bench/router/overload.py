@@ -1,17 +1,16 @@
-"""What a router does when it is asked for more than its workers can do.
+"""The behaviour of a router under more load than its workers can serve.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/overload.py               # about 15 minutes; --peers without any: ours alone
     python bench/router/overload_plot.py          # draws what has been kept in bench/results
 
-Requests arrive at random moments (Poisson), at a quarter of the capacity of two mock engines up to 16
-times as much, whether or not the ones before are answered; alone, and beside processes that only burn
-CPU. Goodput: good answers a second, of those within `--patience` seconds. An engine takes 200 ms for an
-answer, runs four at a time and refuses more than 16 that wait. Beside the load a process that goes ahead of
-all others (`prober.py`) asks `/health` and `/readiness` ten times a second, and one like the router notes how long
-the kernel lets it wait for a core: a router cannot answer sooner than that.
+Requests arrive at random times (Poisson), at a quarter of the capacity of two mock engines up to 16 times as much, without
+waiting for answers; alone, and beside processes that only burn CPU. Goodput is the number of right answers a second within
+`--patience` seconds. An engine takes 200 ms for an answer, runs four requests at a time and refuses more than 16 waiting
+ones. A process with a higher priority (`prober.py`) requests `/health` and `/readiness` ten times a second. Another one,
+with the router's priority, measures how long the kernel makes it wait for a core: no router can answer sooner.
 
-Retry-After is compared with what it should say: the requests in the router's queue, divided by goodput.
+Retry-After is compared with the requests in the router's queue, divided by the goodput.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from peers import RELEASE, System, free_port, peer, running, until_ready
 from record import record
 
 WORKERS, PLACES, TOKENS, STEP_MS = 2, 4, 16, 12.5
-CAPACITY = WORKERS * PLACES / (TOKENS * STEP_MS / 1e3)  # answers a second
+CAPACITY = WORKERS * PLACES / (TOKENS * STEP_MS / 1e3)  # answers per second
 QUEUE = 64  # of the router
 LOADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 PEERS = ("sglang-router==0.3.2", "smg==1.13.0")
@@ -48,10 +47,10 @@ PROBER = Path(__file__).resolve().with_name("prober.py")
 
 @dataclass
 class Felt:
-    """What the clients of one run have felt."""
+    """The results of the clients of one run."""
 
     latencies: list[float] = field(default_factory=list)
-    last: float = 0.0  # when the last good answer had come, in seconds from the start
+    last: float = 0.0  # time of the last right answer, in seconds from the start
     ends: Counter[str] = field(default_factory=Counter)
     advice: list[int] = field(default_factory=list)
 
@@ -119,7 +118,7 @@ async def ask(
 
 @contextlib.contextmanager
 def probing(*words: str) -> Iterator[dict[str, Any]]:
-    """What a prober has found, once the block has ended."""
+    """Runs a prober within the block. Its results are complete afterwards."""
     found: dict[str, Any] = {}
     command = [sys.executable, str(PROBER), *words]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -129,7 +128,7 @@ def probing(*words: str) -> Iterator[dict[str, Any]]:
 
 
 async def load(url: str, rate: float, seconds: float, patience: float) -> Felt:
-    """Sends `rate` requests a second for so long, and waits for their ends."""
+    """Sends `rate` requests per second for `seconds`, and waits for their ends."""
     felt, rng = Felt(), random.Random(0)
     timeout = aiohttp.ClientTimeout(total=patience)
     connector = aiohttp.TCPConnector(limit=0)
@@ -149,7 +148,7 @@ def p99(values: Sequence[float]) -> float:
 def row_of(
     felt: Felt, seconds: float, probes: dict[str, Any], idler: dict[str, Any]
 ) -> dict[str, Any]:
-    # What is in the queues at the end is answered after the last request was sent.
+    # The queued requests are answered after the last one was sent.
     goodput = felt.ends["200"] / max(seconds, felt.last)
     row: dict[str, Any] = {"goodput": round(goodput, 2), "ends": dict(felt.ends)}
     if felt.latencies:
@@ -168,7 +167,7 @@ def row_of(
 
 
 def measure(args: argparse.Namespace, system: System, count: int, folder: Path) -> Iterator[Any]:
-    """One row for each load, on engines and a router started afresh."""
+    """Returns one row for each load, with new engines and a new router for each."""
     for times in args.loads:
         port = free_port()
         with engines(args.binaries) as urls:

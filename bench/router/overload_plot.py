@@ -1,4 +1,4 @@
-"""Goodput over offered load as an SVG picture, without a library.
+"""Plots goodput over offered load as SVG, without a library.
 
 python bench/router/overload_plot.py          # the kept runs of the newest commit, as docs/overload.svg
 """
@@ -24,7 +24,7 @@ COLOURS = ("#0b6e4f", "#c8553d", "#3d5a80", "#8d6a9f")
 
 
 def plot(rows: Sequence[dict[str, Any]], capacity: float) -> str:
-    """One panel for each number of processes beside the load, one line for each system."""
+    """Draws one panel for each number of CPU burners, with one line for each system."""
     panels = sorted({row["burners"] for row in rows})
     systems = list(dict.fromkeys(row["system"] for row in rows))
     loads = sorted({row["load"] for row in rows})

@@ -1,6 +1,6 @@
-"""The routers that ours is compared with, each of its pinned version and with its own defaults.
+"""The other routers of the comparison, at pinned versions and with their defaults.
 
-Python packages come from PyPI, each into a virtual environment of its own; nginx is the system's
+Each Python package is installed from PyPI into its own virtual environment. nginx is the system's
 (`apt install nginx-light`).
 """
 
@@ -47,7 +47,7 @@ http {{
 }}
 """
 
-# Their modules, and flags that change nothing but how much they log. The metrics port is fixed by
+# Modules, and flags that reduce the log. The metrics port is fixed by
 # default; two routers on one machine need two.
 METRICS_PORT = "--prometheus-port"
 MODULES = {
@@ -61,7 +61,7 @@ PEERS = tuple(MODULES)
 
 @dataclass(frozen=True)
 class System:
-    """A router under test: its name, and the command that starts it in front of some workers."""
+    """A router under test: its name, and its command for given workers."""
 
     name: str
     command: Callable[[int, Sequence[str]], list[str]]
@@ -77,7 +77,7 @@ def ours(policy: str, *flags: str) -> System:
 
 
 def nginx(folder: Path) -> System | None:
-    """Round robin over kept connections. None where it is not installed."""
+    """Returns nginx with round robin over kept connections; None if it is not installed."""
     binary = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if binary is None:
         return None
@@ -94,7 +94,7 @@ def nginx(folder: Path) -> System | None:
 
 
 def peer(package: str, folder: Path, *flags: str) -> System:
-    """One from PyPI, installed under `folder` unless it is there already."""
+    """Returns a router from PyPI, which is installed under `folder` if it is missing."""
     module, *fixed = MODULES[package]
     python = folder / package.replace("==", "-") / "bin" / "python"
     if not python.exists():
@@ -113,7 +113,7 @@ def peer(package: str, folder: Path, *flags: str) -> System:
 
 
 def free_port(count: int = 1) -> int:
-    """The first of so many free ports in a row, below those that the kernel gives to clients."""
+    """Returns the first of `count` free ports in a row, below the kernel's range of client ports."""
     while True:
         first = random.randrange(15000, 32000)
         with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ def free_port(count: int = 1) -> int:
 
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], log: Path | None = None) -> Iterator[int]:
-    """The id of a process that ends, with its children, with the block."""
+    """Runs a process within the block, and kills it with its children at the end. Yields its id."""
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(log.open("wb")) if log else subprocess.DEVNULL
         process = subprocess.Popen(
@@ -143,7 +143,7 @@ def running(command: Sequence[str | Path], log: Path | None = None) -> Iterator[
 
 
 def until_ready(port: int, workers: Sequence[str] = (), path: str = CHAT) -> None:
-    """Requests are answered; of the routers that tell, all workers are in rotation."""
+    """Waits until requests are answered and all listed workers are in rotation. Raises TimeoutError."""
     deadline = time.monotonic() + READY_TIMEOUT
     url = f"http://127.0.0.1:{port}"
     while not _answers(url + path) or not all(_knows(url, worker) for worker in workers):
@@ -171,7 +171,7 @@ def _knows(url: str, worker: str) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process group, so far."""
+    """Returns the user and system time of a process group so far, in seconds."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

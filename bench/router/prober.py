@@ -1,10 +1,10 @@
-"""Asks light paths ten times a second, until its standard input ends, and prints how it went.
+"""Requests paths ten times a second until its standard input ends, and prints the latencies.
 
     python bench/router/prober.py HOST PORT PATH ...
     python bench/router/prober.py            # asks nothing: how late is a process that wants to run?
 
-Each probe has a connection of its own, as those of Kubernetes have. Where it may, the prober goes ahead of all other
-processes, so that it is not its own delay that is measured; without paths it stays as the router is.
+Each probe has its own connection, as in Kubernetes. If permitted, the prober raises its priority, so that its own delay is
+not measured. Without paths it keeps the router's priority.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TIMEOUT_S = 10.0
 
 
 def go_ahead() -> bool:
-    """Whether this process now goes first; that needs rights."""
+    """Raises the priority of this process. Returns whether that was permitted."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-        # Where sessions share the machine equally, the niceness of their processes means nothing outside.
+        # With autogroup scheduling the niceness of a process counts only within its session.
         with contextlib.suppress(FileNotFoundError):
             Path("/proc/self/autogroup").write_text("-20")
     except OSError:
@@ -35,7 +35,7 @@ def go_ahead() -> bool:
 
 
 def ask(host: str, port: int, path: str) -> int:
-    """Status of the answer; 0 if there is none."""
+    """Returns the status of the answer; 0 without an answer."""
     with contextlib.closing(HTTPConnection(host, port, timeout=TIMEOUT_S)) as connection:
         try:
             connection.request("GET", path)
@@ -49,7 +49,7 @@ def ask(host: str, port: int, path: str) -> int:
 def main() -> None:
     paths = sys.argv[3:]
     ahead = bool(paths) and go_ahead()
-    late_s: list[float] = []  # from when it wanted to run until it did
+    late_s: list[float] = []  # delays from the planned to the actual time of running
     took_s: dict[str, list[float]] = {path: [] for path in paths}
     statuses: list[int] = []
     due = time.monotonic() + PERIOD_S

@@ -1,16 +1,15 @@
-"""Do requests with a common prefix meet where it is cached, and is the load even all the same?
+"""Measures whether requests with a common prefix reach the engine that has it cached, and whether the load stays even.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/shared_prefix.py       # about 25 minutes; --quick: ours and round robin
 
-Eight mock engines as fast as Llama 3.1 8B on an A100 (see `mla-mock-worker --help`), their caches
-too small to hold all prefixes on each. Every system gets the same requests, on engines started
-afresh. Hit share: prompt tokens that the engines did not have to compute. Load: requests on an
-engine, running or waiting, over time; spread is that of the busiest over the mean.
+Eight mock engines have the speed of Llama 3.1 8B on an A100 (see `mla-mock-worker --help`). No engine's cache can hold all
+prefixes. Every system gets the same requests, with new engines. Hit share: the share of prompt tokens from the cache. Load:
+running and waiting requests of an engine over time; spread is the load of the busiest engine over the mean.
 
 * groups: SGLang's generated-shared-prefix: 64 groups of 16, system prompt 2048 tokens, question 128,
   output 256, shuffled, all sent at once. Best possible hit share: 88.2%.
-* turns: chats of 4 turns; each turn has all before it in its prompt, and chats share 8 system prompts.
+* turns: chats of 4 turns with 8 system prompts; the prompt of each turn contains all earlier turns.
 * zipf: system prompts drawn by Zipf's law, arriving at a steady rate.
 """
 
@@ -107,7 +106,7 @@ WORKLOADS: dict[str, Callable[[random.Random], list[Conversation]]] = {
     "turns": turns,
     "zipf": zipf,
 }
-# Conversations at a time. All of the first are sent at once, as its original does.
+# Conversations at a time. All of the first workload are sent at once, as in SGLang's original.
 CONCURRENCY = {"groups": 1024, "turns": 128, "zipf": 1024}
 
 
@@ -116,7 +115,7 @@ def engines(args: argparse.Namespace) -> Iterator[tuple[list[str], int]]:
     first = free_port(args.workers)
     command = [
         *(RELEASE / "mla-mock-worker", "--listen", f"127.0.0.1:{first}", "--count", args.workers),
-        # As many run as their KV has room for, which is SGLang's limit, too.
+        # As many requests run as fit into the KV cache, as in SGLang.
         *("--kv-tokens", args.kv_tokens, "--max-running-requests", 256, "--stream-interval", 8),
         *(["--in-batch-sharing"] if args.in_batch_sharing else []),
     ]

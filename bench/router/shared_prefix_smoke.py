@@ -1,12 +1,10 @@
-"""Do requests with a common prefix meet on the worker that has it in its cache?
+"""Measures whether requests with a common prefix reach the worker that has it cached.
 
-Groups of requests share a long prefix each and arrive shuffled. Both policies get the same requests
-in the same order, on servers started afresh. The workers' caches are small: one holds some of the
-prefixes but not all, two together hold all, as with real prompts and real memory. A router that
-knows this keeps each prefix on one worker; one that does not has every worker evict what it needs
-next.
+The requests of a group share a long prefix and arrive shuffled. Both policies get the same requests in the same order, with
+new servers. One worker's cache holds only some of the prefixes, two together hold all of them. A cache-aware router keeps
+each prefix on one worker; with another policy every worker evicts prefixes that it needs next.
 
-The ideal is that each prefix is computed once in all:
+In the ideal case each prefix is computed once:
 (requests per group - 1) x prefix tokens, of every group.
 """
 
@@ -70,7 +68,7 @@ def flags_of(args: argparse.Namespace, policy: str) -> list[str]:
         "--router-policy": policy,
         "--max-total-tokens": args.max_total_tokens,
         "--cpu-threads": 1,
-        # On a busy machine a worker that is late is not down.
+        # On a busy machine a late worker is not down.
         "--router-health-check-timeout-secs": 60,
     }
     if args.model_path:

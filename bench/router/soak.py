@@ -1,15 +1,15 @@
-"""Ten minutes of random faults, in which no request may be lost.
+"""Ten minutes of random faults without a lost request.
 
     cargo build --release -p mla-router --bin mla-router -p mla-mock-worker --bins
     python bench/router/soak.py                # --minutes 1 for a try
 
-A router, four mock engines, clients with every kind of request; some leave, some read or upload slowly. Every few
-seconds something happens to a worker that is well: kill -9, SIGSTOP, an engine that stops alone, garbage, refusals, a
-stream that breaks, stops or is malformed, a restart, removal. At most two are unwell at a time.
+A router, four mock engines, and clients with all kinds of requests; some leave, some read or upload slowly. Every few
+seconds a healthy worker gets a fault: kill -9, SIGSTOP, a stopped engine, garbage, refusals, a broken, stopped or malformed
+stream, a restart, removal. At most two workers are faulty at a time.
 
-Every request must end once and in its time, with the answer that a worker without faults gives, byte for byte and
-with its counts, or with an error that `soak_traffic.ALLOWED` names. At the end nothing may be booked
-or running, and the router's memory must not have grown. Ends with "lost 0", else exits with 1.
+Every request must end exactly once and within its deadline. Its answer must equal that of a worker without faults, byte for
+byte and with its counts, or be an error in `soak_traffic.ALLOWED`. At the end no load may be reserved, no request may run,
+and the router's memory must not have grown. Prints "lost 0", or exits with 1.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ UNWELL = 2  # at most
 CLIENTS = 24
 SYSTEMS = 16
 RSS_PERIOD = 2.0
-# Memory may grow while caches fill; after the first half of the run it must not.
-RSS_SLOPE = 1 << 20  # bytes a minute
+# Memory may grow while caches fill, but not in the second half of the run.
+RSS_SLOPE = 1 << 20  # limit in bytes per minute
 ENGINE = (
     *("--prefill-rate", "50000", "--decode-base-ms", "5", "--decode-per-request-ms", "0.2"),
     *("--kv-tokens", "16384"),
@@ -50,7 +50,7 @@ ENGINE = (
 ROUTER = (
     *("--first-token-timeout-secs", "2", "--inter-token-timeout-secs", "1"),
     *("--request-timeout-secs", str(DEADLINE_S), "--body-read-timeout-secs", str(BODY_PAUSE_S)),
-    *("--replay-key", "of-the-soak"),  # without one, no stream is continued
+    *("--replay-key", "of-the-soak"),  # streams are continued only with a key
 )
 
 FAULTS: list[dict[str, Any]] = [
@@ -63,7 +63,7 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "engine_stops"},
     {"kind": "slow", "factor": 20},
     {"kind": "freeze", "after_tokens": 10},
-    # Counted: a stream is continued at most three times.
+    # A stream is continued at most three times.
     *(
         {"kind": kind, "after_tokens": after, "count": 6}
         for kind in ("break", "bad_chunking", "engine_died")
@@ -74,7 +74,7 @@ FAULTS: list[dict[str, Any]] = [
     *({"kind": "garbage", "form": form} for form in ("html", "empty")),
     *({"kind": "status", "status": status} for status in (429, 500, 502, 503)),
 ]
-# What hangs is restarted by whoever watches over it.
+# A supervisor would restart a process that hangs.
 RESTARTED = ("hang", "freeze")
 
 
@@ -90,7 +90,7 @@ def parse_args() -> argparse.Namespace:
 
 @dataclass
 class Engine:
-    """A mock engine that is started again whenever it has died."""
+    """A mock engine that is restarted after each death."""
 
     binary: Path
     port: int
@@ -172,7 +172,7 @@ class Chaos:
             engine.end()
             engine.start()
             return
-        # A worker that is told to restart closes the connection that told it.
+        # A worker that restarts closes the connection of the command.
         with contextlib.suppress(aiohttp.ClientError):
             async with self.http.post(engine.url + "/mock/fault", json=fault) as answer:
                 assert answer.status == 200, await answer.text()
@@ -189,7 +189,7 @@ class Chaos:
 
 @contextlib.asynccontextmanager
 async def stage(args: argparse.Namespace, folder: Path) -> AsyncIterator[tuple[Any, ...]]:
-    """Engines, one more without faults, and the router, as processes."""
+    """The processes: engines, one more engine without faults, and the router."""
     first = free_port(WORKERS + 1)
     engines = [Engine(args.binaries / "mla-mock-worker", first + i) for i in range(WORKERS)]
     fast = ["--prefill-rate", "inf", "--decode-base-ms", "0", "--decode-per-request-ms", "0"]
@@ -219,7 +219,7 @@ async def sample_memory(pid: int, samples: list[tuple[float, int]]) -> None:
 
 
 def slope(samples: list[tuple[float, int]]) -> float:
-    """Bytes a minute over the second half, by least squares."""
+    """Returns the slope over the second half in bytes per minute, by least squares."""
     half = samples[len(samples) // 2 :]
     times, sizes = zip(*half, strict=True)
     middle, mean = sum(times) / len(half), sum(sizes) / len(half)
@@ -228,7 +228,7 @@ def slope(samples: list[tuple[float, int]]) -> float:
 
 
 async def left_over(http: aiohttp.ClientSession, router: str, engines: list[Engine]) -> list[str]:
-    """What is still booked or running, a few seconds after the last request has ended."""
+    """Returns the reserved load and the running requests, some seconds after the last request."""
     found: list[str] = []
     for _ in range(50):
         found = []
@@ -249,7 +249,7 @@ async def left_over(http: aiohttp.ClientSession, router: str, engines: list[Engi
 
 
 async def counted(http: aiohttp.ClientSession, router: str) -> int:
-    """Requests to workers that have ended, as the router says."""
+    """Returns the router's count of ended requests to workers."""
     async with http.get(router + "/metrics") as answer:
         page = await answer.text()
     name = "mla_router_request_seconds_count "
@@ -286,7 +286,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ended = sum(ends.ended.values())
     if ended != ends.sent:
         problems.append(f"{ends.sent} requests sent, {ended} ended")
-    # Who left early enough may have left before the router had the whole request.
+    # A client may have left before the router had its whole request.
     if not 0 <= ends.sent - seen <= ends.ended["left"]:
         problems.append(f"{ends.sent} requests sent, the router says {seen} have ended")
     growth = slope(samples)

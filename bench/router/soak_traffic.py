@@ -1,4 +1,4 @@
-"""Clients of the soak: mixed requests whose answers are known beforehand, checked byte for byte."""
+"""The clients of the soak: mixed requests with known answers, which are compared byte for byte."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-DEADLINE_S = 30  # of a request, in the router
-PATIENCE = DEADLINE_S + 1.0  # of a client; who has not got an end by then has lost its request
-BODY_PAUSE_S = 3  # in the upload of a body; after a longer one it is refused
-ABORTS = 0.08  # share of clients that leave within the answer
+DEADLINE_S = 30  # the router's deadline of a request
+PATIENCE = DEADLINE_S + 1.0  # a client without an end by then has lost its request
+BODY_PAUSE_S = 3  # longest allowed pause in an upload
+ABORTS = 0.08  # share of clients that leave during the answer
 SLOW_READERS = 0.05
 SLOW_READ_PAUSE = 0.03
 
@@ -32,16 +32,16 @@ ALLOWED = {
 
 
 class Wrong(Exception):
-    """An end that no fault allows."""
+    """An end that no fault justifies."""
 
 
 @dataclass
 class Ends:
-    """How requests have ended: each adds one to `sent` and one to `ended`."""
+    """Counts of requests: each adds one to `sent` and one to `ended`."""
 
     sent: int = 0
     ended: Counter[str] = field(default_factory=Counter)
-    uploads: Counter[str] = field(default_factory=Counter)  # those that never end
+    uploads: Counter[str] = field(default_factory=Counter)  # endless uploads
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
     longest_pause: float = 0.0
@@ -152,7 +152,7 @@ class Stream:
 
 
 async def slowly_uploaded(body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """In a few pieces, with pauses that are just allowed."""
+    """Uploads a body in some pieces, with the longest allowed pauses."""
     whole = json.dumps(body).encode()
     size = -(-len(whole) // 4)
     for at in range(0, len(whole), size):
@@ -162,7 +162,7 @@ async def slowly_uploaded(body: dict[str, Any]) -> AsyncIterator[bytes]:
 
 @dataclass
 class Traffic:
-    """One client after the other, until it is told to stop."""
+    """Runs one client after the other until it is stopped."""
 
     http: aiohttp.ClientSession
     router: str
@@ -177,14 +177,14 @@ class Traffic:
             await self.counted(ask, await self.expected(ask))
 
     async def uploads(self, until: float) -> None:
-        """Bodies that come slowly but come, and bodies that stop."""
+        """Sends slow uploads, and uploads that stop."""
         while time.monotonic() < until:
             ask = some_request(self.rng, self.systems)
             await self.counted(ask, await self.expected(ask), uploads_slowly=True)
             self.ends.uploads[await self.stopped_upload(ask)] += 1
 
     async def expected(self, ask: Ask) -> dict[str, Any]:
-        """The answer of a worker without faults."""
+        """Returns the answer of a worker without faults."""
         async with self.http.post(self.reference + ask.path, json=ask.body) as answer:
             whole: dict[str, Any] = await answer.json()
         return whole
@@ -192,7 +192,7 @@ class Traffic:
     async def counted(
         self, ask: Ask, expected: dict[str, Any], *, uploads_slowly: bool = False
     ) -> None:
-        """One request, and its place among the ends."""
+        """Sends one request and counts its end."""
         self.ends.sent += 1
         begun = time.monotonic()
         try:
@@ -209,7 +209,7 @@ class Traffic:
         self.ends.ended[end] += 1
 
     async def stopped_upload(self, ask: Ask) -> str:
-        """Half a body: it is refused in its time."""
+        """Sends half a body, which must be refused in time."""
         whole = json.dumps(ask.body).encode()
 
         async def half() -> AsyncIterator[bytes]:
@@ -229,14 +229,14 @@ class Traffic:
             self.ends.wrong.append(f"half a body: no end within {2 * BODY_PAUSE_S} s")
             return "no end"
         except aiohttp.ClientError:
-            return "closed"  # before the client had read the 408
+            return "closed"  # the connection was closed before the client read the 408
 
     async def one(self, ask: Ask, expected: dict[str, Any], *, uploads_slowly: bool) -> str:
         options = {"include_usage": True}
         body = ask.body | ({"stream": True, "stream_options": options} if ask.stream else {})
         fate = self.rng.random()
         if uploads_slowly:
-            fate = (ABORTS + 1.0) / 2  # stays, and reads at once
+            fate = (ABORTS + 1.0) / 2  # the client stays and reads at once
         if not ask.stream and fate < ABORTS:
             with_timeout = aiohttp.ClientTimeout(total=self.rng.uniform(0.001, 0.5))
             try:
@@ -277,7 +277,7 @@ class Traffic:
     async def read(
         self, answer: aiohttp.ClientResponse, path: str, leaves_after: int | None, slowly: bool
     ) -> Stream | None:
-        """None: the client has left, as it was to."""
+        """Returns the answer; None if the client has left on purpose."""
         stream, buffer, events = Stream(path), "", 0
         last = time.monotonic()
         async for data in answer.content.iter_any():

@@ -1,11 +1,10 @@
-"""One batch through the engine, without server and scheduler: prefill, then decode step by step.
+"""Runs one batch on the engine, without server and scheduler: prefill, then decode steps.
 
     python bench/serving/bench_one_batch.py --model-path DIR --batch-size 1 8 32 --input-len 1024
 
-SGLang's options and report. All flags of a worker are understood; a folder of `bench/shapes` with
-`--load-format dummy` needs no weights. Steps follow each other as in the scheduler's loop: the next
-one is launched before the tokens of the last are read. The floor of a decode step is the time in which
-the device reads, once, the weights that the batch needs and its KV cache.
+Options and report are SGLang's. All flags of a worker are accepted; a folder of `bench/shapes` with `--load-format dummy`
+needs no weights. As in the scheduler's loop, the next step is launched before the tokens of the last one are read. The
+floor of a decode step is the time to read the weights that the batch needs and its KV cache once.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def as_many_as_fit(engine: Engine, args: argparse.Namespace) -> int:
 
 
 class Batch:
-    """`size` requests of random tokens, each with pages of its own."""
+    """A batch of `size` requests of random tokens, with their pages."""
 
     def __init__(self, engine: Engine, size: int, args: argparse.Namespace) -> None:
         self.engine, self.size = engine, size
@@ -84,7 +83,7 @@ class Batch:
         self.sampling = SamplingParams(args.output_len, temperature=args.temperature)
 
     def prefill_plans(self, budget: int) -> Iterator[StepPlan]:
-        """Steps of at most `budget` tokens."""
+        """Yields the prefill steps, with at most `budget` tokens each."""
         slot, start = 0, 0
         while slot < self.size:
             chunks, admitted, room = [], [], budget
@@ -122,7 +121,7 @@ class Batch:
 
 
 def step_times(engine: Engine, plans: Iterator[StepPlan]) -> tuple[list[float], list[StepResult]]:
-    """Seconds between the results of one plan and the next, launched one ahead."""
+    """Returns the seconds between the results of consecutive plans, with one plan launched ahead."""
     pending, times, results = None, [], []
     last = time.perf_counter()
     for plan in plans:
@@ -155,7 +154,7 @@ def floor_ms(engine: Engine, size: int, length: int, bytes_per_second: float) ->
 
 
 def read_speed(device: torch.device) -> float:
-    """Bytes a second of a sum over more than any cache holds."""
+    """Measures the memory bandwidth in bytes per second, by a sum over more data than any cache holds."""
     data = torch.ones(1 << (30 if device.type == "cuda" else 26), device=device)
     out = torch.empty((), device=device)
     times = []
@@ -176,7 +175,7 @@ def run(engine: Engine, size: int, args: argparse.Namespace, speed: float) -> di
     if args.no_prefill:
         step_times(engine, iter([batch.begin_without_prefill()]))
     else:
-        step_times(engine, batch.prefill_plans(budget))  # kernels of these shapes are compiled
+        step_times(engine, batch.prefill_plans(budget))  # compiles the kernels
         prefill = min(sum(step_times(engine, batch.prefill_plans(budget))[0]) for _ in range(3))
         speed_of_it = size * args.input_len / prefill
         print(f"Prefill. latency: {prefill:.5f} s, throughput: {speed_of_it:9.2f} token/s")

@@ -3,8 +3,8 @@
     python bench/serving/bench_serving.py --base-url http://127.0.0.1:30000 \\
         --random-input-len 512 --random-output-len 64 --random-range-ratio 1 --max-concurrency 8
 
-Any OpenAI-compatible server, or SGLang's `/generate` with `--backend sglang`. A key goes into the
-environment, as OPENAI_API_KEY. Ends with 1 if a request failed; each is in the report.
+The server is any OpenAI-compatible one, or SGLang's `/generate` with `--backend sglang`. The key is in the environment, as
+OPENAI_API_KEY. Exits with 1 if a request failed; the report lists the failures.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def conversations_of(
 
 
 async def warm_up(target: crowd.Target, vocabulary: Vocabulary, first: Turn, count: int) -> None:
-    """Prompts of their own, lest the measured ones are cached."""
+    """Sends other prompts first, so that the measured ones are not cached."""
     rng = random.Random()
     tokens = min(first.output_tokens, WARMUP_OUTPUT_TOKENS)
     turns = [Turn(vocabulary.draw(rng, len(first.prompt.ids)), tokens) for _ in range(count)]
@@ -107,7 +107,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         if args.profile:
             await server.start_profile()
         gc.collect()
-        gc.freeze()  # a collection would look through all prompts, while answers wait
+        gc.freeze()  # a garbage collection would visit all prompts while answers wait
         with tqdm(total=sum(map(len, conversations)), disable=args.disable_tqdm) as bar:
             outcomes: list[Outcome] = []
 
@@ -139,7 +139,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     args = arguments.parse(__doc__.partition("\n")[0])
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each open request
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each open request has a socket
     try:
         result = asyncio.run(measure(args))
     except (ClientError, ServerError, TokenizerError, WorkloadError) as error:

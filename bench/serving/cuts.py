@@ -1,11 +1,10 @@
-"""What each part of the engine is worth: the same batches with one part taken away, or exchanged, at a time.
+"""The gain of each part of the engine: the same batches with one part removed or exchanged at a time.
 
     python bench/serving/cuts.py --model-path DIR [--cuts whole 'pages of 1'] [--out FILE]
 
-Every cut is `bench_one_batch.py` in a process of its own, with the flags of `CUTS`. TPOT is a decode step's
-time after `--input-len` tokens; each batch size stands beside the whole engine's, as a ratio. For `naive`,
-which keeps keys and values of all heads instead of MLA's latents, what counts is how many requests fit:
-`--contexts` compares both with as many as fit, up to 512.
+Every cut is a process of `bench_one_batch.py` with the flags of `CUTS`. TPOT is the time of a decode step after `--input-len`
+tokens, as a ratio to the whole engine for each batch size. `naive` caches keys and values of all heads instead of MLA's
+latents, so fewer requests fit: `--contexts` compares both with as many requests as fit, up to 512.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ABSORBED_OR_NAIVE = ("whole", "naive MLA")
 def one_batch(
     flags: list[str], sizes: list[int], length: int, rest: list[str]
 ) -> list[dict[str, Any]]:
-    """Rows of `bench_one_batch.py`."""
+    """Returns the rows of `bench_one_batch.py`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "line.jsonl"
         argv = ["--batch-size", *map(str, sizes), "--input-len", str(length), "--out", str(out)]

@@ -90,7 +90,7 @@ def drive(
 
 
 def cpu_seconds(pool: Grammars) -> dict[int, float]:
-    """CPU time of each grammar's process so far: they are children of one fork server."""
+    """Returns the CPU time of each grammar worker so far. They are children of one fork server."""
     seconds = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -103,7 +103,7 @@ def cpu_seconds(pool: Grammars) -> dict[int, float]:
 
 
 def python_mask(compiled: CompiledGrammar, samples: int) -> float:
-    """Seconds of one mask token by token: extrapolated from `samples` tokens of the vocabulary."""
+    """Returns the seconds of one mask, computed token by token: extrapolated from `samples` tokens of the vocabulary."""
     matcher = GrammarMatcher(compiled)
     matcher.accept_string('[{"name": "A')
     vocab_size = compiled.tokenizer_info.vocab_size
@@ -123,7 +123,7 @@ def measure(
     steps: int,
     texts: list[list[int]],
 ) -> dict[str, Any]:
-    """One case; `python_s` is what a mask takes token by token."""
+    """Measures one case. `python_s` is the time of a mask computed token by token."""
     rows = len(pool.masks)
     begun = time.perf_counter()
     keys = open_all(pool, [grammar(row if distinct else None) for row in range(rows)])
@@ -161,7 +161,7 @@ def main() -> None:
             write_tokenizer(folder, VOCAB_SIZE)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         vocab_size = tokenizer.get_vocab_size()
-        # Every mask in full: where a text is forced, there would be nothing to write.
+        # Without jump-forward decoding every mask is written in full.
         options = GrammarOptions(jump_forward=False)
         pool = start(folder, vocab_size=vocab_size, max_rows=rows, options=options)
         try:

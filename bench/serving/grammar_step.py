@@ -1,11 +1,11 @@
-"""What grammars add to a decode step: the scheduler itself, on a device that takes `--step-ms` for each.
+"""The time that grammars add to a decode step: the real scheduler, with a device that takes `--step-ms` a step.
 
     python bench/serving/grammar_step.py --out bench/results/grammar_step.jsonl
 
-All rows follow a JSON schema, or a schema each, in a vocabulary of DeepSeek-V3's size; their tokens are known
-beforehand: `records`, as a model would fill them, or drawn at `random` from what is allowed. The masks of
-a step need the tokens of the one before, and are made under its forward pass; sampling waits for them. What they add
-is the time of a step beside that of the same step without grammars.
+All rows follow one JSON schema, or one schema each, in a vocabulary of DeepSeek-V3's size. Their tokens are known: `records`
+as a model would write them, or drawn at `random` from the masks. The masks of a step need the tokens of the step before.
+They are computed during its forward pass, and sampling waits for them. The added time is the difference to the same step
+without grammars.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ PAGE_SIZE = 16
 
 
 class PacedReader:
-    """A device that takes as long for each step. The prompt of request i is [i], its answer texts[i]."""
+    """A device with a constant step time. The prompt of request i is [i], its answer is texts[i]."""
 
     def __init__(self, capacity: Capacity, step_s: float, texts: list[list[int]]) -> None:
         self.capacity = capacity
         self._step_s = step_s
         self._texts = texts
         self._text_of: dict[int, int] = {}  # by slot
-        self._free_at = 0.0  # when the device has done all that was launched
+        self._free_at = 0.0  # time at which the device has completed all launched steps
         self._uploaded = np.empty((capacity.num_slots, -(-VOCAB_SIZE // 32)), dtype=np.int32)
 
     def forward(self, plan: StepPlan) -> StepPlan:
@@ -67,9 +67,9 @@ class PacedReader:
     def sample(self, forward_output: StepPlan, masks: TokenMasks | None = None) -> Timed:
         if masks is not None:
             self._uploaded[: len(masks.bits)] = masks.bits
-        # Late masks keep the device waiting
+        # The device waits for late masks.
         self._free_at = max(self._free_at, time.monotonic())
-        # A prompt has one token: of an answer there are as many as its row has in the cache, but one
+        # A prompt has one token, so an answer has one token less than its row of the cache.
         written = [length - 1 for length in forward_output.decode_lengths] + [0] * len(
             forward_output.chunks
         )
@@ -90,7 +90,7 @@ def step_us(
     grammars: list[Grammar | None],
     step_s: float,
 ) -> list[float]:
-    """Microseconds between the ends of decode steps with all rows, one text and grammar each."""
+    """Returns the microseconds between the ends of decode steps with all rows."""
     rows, steps = len(texts), len(texts[0])
     pages = rows * (2 + steps // PAGE_SIZE)
     capacity = Capacity(pages, PAGE_SIZE, rows, 1 << 20)
@@ -135,7 +135,7 @@ def main() -> None:
         if args.tokenizer is None:
             print(f"training a tokenizer of {VOCAB_SIZE} tokens: a minute", flush=True)
             write_tokenizer(folder, VOCAB_SIZE)
-        # Every mask in full: where a text is forced, there would be nothing to write.
+        # Without jump-forward decoding every mask is written in full.
         options = GrammarOptions(jump_forward=False)
         pool = start(folder, vocab_size=VOCAB_SIZE, max_rows=args.rows, options=options)
         try:
@@ -164,7 +164,7 @@ def main() -> None:
             results: dict[str, Any] = {}
             print(f"{'':24}{'mean':>10}{'p50':>10}{'p99':>10}{'added':>8}")
             for case, (kind, grammars) in cases.items():
-                # Compiled before: else the first answers have ended when the last grammar is ready
+                # Compiled first, or the first answers would end before the last grammar is ready.
                 for key in open_all(pool, [one for one in grammars if one is not None]):
                     pool.close(key)
                 with tempfile.TemporaryDirectory() as sockets:

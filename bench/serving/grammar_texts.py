@@ -1,4 +1,4 @@
-"""Sentences of a usual schema, and grammars for them: what the benches of grammars run."""
+"""Sentences of a usual schema, and their grammars, for the benches of grammars."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PERSON: dict[str, Any] = {
     },
     "required": ["name", "age", "tags", "address"],
 }
-# A list, so that no text ends before the bench does; a random one has to begin its first object.
+# A list, so that no text ends before the bench. It has at least one object.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1}
 
 
 def records(tokenizer: Tokenizer, steps: int, choose: random.Random) -> list[int]:
-    """At least `steps` tokens of a list of the schema's objects."""
+    """Returns at least `steps` tokens of a list of the schema's objects."""
     words = Path(__file__).parents[2].joinpath("ARCHITECTURE.md").read_text().split()
     words = [word for word in words if word.isalpha()]
 
@@ -65,7 +65,7 @@ def records(tokenizer: Tokenizer, steps: int, choose: random.Random) -> list[int
 def random_sentence(
     matcher: Matcher, vocab_size: int, steps: int, choose: random.Random
 ) -> list[int]:
-    """`steps` tokens drawn from the masks themselves: they stay in their first string."""
+    """Returns `steps` tokens drawn from the masks. They stay within their first string."""
     mask = np.empty((1, -(-vocab_size // 32)), dtype=np.int32)
     tokens = []
     for _ in range(steps):
@@ -76,7 +76,7 @@ def random_sentence(
 
 
 def draw(mask: np.ndarray, choose: random.Random) -> int:
-    """A token that `mask` [words] allows, but for 0, which is the end."""
+    """Draws a token that `mask` [words] allows, except 0, the end."""
     choices = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
     return int(choose.choice(choices[choices != 0]))
 
@@ -87,7 +87,7 @@ def grammar(title: int | None = None) -> Grammar:
 
 
 def open_all(pool: Grammars, grammars: list[Grammar]) -> list[int]:
-    """Keys of requests that are open, and their grammars compiled."""
+    """Opens requests, waits for their grammars and returns the keys."""
     keys = [pool.open(grammar, []) for grammar in grammars]
     waiting = set(keys)
     while waiting:

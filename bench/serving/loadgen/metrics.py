@@ -101,7 +101,7 @@ def _cached(good: list[Outcome]) -> dict[str, Any]:
 
 
 def _spread(name: str, seconds: Iterable[float]) -> dict[str, float | None]:
-    """Converts seconds to milliseconds; None stays None."""
+    """Returns statistics of `seconds` in milliseconds; None without values."""
     values = np.fromiter(seconds, dtype=np.float64) * 1e3
     names = [f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms"]
     names += [f"p{percent}_{name}_ms" for percent in PERCENTILES] + [f"max_{name}_ms"]

@@ -15,7 +15,7 @@ from loadgen.workload import Conversation
 
 
 def arrivals(rng: random.Random, count: int, rate: float) -> Iterator[float]:
-    """Returns the start times of conversations in seconds; all 0 for an infinite rate."""
+    """Yields the start times of conversations in seconds; all 0 for an infinite rate."""
     if math.isinf(rate):
         return itertools.repeat(0.0, count)
     gaps = (rng.expovariate(rate) for _ in range(count - 1))
