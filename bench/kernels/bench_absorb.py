@@ -2,9 +2,8 @@
 
     python bench/kernels/bench_absorb.py [--out bench/results/absorb.jsonl]
 
-Time is that of one of many in a CUDA graph: the pair of products, of 64 layers in turn, so that every
-weight is read from memory. The floor is that reading. Every pair of numbers of columns that a program may
-have is timed; `us` is that of the ones chosen.
+The time is that of one pair of products in a CUDA graph of 64 layers in turn, so that every weight is read from memory. The
+floor is the time to read the weights. All possible pairs of columns per program are timed; `us` is the chosen pair.
 """
 
 from __future__ import annotations

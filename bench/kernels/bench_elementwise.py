@@ -1,11 +1,10 @@
-"""What the kernels between the matrix products take, against the time to move their bytes.
+"""The time of the kernels between the matrix products, and the time to move their bytes.
 
     python bench/kernels/bench_elementwise.py [--tokens 1 128] [--sweep] [--out FILE]
 
-`graph` is one of many calls back to back in a CUDA graph, as in a captured decode step, with inputs in
-L2 where they fit; `cold` is one call with nothing in L2. The floor is the time to read the inputs and
-to write the results once. `torch` is the torch function, launched eagerly with a cold L2. `--sweep`
-also times each kernel with other numbers of warps than it chooses.
+`graph` is one of many consecutive calls in a CUDA graph, as in a captured decode step, with inputs in L2 if they fit; `cold`
+is one call with a cold L2. The floor is the time to read the inputs and write the results once. `torch` is the torch
+function, launched eagerly with a cold L2. `--sweep` also times each kernel with other numbers of warps.
 """
 
 from __future__ import annotations

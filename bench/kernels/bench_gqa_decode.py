@@ -3,10 +3,9 @@
     python bench/kernels/bench_gqa_decode.py --out bench/results/gqa_decode.jsonl
     python bench/kernels/bench_gqa_decode.py --sweep
 
-The floor counts every cached key and value once. `us` is with a cold L2, `graph us` in a CUDA graph of
-such calls back to back over caches that take turns, as layers do in a step, so that rows are read from
-memory; the schedule, made once a step for all layers, is not in them. `--sweep` times tilings and numbers
-of parts in such graphs.
+The floor counts every cached key and value once. `us` is with a cold L2. `graph us` is in a CUDA graph of consecutive calls
+over different caches, as the layers of a step, so that rows are read from memory. Neither includes the schedule, which is
+made once a step for all layers. `--sweep` times tilings and numbers of parts in such graphs.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from mla_router.worker.kernels.device import limits
 SCALE = 0.0884
 COLD_BYTES = 200 << 20  # of caches that take turns
 
-# What a sweep tries
+# Candidates of a sweep.
 CANDIDATES = [
     Tiling(16, tokens, warps, stages, programs, min_blocks=2)
     for tokens, warps, stages, programs in (

@@ -1,16 +1,16 @@
-"""Where a decode step has one kernel for two: before a layer's attention and experts, joined and apart.
+"""The fused kernels of a decode step, before a layer's attention and experts, and the same without fusion.
 
     python bench/kernels/bench_joined.py [--sweep] [--out bench/results/joined.jsonl]
 
-A repetition is that part of one layer, of as many layers in turn as a model has, in a CUDA graph:
+A repetition is this part of one layer in a CUDA graph of all layers of a model in turn:
 
     norm     add_rms_norm, linear: norm_linear (one row)
     rope     rope_kv_write, absorb_queries: rope_absorb
     router   add_rms_norm, linear of few outputs: norm_linear
     all      the four of norm and rope and, with one row, the two
 
-Weights of a layer are read from memory. The floor is that reading. `--sweep` times the joined kernels with
-other tiles than they choose, and names the best.
+The weights of a layer are read from memory. The floor is the time to read them. `--sweep` times the fused kernels with other
+tiles, and names the best.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Case:
         return round(time_graph_us(one, launches=LAYERS, replays=20), 2)
 
     def parts(self, rows: int) -> Iterator[tuple[str, list[Any], list[Any], int]]:
-        """Name, what it is apart and joined, and bytes of weights."""
+        """Returns name, separate and fused kernels, and bytes of weights."""
         layer = self.layers[0]
         projection, absorbed = layer.projection.nbytes, layer.w_uk.numel() * 2
         one_row = rows == 1

@@ -1,9 +1,9 @@
-"""The merge of what parts of decode attention computed, for MLA's latents: tilings, one beside the other.
+"""The merge of the parts of decode attention, for MLA's latents, with all tilings.
 
     python bench/kernels/bench_merge_parts.py [--out bench/results/merge_parts.jsonl]
 
-Time is that of one of many in a CUDA graph, over the same results, which L2 holds: in a step they have just
-been written. The floor is reading them from memory once. `now` is what `merge_tiling` chooses.
+The time is that of one of many merges in a CUDA graph, of the same results in L2: in a step they have just been written. The
+floor is the time to read them from memory once. `now` is the choice of `merge_tiling`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ SCALE = 0.1147
 PAGE_SIZE = 64
 COLD_BYTES = 200 << 20  # of caches that take turns
 
-# What a sweep tries
+# Candidates of a sweep.
 CANDIDATES = [
     Tiling(16, 32, 4, 3, 2, 1),
     Tiling(16, 32, 4, 3, 2, 2),

@@ -1,9 +1,9 @@
-"""How long a GPU waited for its host, from a trace of torch's profiler.
+"""Computes the time in which a GPU waited for its host, from a trace of torch's profiler.
 
     python bench/serving/bench_one_batch.py ... --profile DIR; python bench/serving/gpu_idle.py DIR/decode_*.json
 
-or from one that /start_profile wrote. A step ends with the copy of its tokens to the host: what lies
-between that copy and the next thing the GPU does is time between steps. Gaps within a step are told apart.
+or from a trace of /start_profile. A step ends with the copy of its tokens to the host. The gap between this copy and the
+next activity of the GPU is time between steps. Gaps within a step are listed separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def idle(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the chrome trace's `events`; times in us."""
+    """Computes the gaps of a Chrome trace's `events`. Times are in us."""
     work = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events

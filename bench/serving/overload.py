@@ -1,11 +1,10 @@
-"""Goodput and latency of short requests beside floods of long ones, at multiples of the capacity.
+"""Goodput and latency of short requests beside many long ones, at multiples of the capacity.
 
     python bench/serving/overload.py            # --seconds 5 --loads 1,4 for a try
 
-Starts a router and workers with the shipped small model on the CPU. The capacity is what a few clients get
-that ask again and again. Then requests arrive at random, at so many times this rate, whether or not others
-have been answered, as requests of independent clients do. A 429 or 503 is a refusal; an answer counts as
-goodput if it is whole and came within the deadline.
+Starts a router and workers with the shipped small model on the CPU. The capacity is the rate of some clients that send one
+request after the other. Then requests arrive at random times, at multiples of this rate, without waiting for answers. A 429
+or 503 is a refusal. A complete answer within the deadline counts as goodput.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class Kind:
 
 @dataclass(slots=True)
 class Outcome:
-    """Of all requests of one kind at one load."""
+    """The results of all requests of one kind at one load."""
 
     ends: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)  # of those that count as goodput
+    seconds: list[float] = field(default_factory=list)  # latencies of the goodput
 
     def quantile(self, share: float) -> float | None:
         ordered = sorted(self.seconds)
@@ -66,7 +65,7 @@ class Outcome:
 
 
 class Load:
-    """Requests of random tokens, so that no cached prefix helps."""
+    """Makes requests of random tokens, without cached prefixes."""
 
     def __init__(
         self, url: str, model: str, kinds: Sequence[Kind], deadline_s: float, seed: int
@@ -102,7 +101,7 @@ class Load:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
     async def closed(self, clients: int, seconds: float) -> float:
-        """Answers a second for so many clients that ask again and again."""
+        """Measures the answers per second of clients that send one request after the other."""
         begin = time.monotonic()
 
         async def client(http: aiohttp.ClientSession) -> None:
@@ -115,7 +114,7 @@ class Load:
         return answered / (time.monotonic() - begin)
 
     async def open(self, rate: float, seconds: float) -> float:
-        """Requests arrive at `rate` for so long; returns the seconds until the last one has ended."""
+        """Sends requests at `rate`. Returns the seconds until the last one has ended."""
         begin = due = time.monotonic()
         async with self.session() as http, asyncio.TaskGroup() as tasks:
             while (due := due + self._draw.expovariate(rate)) < begin + seconds:

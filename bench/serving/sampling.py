@@ -2,10 +2,9 @@
 
     python bench/serving/sampling.py [--device cuda] [--out bench/results/sampling.jsonl]
 
-`device` is the time of one `Sampler.sample` when steps follow each other; on a CPU the host's time is
-the same. `host` is how long the call takes to launch, `peak` the memory that it takes on top of the
-logits. The floor is one pass over the logits, at the speed of a copy measured in the same run. On a GPU
-every launch runs with torch's sync debug mode at "error": nothing waits for the device.
+`device` is the time of one `Sampler.sample` in a sequence of steps; on a CPU it equals the host's time. `host` is the time of
+the call, `peak` its memory beyond the logits. The floor is one pass over the logits, at the speed of a copy in the same run.
+On a GPU torch's sync debug mode is "error": a call that waits for the device raises.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Case:
 
 
 def copy_speed(device: torch.device) -> float:
-    """Bytes read a second by a copy that fits in no cache, which also writes as many."""
+    """Measures the bytes per second that a copy reads. It fits in no cache, and writes as many bytes."""
     source = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = measure(lambda: target.copy_(source), device, 0.3)[0]
@@ -99,7 +98,7 @@ def copy_speed(device: torch.device) -> float:
 
 
 def measure(call: Callable[[], Any], device: torch.device, seconds: float) -> tuple[float, float]:
-    """Medians of seconds: from step to step, and of the call alone."""
+    """Returns the median seconds of a step and of the call."""
     for _ in range(3):
         call()
     steps, calls = [], []
@@ -113,7 +112,7 @@ def measure(call: Callable[[], Any], device: torch.device, seconds: float) -> tu
             continue
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(1_000_000)  # so that the device never waits for the host's launches
+        torch.cuda._sleep(1_000_000)  # the device must not wait for the host
         start.record()
         began = time.perf_counter()
         torch.cuda.set_sync_debug_mode("error")

@@ -1,9 +1,9 @@
-"""`launch_server` under `bench_serving.py`'s loads, with one part of it exchanged at a time.
+"""Runs `bench_serving.py` against `launch_server`, with one setting changed at a time.
 
     python bench/serving/served.py --model-path DIR [--settings whole 'no overlap'] [--loads short] [--out FILE]
 
-Each of `SETTINGS` is a server of its own, router included, that gets all loads one after the other, each from
-an empty cache. `--divide 16` makes loads of a sixteenth of the requests, to try it without a GPU.
+Each of `SETTINGS` is a new server with a router. It gets all loads one after the other, each with an empty cache.
+`--divide 16` sends a sixteenth of the requests, for a test without a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS: dict[str, tuple[int, list[str]]] = {
     "2 workers": (2, []),
     "2 workers, round robin": (2, ["--router-policy", "round_robin"]),
 }
-# Requests (of a group, for `shared`), and the rest of bench_serving's options
+# The number of requests (of a group, for `shared`), and the other options of bench_serving.
 LOADS: dict[str, tuple[int, dict[str, str | int]]] = {
     "short": (2000, {"random-input-len": 256, "random-output-len": 32, "random-range-ratio": 1}),
     "long": (1000, {"random-input-len": 1024, "random-output-len": 512, "random-range-ratio": 1}),
@@ -54,7 +54,7 @@ def options_of(load: str, divisor: int) -> list[str]:
 
 
 def under(load: str, url: str, divisor: int, processes: int) -> dict[str, Any]:
-    """The line that `bench_serving.py` keeps."""
+    """Returns the JSON line of `bench_serving.py`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "line.jsonl"
         script = str(HERE.with_name("bench_serving.py"))

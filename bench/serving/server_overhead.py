@@ -1,10 +1,10 @@
-"""What a request and each of its tokens cost the processes of a worker, in CPU time.
+"""The CPU time of a worker's processes for each request and each token.
 
     python bench/serving/server_overhead.py --out bench/results/server_overhead.jsonl
 
-Real server, real scheduler, an engine that computes nothing (null_worker.py), and a client that counts
-events without reading them. The engine's steps are so far apart that each token of each stream is
-an event by itself: `tokens_an_event` says whether the machine could keep up.
+It runs a real server, a real scheduler, an engine that computes nothing (null_worker.py), and a client that counts events
+without parsing them. The engine's steps are so long that each token is one event; `tokens_an_event` shows whether the
+machine could keep up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S = 500.0
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time of processes so far."""
+    """Returns the user and system time of processes so far."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -56,11 +56,11 @@ def body_of(path: str, prompt: str, tokens: int) -> dict[str, Any]:
 class Heard:
     events: int = 0
     size: int = 0
-    done: int = 0  # streams that ended with [DONE], which is an event, too
+    done: int = 0  # streams that ended with [DONE], which also counts as an event
 
 
 class Counter(asyncio.Protocol):
-    """Sends one request; counts the events of the answer."""
+    """Sends one request and counts the events of its answer."""
 
     def __init__(self, request: bytes, heard: Heard) -> None:
         self._request = request
@@ -75,7 +75,7 @@ class Counter(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard.size += len(data)
-        self._heard.events += data.count(b"\ndata: ")  # each behind a line's end
+        self._heard.events += data.count(b"\ndata: ")  # at the beginning of a line
         self._tail = (self._tail + data)[-64:]
         if b"data: [DONE]" in self._tail:
             self._heard.done += 1
@@ -106,12 +106,12 @@ async def drive(port: int, path: str, streams: int, prompt_chars: int, tokens: i
 @dataclass
 class Worker:
     port: int
-    pids: tuple[list[int], list[int]]  # of its servers, and of its scheduler
+    pids: tuple[list[int], list[int]]  # of the API processes, and of the scheduler
 
     def spend(
         self, path: str, streams: int, prompt_chars: int, tokens: int
     ) -> tuple[list[float], Heard]:
-        """CPU seconds of servers and scheduler for so many streams at once."""
+        """Returns the CPU seconds of the API processes and the scheduler for parallel streams."""
         before = [cpu_seconds(pids) for pids in self.pids]
         heard = asyncio.run(drive(self.port, path, streams, prompt_chars, tokens))
         assert heard.done == streams, f"{heard.done} of {streams} streams have ended well"
@@ -122,8 +122,8 @@ class Worker:
 def measure(
     worker: Worker, path: str, streams: int, prompt_chars: int, tokens: int
 ) -> dict[str, Any]:
-    """What a request with one token costs, and what each further one."""
-    worker.spend(path, 8, prompt_chars, 8)  # warm
+    """Measures the cost of a request with one token, and of each further token."""
+    worker.spend(path, 8, prompt_chars, 8)  # warm-up
     short, _ = worker.spend(path, streams, prompt_chars, 1)
     long, heard = worker.spend(path, streams, prompt_chars, tokens)
     further = streams * (tokens - 1)
@@ -179,7 +179,7 @@ def main() -> None:
         "server_overhead",
         {
             "config": sizes | {"step_ms": args.step_ms, "servers": args.servers},
-            # Who else works here: caches and cores are shared, and it shows in CPU time, too.
+            # The load of the machine: shared caches and cores change CPU time, too.
             "load_average": round(os.getloadavg()[0], 1),
             "paths": lines,
         },

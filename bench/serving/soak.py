@@ -1,13 +1,13 @@
-"""Minutes of faults in real workers, in which no request may be lost or answered wrongly.
+"""Minutes of faults in real workers, without lost requests or wrong answers.
 
     python bench/serving/soak.py               # --minutes 1 for a try; CPU, the small model
 
-`launch_server` with two workers, and clients that ask for texts, streams and grammars whose answers are known from
-a calm beginning. Meanwhile schedulers are stopped alone (SIGSTOP, their HTTP servers live on) or killed, servers and
-processes of grammars are killed, grammars come that take minutes to compile, bodies are uploaded a byte a second, and
-far more requests come at once than there is room for. One worker is unwell at a time.
+It runs `launch_server` with two workers, and clients that request texts, streams and grammars. The right answers are
+recorded before the first fault. Then schedulers are stopped (SIGSTOP; their HTTP servers continue) or killed, API processes
+and processes of grammars are killed, clients send grammars that take minutes to compile, bodies of a byte per second, and
+bursts of many requests. One worker is faulty at a time.
 
-Each request must end within its deadline, with the known answer or with an error that `ALLOWED` names.
+Each request must end within its deadline, with the right answer or with an error in `ALLOWED`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLIENTS = 6
 DEADLINE_S = 60
 SLACK_S = 1.0
 BURST = 200  # requests at once
-NOTICED_S = 2.0  # by then, what has happened to a worker shows
+NOTICED_S = 2.0  # time until a fault of a worker is visible
 BOMB = "a?" * 5000 + "a" * 5000
 SCHEMA = {
     "type": "object",
@@ -46,7 +46,7 @@ SCHEMA = {
     "required": ["sum", "even"],
     "additionalProperties": False,
 }
-# Ends that are not the right answer, by kind of request. An overloaded router may refuse any of them.
+# Allowed ends besides the right answer, by kind of request. An overloaded router may refuse all of them.
 ALLOWED = {
     "bomb": {(400, "invalid_grammar"), (503, "engine_died")},
     "upload": {(408, "request_timeout")},
@@ -96,7 +96,7 @@ class Ends:
     ended: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     slowest: dict[str, float] = field(default_factory=dict)
-    # The longest of a stream, by what is wrong meanwhile.
+    # The longest pause of a stream, by the current fault.
     pauses: dict[str, float] = field(default_factory=dict)
 
 
@@ -114,7 +114,7 @@ class Clients:
             self.expected[ask.name] = await self.text(ask)
 
     async def text(self, ask: Ask) -> str:
-        """The whole answer. Raises Refused, and ValueError for what is no answer."""
+        """Returns the complete answer. Raises Refused, and ValueError for an invalid answer."""
         async with self.http.post(self.url + ask.path, json=ask.body) as answer:
             if answer.status != 200:
                 error = (await answer.json())["error"]
@@ -190,7 +190,7 @@ class Clients:
             )
 
     async def uploads(self, until: float) -> None:
-        """Bodies that come a byte a second."""
+        """Uploads bodies, one byte per second."""
         while time.monotonic() < until:
             await self.timed("upload", self._upload)
 
@@ -210,7 +210,7 @@ class Clients:
 
 
 def processes(title: str) -> list[int]:
-    """Descendants of this process with this title."""
+    """Returns the descendants of this process whose title begins with `title`."""
     parents, titles = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -255,7 +255,7 @@ async def chaos(clients: Clients, until: float, struck: Counter[str]) -> None:
         os.kill(victim, number)
         if number == signal.SIGSTOP:
             await asyncio.sleep(rng.uniform(2, 8))
-            with contextlib.suppress(ProcessLookupError):  # it was replaced meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it was replaced in the meantime
                 os.kill(victim, signal.SIGCONT)
         await asyncio.sleep(NOTICED_S)
         await until_healthy(clients)

@@ -1,10 +1,10 @@
-"""Ten thousand mixed requests, 30% of them left, and not a page, a slot or a descriptor is lost.
+"""Ten thousand mixed requests, 30% of them aborted, without a lost page, slot or descriptor.
 
     python bench/serving/steady.py            # --requests 1000 for a try
 
-Starts a router and two workers with the shipped small model (or --model-path), sends every kind of
-request, and compares what the workers say of their memory, and what /proc says of all processes' open
-files, with how it was before. Ends with 1 if there is more of anything, or if a request failed.
+Starts a router and two workers with the shipped small model (or --model-path) and sends all kinds of requests. Then it
+compares the workers' counts of memory, and the open files of all processes in /proc, with those before. Exits with 1 if a
+count has grown or a request failed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from record import record
 
 from support import processes
 
-CONCURRENCY = 48  # more than the workers' places together, so that some requests wait
-WARM_UP = 200  # requests after which everything is open that stays open
+CONCURRENCY = 48  # more than the workers can run, so that some requests wait
+WARM_UP = 200  # requests before the first count: they open all lasting descriptors
 SETTLE_TIMEOUT_S = 240.0  # of a busy machine
-SETTLED_S = 2.0  # longer than what is idle may stay open
-# The router closes idle connections to workers soon: what is open then is not waiting for anything.
+SETTLED_S = 2.0  # longer than idle connections stay open
+# The router closes idle connections to workers soon, so open ones are in use.
 FLAGS: dict[str, processes.Flag] = {
     "max_running_requests": 16,
     "max_queued_requests": CONCURRENCY,
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def grown(self) -> list[str]:
-        """What there is more of than before."""
+        """Returns the counts that have grown."""
         return [name for name, value in self.after.items() if value > self.before.get(name, 0)]
 
     @property
@@ -62,7 +62,7 @@ class Result:
 
 
 def counters(server: processes.Running) -> Counters:
-    """What is in use; caches are emptied first."""
+    """Returns the used resources after a flush of the caches."""
     found: Counters = {}
     for number, worker in enumerate(processes.workers(server.url)):
         processes.post_json(worker["url"] + "/flush_cache", {})
@@ -79,7 +79,7 @@ def counters(server: processes.Running) -> Counters:
 
 
 def settled(server: processes.Running, done: Callable[[Counters], bool]) -> Counters:
-    """The counters when they have not changed for a while and `done`, or after some minutes."""
+    """Returns the counters when they are stable and `done`, or after some minutes."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     last, since = counters(server), time.monotonic()
     while time.monotonic() < deadline:
@@ -102,7 +102,7 @@ def measure(server: processes.Running, requests: int, warm_up: int, seed: int) -
             await mixture.run(http, count, CONCURRENCY)
         return mixture
 
-    # On a busy machine a worker's grammar processes may be the last to start: this waits for them.
+    # On a busy machine the processes of the grammars may start last: this waits for them.
     for worker in processes.workers(server.url):
         sampling = {"max_new_tokens": 1, "regex": "a"}
         processes.post_json(worker["url"] + "/generate", {"text": "a", "sampling_params": sampling})

@@ -1,10 +1,9 @@
-"""What the scheduler itself costs: CPU time of each phase of its loop, on an engine that does nothing.
+"""The CPU time of the scheduler in each phase of its loop, with an engine that does nothing.
 
     python bench/serving/step_overhead.py --out bench/results/step_overhead.jsonl
 
-Time is that of the scheduler's thread on its CPU, so that other processes disturb little; medians
-are over steps. Messages go through real sockets. Beside it: requests a second of prompts of one
-token, and operations a second of the prefix cache.
+It is the CPU time of the scheduler's thread, which other processes hardly affect. Medians are over steps. Messages use real
+sockets. Further figures: requests per second with prompts of one token, and operations per second of the prefix cache.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ PHASES = ("receive", "schedule", "launch", "postprocess")
 
 @dataclass
 class Nothing:
-    """A step whose tokens are known at once."""
+    """A step that ends at once."""
 
     result: StepResult
 
@@ -59,7 +58,7 @@ class Nothing:
 
 
 class NullEngine:
-    """Every token is 7, and costs nothing."""
+    """An engine whose tokens are all 7, without cost."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
@@ -82,7 +81,7 @@ class NullEngine:
 
 
 class Bench:
-    """A scheduler on a null engine, and the server's end of its sockets."""
+    """A scheduler with a null engine, and the server's end of its sockets."""
 
     def __init__(self, folder: Path, capacity: Capacity) -> None:
         self.context = zmq.Context()
@@ -99,7 +98,7 @@ class Bench:
         self.last: Step | None = None
 
     def send(self, messages: list[ToScheduler]) -> None:
-        """Deliver messages, and take turns until all of them have arrived."""
+        """Sends messages, and runs the loop until all of them have arrived."""
         for message in messages:
             self.said.send(msgspec.msgpack.encode(message))
         wanted = len(self.scheduler.requests) + len(messages)
@@ -107,7 +106,7 @@ class Bench:
             self.scheduler.receive(in_flight=True)
 
     def turn(self) -> tuple[int, ...]:
-        """One turn of the overlap loop; CPU nanoseconds of its phases."""
+        """Runs one turn of the overlap loop. Returns the CPU nanoseconds of its phases."""
         scheduler, clock = self.scheduler, time.thread_time_ns
         begin = clock()
         scheduler.receive(in_flight=self.last is not None)
@@ -136,15 +135,14 @@ class Bench:
 def requests(
     count: int, max_tokens: int, prompt_tokens: int, name: str = "row"
 ) -> list[ToScheduler]:
-    """Prompts that differ from their first token on."""
+    """Makes prompts without common prefixes."""
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset([0, 1]))
     text = [VOCAB // 2 + i % 1000 for i in range(prompt_tokens - 1)]
     return [Generate(f"{name}-{i}", [i, *text], sampling) for i in range(count)]
 
 
 def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -> dict[str, Any]:
-    """Median microseconds of the phases of a step with so many decode rows, while others wait for a
-    slot or for memory."""
+    """Returns the median microseconds of the phases of a decode step, while other requests wait for a slot or for memory."""
     max_tokens = 2 * count + 1000
     pages = rows * -(-(PROMPT_TOKENS + max_tokens) // PAGE_SIZE)
     slots = 2 * rows if for_memory else rows
@@ -152,7 +150,7 @@ def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -
     bench.send(requests(rows, max_tokens, PROMPT_TOKENS))
     while bench.scheduler.planner.waiting:
         bench.turn()
-    # What waits for memory wants all of it.
+    # The request that waits for memory needs all of it.
     prompt_tokens = pages * PAGE_SIZE - 64 if for_memory else PROMPT_TOKENS
     bench.send(requests(waiting, 64, prompt_tokens, "other"))
     for _ in range(100):
@@ -177,7 +175,7 @@ def steps(folder: Path, rows: int, waiting: int, for_memory: bool, count: int) -
 
 
 def throughput(folder: Path, count: int) -> int:
-    """Requests a second of CPU time, of prompts of one token that want one."""
+    """Returns the requests per second of CPU time, with one prompt token and one output token."""
     bench = Bench(folder, Capacity(4096, PAGE_SIZE, 256, 4096))
     for message in requests(count, 1, 1):
         bench.said.send(msgspec.msgpack.encode(message))
@@ -189,7 +187,7 @@ def throughput(folder: Path, count: int) -> int:
 
 
 def cache(count: int, tokens: int) -> dict[str, float]:
-    """Operations a second of the prefix cache, on prompts of so many tokens that share a half."""
+    """Returns the operations per second of the prefix cache. The prompts share their first half."""
     rng = random.Random(0)
     half = [rng.randrange(VOCAB) for _ in range(tokens // 2)]
     prompts = [[*half, *(rng.randrange(VOCAB) for _ in half)] for _ in range(count)]
@@ -224,7 +222,7 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {
         "config": {"steps": args.steps, "page_size": PAGE_SIZE, "prompt_tokens": PROMPT_TOKENS},
-        # Who else works here: caches and cores are shared, and it shows in CPU time, too.
+        # The load of the machine: shared caches and cores change CPU time, too.
         "load_average": round(os.getloadavg()[0], 1),
     }
     result["step_us"] = []

@@ -1,4 +1,4 @@
-"""Whole steps under variants of the code: other tilings, other ways, side by side in one process.
+"""Compares whole steps under variants of the code, such as other tilings, in one process.
 
     python bench/serving/step_variants.py variants.py --batch-size 32 128 --prompt-len 1024 --model-path DIR
 
@@ -10,10 +10,9 @@ Each function of `variants.py` is a variant. It gets `patch(module, name, value)
     def narrow(patch):
         patch(backend, "tiling", lambda heads, requests, queries=1, on=None: Tiling(16, 32, 4, 3, 2, pieces=8))
 
-What is fastest by itself need not be so in a step, where another kernel comes before and after. An engine is loaded
-once; for each variant, in turns, its CUDA graphs of one size are captured again and replayed, one or two seconds each. Decode
-rows get the same tokens whatever was drawn, each its own: otherwise a variant that rounds in another way draws others,
-which go to other experts, and of these more or fewer.
+The fastest kernel by itself may not be the fastest within a step. An engine is loaded once. For each variant, in turns, the
+CUDA graphs of one size are captured again and replayed, one or two seconds each. The input tokens of the decode rows are
+fixed: otherwise a variant with other rounding would draw other tokens, which use other experts.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Variant = Callable[[Patch], None]
 
 
 def as_it_is(patch: Patch) -> None:
-    """What the others are compared with."""
+    """The baseline."""
 
 
 def read_variants(file: Path) -> list[Variant]:
@@ -76,7 +75,7 @@ def applied(variant: Variant) -> Iterator[None]:
 
 @contextmanager
 def given_tokens(engine: Engine) -> Iterator[None]:
-    """Every slot's next token is drawn here, and stays as it is: what steps draw goes elsewhere."""
+    """Draws the next token of every slot once. Sampled tokens do not replace it."""
     slots = engine.slots
     kept = slots.last_token
     generator = torch.Generator(kept.device).manual_seed(SEED)
@@ -94,7 +93,7 @@ def capture_graphs(engine: Engine, sizes: GraphSizes) -> None:
 
 
 class Comparison:
-    """All variants in turns, so that none has a warmer device than the others."""
+    """Runs all variants in turns, so that all have the same device temperature."""
 
     def __init__(self, engine: Engine, variants: list[Variant], args: argparse.Namespace) -> None:
         self.engine, self.variants, self.args = engine, variants, args
@@ -114,7 +113,7 @@ class Comparison:
             return self._run(f"decode step, batch {size}", GraphSizes(decode=[size]), measure)
 
     def prompts(self, length: int) -> dict[str, Any]:
-        """One at a time, from plan to token."""
+        """Runs one step at a time, from plan to token."""
         lengths = argparse.Namespace(**vars(self.args) | {"input_len": length})
         plans = list(Batch(self.engine, 1, lengths).prefill_plans(self.args.max_prefill_tokens))
 
