@@ -1,10 +1,10 @@
-//! Time to read a body's routing key: `cargo bench -p mla-router --bench key`.
+//! Time to read the routing key of a body: `cargo bench -p mla-router --bench key`.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mla_router::key::{Route, RouteKey};
 use serde_json::{Value, json};
 
-/// A conversation of about `bytes`, with line breaks as real prompts have them.
+/// A conversation of about `bytes`, with the line breaks of real prompts.
 fn chat(bytes: usize, line: &str) -> Value {
     let text = line.repeat(bytes / 8 / line.len());
     let message =
@@ -12,7 +12,7 @@ fn chat(bytes: usize, line: &str) -> Value {
     json!({"model": "m", "messages": (0..8).map(message).collect::<Vec<_>>(), "stream": true})
 }
 
-/// As Python's json module writes by default: nothing but ASCII.
+/// ASCII only, the default of Python's json module.
 fn ascii(body: &Value) -> String {
     let escape = |c: char| {
         if c.is_ascii() { c.to_string() } else { format!("\\u{:04x}", c as u32) }

@@ -1,8 +1,7 @@
-//! Cache-aware routing by several routers that share the workers and do not talk to each other:
+//! Cache-aware routing by several routers that share the workers and do not communicate:
 //! `cargo bench -p mla-router --bench several_routers`.
 //!
-//! A simulation in virtual time, of eight workers that report their load (`tests/simulation`). Ends in one
-//! JSON line.
+//! A simulation in virtual time of eight workers that report their load (`tests/simulation`). Prints one JSON line.
 
 #![allow(clippy::print_stdout)]
 
@@ -22,8 +21,8 @@ const POLICIES: [PolicyName; 4] = [
     PolicyName::RoundRobin,
 ];
 
-/// SGLang's generated-shared-prefix: 64 groups of 16 prompts, a system prompt of 2048 tokens, a
-/// question of 128, in random order, 40 a second.
+/// SGLang's generated-shared-prefix: 64 groups of 16 prompts with a system prompt of 2048 tokens and a question of
+/// 128, in random order, 40 a second.
 fn shared_prefix(dice: &mut fastrand::Rng) -> Vec<Script> {
     let mut order: Vec<u64> = (0..64 * 16).collect();
     dice.shuffle(&mut order);
@@ -35,8 +34,8 @@ fn shared_prefix(dice: &mut fastrand::Rng) -> Vec<Script> {
     order.into_iter().map(script).collect()
 }
 
-/// 256 conversations of 8 turns, each with a system prompt of its own of 480 tokens and questions of
-/// 160; a user thinks for ten seconds.
+/// 256 conversations of 8 turns, each with its own system prompt of 480 tokens and questions of 160. A user thinks
+/// for ten seconds.
 fn conversations(dice: &mut fastrand::Rng) -> Vec<Script> {
     let mut scripts = Vec::new();
     for conversation in 0..256 {

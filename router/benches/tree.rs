@@ -1,6 +1,6 @@
-//! Time of the tree's operations: `cargo bench -p mla-router --bench tree`.
+//! Time of operations on the tree: `cargo bench -p mla-router --bench tree`.
 //!
-//! Prompts of 32 KiB are 512 blocks. The tree is full, so every insert of something new evicts.
+//! Prompts have 32 KiB, which are 512 blocks. The tree is full, so every insertion of a new prompt evicts.
 
 use std::hint::black_box;
 
@@ -18,7 +18,7 @@ const WORKERS: u32 = 8;
 const CAPACITY: u64 = 100_000;
 const BLOCKS: u64 = 512;
 
-/// A conversation: its group's prefix of `shared` blocks, then blocks of its own.
+/// A conversation: `shared` blocks of its group, then its own blocks.
 fn prompt(group: u64, own: u64, shared: u64) -> RouteKey {
     let mut chain = group;
     let blocks = (0..BLOCKS).map(|block| {
@@ -75,7 +75,7 @@ fn operations(c: &mut Criterion) {
     });
 }
 
-/// What a choice among 64 workers takes that all hold the prompt's beginning, and eight of them more.
+/// Time of a choice among 64 workers that all hold the start of the prompt; eight of them hold more.
 fn choice(c: &mut Criterion) {
     const MANY: u32 = 64;
     let tree = PrefixTree::new(CAPACITY);
@@ -86,7 +86,7 @@ fn choice(c: &mut Criterion) {
         tree.insert(&part, WorkerId(worker));
     }
     let policy = policy::of(&Config::default());
-    let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+    let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
     let (mut found, mut held) = (Vec::new(), [0; MANY as usize]);
     c.bench_function("lookup and choice among 64 workers", |bencher| {
         bencher.iter(|| {

@@ -1,9 +1,8 @@
-//! Memory of the tree, and the longest that one insert takes while it grows:
-//! `cargo bench -p mla-router --bench tree_memory`.
+//! Memory of the tree, and the longest insertion while it grows: `cargo bench -p mla-router --bench tree_memory`.
 //!
-//! Fills the tree with ten million blocks in prompts of several lengths, and compares what the tree
-//! says that it takes with what was allocated and what the process grew by. Inserts are timed one by
-//! one in CPU time, so that other processes do not count. Ends in one JSON line.
+//! Fills the tree with ten million blocks in prompts of several lengths. Compares the size that the tree reports
+//! with the allocated bytes and the growth of the process. Times each insertion in CPU time, so that other
+//! processes do not count. Prints one JSON line.
 
 #![allow(clippy::print_stdout)]
 
@@ -23,12 +22,12 @@ const BLOCKS: u64 = 10_000_000;
 const LENGTHS: [u64; 6] = [1, 2, 8, 32, 128, 512];
 const WORKERS: u32 = 8;
 
-/// The system's allocator, counted.
+/// The system's allocator with a count of its bytes.
 struct Counting;
 
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size() as u64, Relaxed);
@@ -58,7 +57,7 @@ fn cpu_time() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// One of many conversations of `length` blocks, half of which it shares with 15 others.
+/// A conversation of `length` blocks. It shares half of them with 15 others.
 fn prompt(index: u64, length: u64) -> RouteKey {
     let mut chain = 0;
     let blocks = (0..length).map(|block| {
@@ -70,15 +69,15 @@ fn prompt(index: u64, length: u64) -> RouteKey {
     RouteKey { blocks: blocks.collect(), ..RouteKey::default() }
 }
 
-/// What one tree of prompts of `length` blocks takes.
+/// Measures a tree with prompts of `length` blocks.
 fn measure(length: u64) -> Value {
     let (resident, allocated) = (resident_bytes(), ALLOCATED.load(Relaxed));
     let tree = PrefixTree::new(u64::MAX);
     let (mut index, mut total, mut slowest) = (0, 0, 0);
-    while tree.held_by(WorkerId(0)) < BLOCKS / u64::from(WORKERS) {
+    while tree.owned_by(WorkerId(0)) < BLOCKS / u64::from(WORKERS) {
         let key = prompt(index, length);
         let begun = cpu_time();
-        // A group stays with its worker, as the cache-aware policy has it.
+        // A group stays on its worker, as with the cache-aware policy.
         tree.insert(&key, WorkerId((index / 16) as u32 % WORKERS));
         let time = cpu_time() - begun;
         total += time;
@@ -101,7 +100,7 @@ fn measure(length: u64) -> Value {
     })
 }
 
-/// Each row in a process of its own: memory that a tree gave back would hide what the next takes.
+/// Runs each row in its own process: memory freed by one tree would hide the growth by the next.
 fn main() {
     if let Some(Ok(length)) = args().nth(1).map(|length| length.parse()) {
         println!("{}", measure(length));

@@ -1,13 +1,13 @@
-//! A routing policy of your own: long prompts go to one half of the workers, short ones to the other,
-//! so that a short request never waits behind a long prefill.
+//! A custom routing policy. Long prompts go to one half of the workers and short ones to the other, so a short
+//! request never waits behind a long prefill.
 //!
 //! ```text
 //! cargo run -p mla-router --example own_policy -- --port 30000 \
 //!     --worker-urls http://127.0.0.1:31000 http://127.0.0.1:31001
 //! ```
 //!
-//! A policy is a pure function of a request and a snapshot of the workers that can take it. Health,
-//! retries, queues and continued streams work the same with every policy.
+//! A policy is a pure function of a request and a snapshot of the candidates. Health checks, retries, queues and
+//! continued streams work the same with every policy.
 
 use std::error::Error;
 
@@ -18,7 +18,7 @@ use mla_router::{
 };
 use tokio::signal::ctrl_c;
 
-/// From this many prompt tokens on a prompt is long.
+/// Least number of tokens of a long prompt.
 const LONG: u64 = 2_048;
 
 struct ByLength;
@@ -37,7 +37,7 @@ impl Policy for ByLength {
             index,
             uncached_tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
             reason: Reason::LeastLoad,
-            at_home: None,
+            at_owner: None,
         })
     }
 
@@ -77,7 +77,7 @@ mod tests {
     fn chosen(tokens: u64, requests: &[u32]) -> Option<usize> {
         let workers: Vec<_> = requests.iter().map(|&requests| worker(requests)).collect();
         let key = RouteKey { prompt_tokens: tokens, ..RouteKey::default() };
-        let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+        let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
         ByLength.choose(&request, &workers).map(|choice| choice.index)
     }
 

@@ -1,4 +1,4 @@
-//! The whole `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
+//! The `mla-router` command, for the binary and for `python -m mla_router.launch_router`.
 
 use std::{ffi::OsString, io, io::IsTerminal, process::ExitCode};
 
@@ -12,13 +12,12 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{config::Config, handle, server::listen, telemetry::access_log};
 
-/// Parses the arguments (the program's name first), runs until stopped, and says how it went.
+/// Parses the arguments (the first one is the program name), runs the router until it stops, and returns the exit code.
 pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     let config = match Config::try_parse_from(argv) {
         Ok(config) => config,
         Err(error) => {
-            // Help and version go to stdout and are a success; clap knows. If nobody reads the
-            // message there is nobody to tell.
+            // Help and version go to stdout and are a success. An error of the output cannot be reported.
             let _unread = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
@@ -36,14 +35,14 @@ pub fn main(argv: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The runtime that a router should have, and as many sockets as the system lets it have: shells
-/// give a process 1024, for the sake of programs that are older than `poll`.
+/// Creates the runtime of a router, and raises the limit on open files to the hard limit: shells set 1024, too few
+/// for sockets.
 pub fn threads() -> io::Result<Runtime> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, most, most) {
         tracing::warn!("cannot raise the limit on open files: {error}");
     }
-    // For what is beside the connections, which have threads of their own.
+    // One thread for everything except connections, which have threads of their own.
     runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("mla-router")
@@ -51,18 +50,18 @@ pub fn threads() -> io::Result<Runtime> {
         .build()
 }
 
-/// Log lines go to stderr; stdout belongs to the program. The first caller wins.
+/// Sends log lines to stderr. Only the first call has an effect.
 pub fn init_logging(config: &Config) {
     let access = if config.access_log { "info" } else { "off" };
     let filter = format!("{},{}={access}", config.log_level.as_str(), access_log::TARGET);
     let subscriber = tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_target(false)
-        // It would tell of a full disk on stderr, which is full, too, and panic.
+        // An internal error would be written to stderr as well, and panic if stderr is full.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .with_env_filter(EnvFilter::new(filter));
-    // An embedding program that has set up its own logging keeps it.
+    // A program that embeds the router keeps its own logging.
     let _kept = if config.log_json {
         tracing::subscriber::set_global_default(subscriber.json().flatten_event(true).finish())
     } else {
@@ -79,7 +78,7 @@ async fn serve(config: Config) -> io::Result<()> {
     let stop = async {
         tokio::select! {
             () = received(&mut interrupt) => {}
-            // A second SIGTERM: whoever sends it does not want to wait for the drain.
+            // A second SIGTERM ends the drain.
             () = async { received(&mut again).await; received(&mut again).await } => {}
         }
     };
@@ -87,7 +86,7 @@ async fn serve(config: Config) -> io::Result<()> {
 }
 
 async fn received(signal: &mut Signal) {
-    // `None` would mean that no further signal can come: then there is none to wait for.
+    // `None` means that no further signal can come.
     if signal.recv().await.is_none() {
         std::future::pending::<()>().await;
     }

@@ -1,6 +1,5 @@
-//! The threads that serve connections: each with a runtime of its own, so that a connection and all
-//! that it needs stay on one core. On a runtime of many threads connections wander between cores, and
-//! their memory with them.
+//! The threads that serve connections. Each has a runtime of its own, so a connection and its memory stay on one
+//! core. On a multi-threaded runtime they would move between cores.
 
 use std::{
     cell::Cell,
@@ -14,20 +13,20 @@ use tokio::{
     sync::oneshot,
 };
 
-/// More threads than this only wait: a router that moves 100,000 requests a second keeps fewer busy,
-/// and GPU hosts have 100 cores and more that belong to the workers.
+/// Largest number of threads. 100,000 requests a second keep fewer busy, and the other cores of a GPU host belong
+/// to the workers.
 pub(crate) const MOST: usize = 16;
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The number of this thread, from 1 to [`MOST`]; 0 for all that are none of these.
+/// The number of this thread, from 1 to [`MOST`]; 0 for other threads.
 pub(crate) fn current() -> usize {
     NUMBER.get()
 }
 
-/// The threads end when this is dropped.
+/// The threads. They end when the value is dropped.
 #[derive(Debug)]
 pub struct Cores {
     cores: Vec<Core>,
@@ -42,14 +41,14 @@ struct Core {
 }
 
 impl Cores {
-    /// As many as the machine has, up to [`MOST`].
+    /// Starts one thread for each core, up to [`MOST`].
     pub fn start() -> io::Result<Self> {
         let count = available_parallelism().map_or(1, usize::from).min(MOST);
         let cores = (1..=count).map(Core::start).collect::<io::Result<_>>()?;
         Ok(Self { cores, next: AtomicUsize::new(0) })
     }
 
-    /// Each in turn.
+    /// The next runtime, in round-robin order.
     pub(crate) fn next(&self) -> &Handle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         &self.cores[turn % self.cores.len()].handle
@@ -64,9 +63,9 @@ impl Core {
         let name = format!("mla-router-{number}");
         let thread = thread::Builder::new().name(name).spawn(move || {
             NUMBER.set(number);
-            // Either it is told, or nobody is left who could tell.
+            // An error means that the sender was dropped, which ends the thread as well.
             let _stopped = runtime.block_on(stopped);
-            // Without waiting for a name that is being looked up.
+            // Does not wait for a blocking name look-up.
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })

@@ -1,23 +1,23 @@
-//! Which path means what. The data plane is decided here; everything else is the admin router's.
+//! The endpoints. Paths of the data plane are recognised here; all other paths belong to the admin routes.
 
 use http::Method;
 
 use crate::{error::Error, key};
 
-/// A path as the metrics name it: a closed set, whatever clients ask for.
+/// An endpoint: a closed set, so that clients cannot create new metric labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     ChatCompletions,
     Completions,
     Generate,
     Responses,
-    /// Any other `POST /v1/...`: the workers know it or answer 404.
+    /// Any other `POST /v1/...`: the worker knows the path or answers 404.
     OtherV1,
     Tokenize,
     Detokenize,
     Models,
     ModelInfo,
-    /// What the workers understand, as a document.
+    /// The OpenAPI document of router and workers.
     OpenApi,
     /// Answered by the router itself.
     Admin,
@@ -38,7 +38,7 @@ impl Endpoint {
         Self::Admin,
     ];
 
-    /// Where a request goes; wrong methods on paths of the data plane are refused here.
+    /// The endpoint of a request. Fails with `MethodNotAllowed` for a wrong method on a data-plane path.
     pub fn of(method: &Method, path: &str) -> Result<Self, Error> {
         let endpoint = match path {
             "/v1/chat/completions" => Self::ChatCompletions,
@@ -61,8 +61,8 @@ impl Endpoint {
         }
     }
 
-    /// Where the prompt lies in the body. `None`: no prompt that is worth a look, take the least
-    /// loaded worker.
+    /// The place of the prompt in the body. `None` without a prompt for the router: the least loaded worker gets
+    /// the request.
     pub fn key_route(self) -> Option<key::Route> {
         match self {
             Self::ChatCompletions => Some(key::Route::ChatCompletions),
@@ -73,7 +73,7 @@ impl Endpoint {
         }
     }
 
-    /// Keeps a worker busy for so long that it may have to wait for its turn.
+    /// Whether the request needs the engine, so that it may wait in the queue.
     pub fn is_work(self) -> bool {
         let is_light = matches!(
             self,
@@ -87,7 +87,7 @@ impl Endpoint {
         !is_light
     }
 
-    /// Answers with generated tokens; streamed, with events of which the last one says that it is.
+    /// Whether the response has generated tokens. A stream of such a response ends with a last event.
     pub fn generates(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Responses)
     }
@@ -99,7 +99,7 @@ impl Endpoint {
         }
     }
 
-    /// The path of the data plane, as traces name it.
+    /// The route for traces; empty for admin endpoints.
     pub fn route(self) -> &'static str {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",

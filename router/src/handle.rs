@@ -1,4 +1,4 @@
-//! A running router in the hands of the program that started it: the CLI, the Python bindings, tests.
+//! A running router as a library: for the CLI, the Python bindings, and tests.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,49 +15,49 @@ use crate::{
     cores::Cores,
     discovery::Sources,
     error::{Error, StartError},
-    fleet::worker::WorkerView,
+    fleet::WorkerView,
     names::WorkerUrl,
     policy::{self, Policy},
     router::Router,
-    server::{self, connection::Course, tls::Tls},
+    server::{self, connection::Lifecycle, tls::Tls},
     stats::Stats,
     upstream::address::WorkerAddress,
 };
 
-/// With `--reuse-port`, from closing the port to refusing requests: for those who had connected and
-/// not yet asked.
+/// With `--reuse-port`, time from closing the port to refusing requests, for clients that have connected but sent
+/// no request.
 const HAND_OVER: Duration = Duration::from_millis(200);
 
-/// After the grace period, time to close what is still open.
+/// Time to close the open connections after the grace period.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// For the error events of streams that are cut off, and the refusals of requests.
+/// Time to send the error events of interrupted streams, and the errors of waiting requests.
 const FAREWELL: Duration = Duration::from_millis(250);
 
-/// For the last traces to reach their collector.
+/// Time limit for sending the last traces.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
-/// Dropping the handle ends the router at once. Its methods may be called from any thread.
+/// The handle of a running router. Dropping it ends the router at once. All methods may be called from any thread.
 pub struct RouterHandle {
     router: Arc<Router>,
     local_addr: SocketAddr,
-    /// What the connections follow.
-    course: watch::Sender<Course>,
-    /// Closes when the server task has ended, however it did.
+    /// The lifecycle, which the connections follow.
+    lifecycle: watch::Sender<Lifecycle>,
+    /// Closes when the server task has ended.
     running: watch::Receiver<()>,
     server: AbortHandle,
-    /// What follows files and clusters. Ends with the handle.
+    /// Tasks that follow files and clusters. They end with the handle.
     following: Mutex<JoinSet<()>>,
 }
 
 impl RouterHandle {
-    /// Listens where the config says and serves until stopped. Returns when the port is bound.
+    /// Starts a router. Returns when the port is bound. Fails if it cannot start.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let policy = policy::of(&config);
         Self::start_with_policy(config, policy).await
     }
 
-    /// The same with a policy of the caller's instead of the config's.
+    /// Starts a router with `policy` instead of the policy of the config.
     pub async fn start_with_policy(
         config: Config,
         policy: Box<dyn Policy>,
@@ -66,12 +66,12 @@ impl RouterHandle {
         Self::run_on(listener, config, policy, Some(Cores::start()?)).await
     }
 
-    /// Serves on a listener of the caller's.
+    /// Starts a router on an open listener.
     pub async fn serve(listener: TcpListener, config: Config) -> Result<Self, StartError> {
         Self::serve_on(listener, config, None).await
     }
 
-    /// The same, with the connections on threads of their own.
+    /// Starts a router on an open listener, with its connections on the threads of `cores`.
     pub async fn serve_on(
         listener: TcpListener,
         config: Config,
@@ -97,7 +97,7 @@ impl RouterHandle {
             tls
         });
         announce(&router, local_addr);
-        let (course, followed) = watch::channel(Course::Serving);
+        let (lifecycle, followed) = watch::channel(Lifecycle::Serving);
         let (alive, running) = watch::channel(());
         let accepting = server::listen::accept(listener, tls, Arc::clone(&router), followed, cores);
         let server = tokio::spawn(async move {
@@ -106,20 +106,20 @@ impl RouterHandle {
         })
         .abort_handle();
         let following = Mutex::new(following);
-        Ok(Self { router, local_addr, course, running, server, following })
+        Ok(Self { router, local_addr, lifecycle, running, server, following })
     }
 
-    /// Where it listens: the port is the real one, also when the config says 0.
+    /// The address of the listener. The port is the actual one, also if the config has port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Registers a worker; it takes requests after its first good health check.
+    /// Registers a worker. It takes requests after its first good health check.
     pub fn add_worker(&self, url: &str) -> Result<WorkerView, Error> {
         Ok(self.router.add_worker(WorkerAddress::trusted(WorkerUrl::from_client(url)?))?.view())
     }
 
-    /// Takes a worker out of rotation for good; it may finish what it is serving.
+    /// Removes a worker. Its requests in flight finish.
     pub fn remove_worker(&self, url: &str) -> Result<(), Error> {
         self.router.remove_worker(&WorkerUrl::from_client(url)?)
     }
@@ -128,54 +128,53 @@ impl RouterHandle {
         self.router.registry.views()
     }
 
-    /// What the router knows now, in one piece.
+    /// A snapshot of the statistics.
     pub fn stats(&self) -> Stats {
         self.router.stats()
     }
 
-    /// Not ready any more, no new requests; true when those in flight have finished within `grace`.
-    /// The port stays open, so that probes can read that it is draining.
+    /// Refuses new requests and waits for the ones in flight. Returns whether all have finished within `grace`. The
+    /// port stays open, so that probes can read the state.
     pub async fn drain(&self, grace: Duration) -> bool {
         if self.router.config.reuse_port {
-            self.steer(Course::HandingOver);
+            self.steer(Lifecycle::HandingOver);
             sleep(HAND_OVER).await;
         }
         self.router.gate.close();
-        self.steer(Course::Draining);
+        self.steer(Lifecycle::Draining);
         let in_flight = self.router.gate.in_flight();
         tracing::info!("draining: {in_flight} requests in flight, at most {grace:?}");
         self.router.gate.drain(grace).await
     }
 
-    /// Stops accepting and closes the connections; those that answer a request now get until
-    /// `grace` has passed. Then streams that still run end with an error event, and requests without an
-    /// answer with a 503. Returns when all is closed.
+    /// Closes the port and the connections. Requests in flight have `grace` to finish. Then streams end with an
+    /// error event, and requests without a response with 503. Returns when all connections are closed.
     pub async fn stop(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         self.router.gate.close();
-        self.steer(Course::Stopping(deadline + FAREWELL));
+        self.steer(Lifecycle::Stopping(deadline + FAREWELL));
         self.following.lock().abort_all();
         if timeout_at(deadline, self.wait()).await.is_err() {
             self.router.gate.cut();
-            // The same again, so that the connections look at their streams.
-            self.steer(Course::Stopping(deadline + FAREWELL));
+            // Sent again, so that the connections poll their streams.
+            self.steer(Lifecycle::Stopping(deadline + FAREWELL));
             self.wait().await;
         }
         if let Some(tracer) = &self.router.tracer {
-            // What the collector does not take by then is lost.
+            // Traces that the collector has not taken by then are lost.
             let _late = timeout(FLUSH_LIMIT, tracer.flush()).await;
         }
         self.router.retire();
         tracing::info!("stopped");
     }
 
-    /// Never back: who stops does not drain any more.
-    fn steer(&self, to: Course) {
-        self.course.send_if_modified(|course| {
-            let goes_on =
-                !matches!(course, Course::Stopping(_)) || matches!(to, Course::Stopping(_));
+    /// Sets the lifecycle. A router that is stopping does not go back to draining.
+    fn steer(&self, to: Lifecycle) {
+        self.lifecycle.send_if_modified(|lifecycle| {
+            let goes_on = !matches!(lifecycle, Lifecycle::Stopping(_))
+                || matches!(to, Lifecycle::Stopping(_));
             if goes_on {
-                *course = to;
+                *lifecycle = to;
             }
             goes_on
         });
@@ -183,11 +182,11 @@ impl RouterHandle {
 
     /// Resolves when the router has stopped.
     pub async fn wait(&self) {
-        // Nothing is ever sent: an error is the other end being dropped, which is what we wait for.
+        // Nothing is ever sent. An error means that the sender was dropped, which is the awaited event.
         let _closed = self.running.clone().changed().await;
     }
 
-    /// What the router counts and knows; for tests and metrics.
+    /// The state of the router, for tests and metrics.
     pub fn router(&self) -> &Arc<Router> {
         &self.router
     }
@@ -200,8 +199,8 @@ impl Drop for RouterHandle {
     }
 }
 
-/// Runs a router until it has come down: `drain` lets the requests in flight finish within the grace
-/// period, `stop` ends them at once, also during a drain. The caller owns listener and signals.
+/// Runs a router until it has stopped. When `drain` resolves, the requests in flight may finish within the grace
+/// period. When `stop` resolves, they end at once, also during a drain.
 pub async fn run(
     listener: TcpListener,
     config: Config,
@@ -222,7 +221,7 @@ pub async fn run(
     Ok(())
 }
 
-/// The one line that says what runs where.
+/// Logs address, policy and workers in one line.
 fn announce(router: &Router, address: SocketAddr) {
     let policy = router.policy.name();
     let workers: Vec<String> =

@@ -1,38 +1,40 @@
 //! A cache-aware HTTP router for LLM workers.
 //!
-//! The map, in the order of a request's life:
+//! The modules in the order of a request:
 //!
-//! - [`server`] accepts connections, watches their heads, and sees each request through to its response.
-//! - [`endpoint`] says what a path means; [`key`] scans the body, borrowed, into the block hashes of its
+//! - [`server`] accepts connections and checks their heads.
+//! - [`endpoint`] gives a path its meaning. [`key`] scans the body, without a copy, into the block hashes of its
 //!   prompt.
-//! - [`router::select`] puts together what is known: [`fleet`] (who is there, how loaded), [`tree`] (who
-//!   has seen which blocks), [`policy`] (a pure choice from both).
-//! - [`proxy`] sends it over a connection of [`upstream`], to another worker if need be, or has it wait
-//!   as [`admission`] says, until the beginning of an answer is there.
-//! - [`body`] hands the response on, frame by frame. What it says of the worker's cache goes into the
-//!   tree by [`correct`].
+//! - [`router::select`] chooses a worker from the state of the workers ([`fleet`]), their cached prefixes
+//!   ([`tree`]) and the [`policy`], which is a pure function.
+//! - [`proxy`] sends the request over a connection of [`upstream`], retries it on other workers, or lets it wait in
+//!   the queue ([`admission`]), until a response has started.
+//! - [`body`] passes the response on, frame by frame. Its report of cached tokens corrects the tree ([`correct`]).
 //!
-//! Beside it run one health check per worker, the sources of workers in `discovery` and the routes of
-//! [`admin`]. [`config`] holds all settings, [`error`] every refusal, [`telemetry`] what is remembered of
-//! a request, [`history`] what went on in the last hour, and [`handle`] is the router as a library.
+//! In the background run one health check for each worker and the sources of workers (`discovery`). [`admin`] has
+//! the router's own endpoints. [`config`] holds all settings, [`error`] all errors, [`engine`] the formats of the
+//! engines, [`telemetry`] the record of each request, [`history`] the samples of the last hour. [`handle`] is the
+//! router as a library.
 //!
-//! The modules use each other one way. `tests/structure.rs` has their order, from the ground up.
+//! Dependencies point one way. `tests/structure.rs` has the order of the modules, bottom first.
 //!
-//! The library knows nothing of Python; `router/bindings` wraps it.
+//! The library does not depend on Python; `router/bindings` wraps it.
 
 #![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod admission;
-pub mod alarm;
 pub mod body;
 pub mod cli;
 pub mod config;
 pub mod cores;
 pub mod correct;
+pub mod deadline_timer;
 mod discovery;
 pub mod endpoint;
+pub mod engine;
 pub mod error;
+mod file_watch;
 pub mod fleet;
 pub mod handle;
 pub mod history;
@@ -43,7 +45,6 @@ pub mod policy;
 pub mod proxy;
 pub mod router;
 pub mod server;
-mod settled;
 pub mod shutdown;
 pub mod stats;
 mod sync;

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // Without it memory is returned late, which is no reason not to serve.
+    // An error means that freed memory is returned late. The router serves anyway.
     #[cfg(feature = "mimalloc")]
     let _returning = mla_allocator::Returning::start();
     mla_router::cli::main(std::env::args_os())

@@ -1,4 +1,4 @@
-//! Going down in order: who is still being served, who may still enter, and when all have left.
+//! The gate of the data plane: counts requests in flight, and refuses new ones during shutdown.
 
 use std::{
     future::poll_fn,
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{sync::Notify, time::timeout};
 
-/// Counts the data-plane requests in flight and closes the door behind the last one.
+/// Counts the data-plane requests in flight.
 #[derive(Debug, Default)]
 pub struct Gate {
     in_flight: AtomicUsize,
@@ -22,12 +22,12 @@ pub struct Gate {
     emptied: Notify,
 }
 
-/// Held for as long as a request lives, in whatever phase; dropping it is leaving.
+/// The entry of one request. Dropping it ends the request.
 #[derive(Debug)]
 pub struct InFlight(Arc<Gate>);
 
 impl Gate {
-    /// `None` once draining has begun.
+    /// Enters a request. `None` once draining has started.
     pub fn enter(self: &Arc<Self>) -> Option<InFlight> {
         // Counted first and checked after: a drain that starts in between waits for this request.
         self.in_flight.fetch_add(1, Ordering::SeqCst);
@@ -43,13 +43,12 @@ impl Gate {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// Lets nobody in any more.
+    /// Refuses new requests.
     pub fn close(&self) {
         self.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Nobody is waited for any more: streams that still run end with an error event, and requests without
-    /// an answer with a 503.
+    /// Ends all requests: streams with an error event, requests without a response with 503.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::Release);
     }
@@ -58,8 +57,8 @@ impl Gate {
         self.cut.load(Ordering::Acquire)
     }
 
-    /// What `answering` resolves to, or `None` if nobody waits for it any more. To be polled again after
-    /// the cut, as connections are when their course changes.
+    /// Returns the output of `answering`, or `None` after the cut. The caller must poll it again after the cut;
+    /// connections do so when their lifecycle changes.
     pub async fn unless_cut<T>(
         &self,
         mut answering: Pin<Box<impl Future<Output = T> + ?Sized>>,
@@ -71,14 +70,14 @@ impl Gate {
         .await
     }
 
-    /// Lets nobody in any more and waits for those inside. True when all left in time.
+    /// Refuses new requests and waits for the ones in flight. Returns whether all have ended within `grace`.
     pub async fn drain(&self, grace: Duration) -> bool {
         self.close();
         let emptied = async {
             loop {
                 let emptied = self.emptied.notified();
                 tokio::pin!(emptied);
-                // Listen before looking, or the last one could leave unheard in between.
+                // Registered before the test: a notification in between would be lost otherwise.
                 emptied.as_mut().enable();
                 if self.in_flight() == 0 {
                     return;
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn draining_waits_for_the_last_and_lets_nobody_in() {
+    async fn draining_waits_for_the_last_request_and_admits_none() {
         let gate = Arc::new(Gate::default());
         let first = gate.enter().expect("open");
         assert!(!gate.drain(Duration::from_millis(1)).await);

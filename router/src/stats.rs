@@ -1,19 +1,17 @@
-//! What the router knows, in one piece: for the dashboard and for the program it is a part of.
+//! A snapshot of the statistics, for the dashboard and for programs that embed the router.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use crate::{
-    fleet::{
-        engine_load::EngineLoad,
-        worker::{Worker, WorkerView},
-    },
+    engine::EngineLoad,
+    fleet::{Worker, WorkerView},
     metrics::{Counters, Histogram, Label, Process, StatusClass},
     router::Router,
 };
 
-/// Counts go up from the start of the router; whoever wants a rate takes two of these.
+/// The snapshot. Counts start with the router; the difference of two snapshots gives a rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Stats {
     pub version: &'static str,
@@ -22,33 +20,33 @@ pub struct Stats {
     pub draining: bool,
     pub requests: RequestStats,
     pub tokens: TokenStats,
-    /// From the last byte of a request to the first byte of its response's body.
+    /// Time from the last byte of a request to the first byte of its response body.
     pub first_byte: Latency,
-    /// From the last byte of a request to the end of its response.
+    /// Time from the last byte of a request to the end of its response.
     pub duration: Latency,
     pub tree: TreeSize,
     pub process: ProcessStats,
     pub workers: Vec<WorkerStats>,
 }
 
-/// Requests of the data plane.
+/// Data-plane requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct RequestStats {
     pub in_flight: usize,
-    /// Of these, those that no worker can take now.
+    /// Requests among these that wait for a worker.
     pub waiting: usize,
-    /// Answered, by class of status: `2xx` and so on.
+    /// Responses by status class: `2xx` and so on.
     pub answered: BTreeMap<&'static str, u64>,
     pub client_aborts: u64,
     pub retries: u64,
     pub upstream_errors: u64,
 }
 
-/// Of the requests for which a worker has said what was cached.
+/// Prompt tokens of the requests with a report of cached tokens.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct TokenStats {
     pub prompt: u64,
-    /// What the router took for cached.
+    /// Tokens that the router predicted to be cached.
     pub predicted: u64,
     pub cached: u64,
 }
@@ -57,14 +55,14 @@ pub struct TokenStats {
 pub struct Latency {
     pub count: u64,
     pub sum_s: f64,
-    /// Upper bound in seconds, and how many took at most so long. Only where that changes.
+    /// Pairs of upper bound in seconds and cumulative count, only where the count changes.
     pub buckets: Vec<(f64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TreeSize {
     pub blocks: u64,
-    /// Blocks, counted once for each worker that holds them.
+    /// Blocks, counted once for each worker that owns them.
     pub held: u64,
     pub bytes: u64,
 }
@@ -79,7 +77,7 @@ pub struct ProcessStats {
 pub struct WorkerStats {
     #[serde(flatten)]
     pub view: WorkerView,
-    /// Requests sent to it, by the policy's reason.
+    /// Requests sent to the worker, by the reason of the policy.
     pub selections: BTreeMap<&'static str, u64>,
     pub tokens: TokenStats,
     pub tree_blocks: u64,
@@ -133,7 +131,7 @@ impl Router {
                 predicted: counters.predicted_tokens.total(),
                 cached: counters.cached_tokens.total(),
             },
-            tree_blocks: self.tree.held_by(worker.id),
+            tree_blocks: self.tree.owned_by(worker.id),
             ejections: counters.ejections.total(),
             engine: (**worker.engine_load.load()).clone(),
         }

@@ -1,5 +1,5 @@
-//! The locks and atomics of the parts that are model-checked: `router/tests/tree_shuttle.rs` compiles
-//! them once more, with locks that try out the orders in which threads can run.
+//! The locks and atomics of the modules under model checking. `router/tests/tree_shuttle.rs` compiles these modules
+//! again with locks that explore the interleavings of threads.
 
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Which workers get how much to do, in fleets where that has gone wrong: simulations in virtual time.
+//! Tests the distribution of load over workers, by simulations in virtual time of fleets that once went wrong.
 
 #![forbid(unsafe_code)]
 
@@ -8,8 +8,7 @@ mod simulation;
 use mla_router::config::PolicyName;
 use simulation::{Outcome, Script, World, exponential, percentile, run};
 
-/// Requests that begin with a system prompt of `shared` blocks and go on with `own` blocks of their own;
-/// `rate` of them come in a second.
+/// Requests with a common system prompt of `shared` blocks and `own` further blocks each, `rate` of them a second.
 fn requests(count: u64, shared: u64, own: u64, rate: f64) -> Vec<Script> {
     let mut dice = fastrand::Rng::with_seed(5);
     let mut time = 0.0;
@@ -35,7 +34,7 @@ fn a_restart_before_warm_workers_makes_no_hot_spot() {
     world.restart = Some(600);
     let Outcome { in_flight, first_bytes, .. } = run(&world, &scripts);
     let p99 = percentile(&first_bytes, 99);
-    // With one home for all that share the system prompt: 13.9 in flight there, and 131 ms.
+    // A single owner for all prompts with this system prompt would have 13.9 requests in flight, and 131 ms.
     assert!(most(&in_flight) < 1.3 * mean(&in_flight) && p99 < 0.12, "{in_flight:?} {p99}");
 }
 
@@ -45,7 +44,7 @@ fn slower_workers_get_less_to_do() {
     let mut world = World::new(PolicyName::CacheAware, 1);
     world.slowness = vec![1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0];
     let Outcome { requests, .. } = run(&world, &scripts);
-    // Of equal workers they got 436.
+    // With equal speeds they would get 436.
     assert!(requests[4..].iter().sum::<usize>() < 160, "{requests:?}");
 }
 
@@ -76,8 +75,7 @@ fn several_routers_find_the_prefixes_that_others_have_sent() {
     let scripts: Vec<Script> = order.into_iter().map(script).collect();
     for routers in [4, 8] {
         let Outcome { hits, .. } = run(&World::new(PolicyName::CacheAware, routers), &scripts);
-        // With one router 88.1%; with 8 that trust what they find only after eight prompts 82.9%. What is
-        // left is the price of even load: routers that do not see each other's requests have 86.8%.
+        // One router reaches 88.1%. The difference is the price of an even load.
         assert!(hits > 0.845, "{routers} routers: {hits}");
     }
 }

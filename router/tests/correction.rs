@@ -1,5 +1,5 @@
-//! What the router learns from its workers' reports, against workers whose caches are simulated: the
-//! mock engine's pages, smaller than told, emptied now and then, or evicting in an order of their own.
+//! Tests the correction of the tree against workers with simulated caches: the pages of the mock engine, smaller than
+//! reported, emptied now and then, or evicting in another order.
 
 #![forbid(unsafe_code)]
 
@@ -20,16 +20,15 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const WORKER: WorkerId = WorkerId(0);
 
-/// Blocks of a page: 64 tokens.
+/// Blocks in a page: 64 tokens.
 const PAGE: usize = 4;
 
-/// Requests that are being computed at a time.
+/// Requests that are computed at the same time.
 const CONCURRENT: usize = 6;
 
 const REQUESTS: usize = 3000;
 
-/// A prompt of conversation `id` at its `turn`: a system prompt that ten conversations share, then
-/// text of its own that grows.
+/// The prompt of conversation `id` at `turn`: a system prompt shared by ten conversations, then its own growing text.
 fn prompt(id: u64, turn: u64) -> RouteKey {
     let mut chain = 0;
     let blocks: Vec<u64> = (0..40 + 20 * (turn + 1))
@@ -43,19 +42,19 @@ fn prompt(id: u64, turn: u64) -> RouteKey {
     RouteKey { blocks, prompt_tokens, measure: Measure::Text, ..RouteKey::default() }
 }
 
-/// How a simulated worker differs from what it says.
+/// The differences between a simulated worker and its reports.
 #[derive(Clone, Copy)]
 struct World {
-    /// Tokens that it says its cache holds, and those that it holds.
+    /// Reported and actual size of its cache in tokens.
     told: u64,
     real: u64,
-    /// Tokens per block of text: 16 is what the router takes for usual.
+    /// Tokens in a block of text. The router assumes 16.
     tokens_per_block: u64,
-    /// Loses its cache after so many requests, again and again.
+    /// Requests after which it loses its cache, repeatedly.
     restart_every: Option<usize>,
-    /// Evicts some conversation, recent or not, once in so many requests.
+    /// Requests after which it evicts some conversation, recent or not.
     whim_every: Option<usize>,
-    /// Serves another router's requests, too: as many as this one's.
+    /// Whether it also serves another router with as many requests.
     shared: bool,
     reports: bool,
 }
@@ -80,7 +79,7 @@ struct InFlight {
 }
 
 struct Outcome {
-    /// Differences between predicted and cached tokens, and all tokens, of the second half.
+    /// Sum of the differences between predicted and cached tokens, and all tokens, in the second half.
     error: u64,
     prompt: u64,
     emptied: usize,
@@ -99,14 +98,14 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
     let mut outcome = Outcome { error: 0, prompt: 0, emptied: 0, capacity: 0 };
     for request in 0..REQUESTS {
         if world.restart_every.is_some_and(|every| request % every == every - 1) {
-            // Who was in it never answers.
+            // Requests in flight at the restart get no response.
             for lost in open.drain(..) {
-                tree.retract(&lost.key, WORKER, &lost.prediction.note().expect("noted"));
+                tree.retract(&lost.key, WORKER, &lost.prediction.receipt().expect("noted"));
                 learned.end(&lost.epoch);
             }
             cache = new_cache();
         }
-        // Some conversations are busier than others.
+        // Some conversations have more requests than others.
         let busiest = 1 + dice.usize(..turns.len());
         let id = dice.usize(..busiest);
         turns[id] = (turns[id] + 1) % 12;
@@ -114,7 +113,7 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
         let epoch = learned.begin();
         let prediction = learned.predict(tree.insert(&key, WORKER));
         if world.whim_every.is_some_and(|every| request % every == 0) {
-            // Under another name it is not found again, and ages.
+            // Under another id the conversation is not found again, and ages.
             salts[dice.usize(..turns.len())] += 1;
         }
         let own = |(number, page): (usize, &[u64])| {
@@ -128,7 +127,7 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
                 cache.release(lease);
             }
         }
-        // Half a page more for the template, and an answer that stays in the cache, too.
+        // Half a page for the template, and an answer that stays in the cache.
         let tokens = key.blocks.len() as u64 * world.tokens_per_block + 30;
         let cached = cache
             .matched(&path)
@@ -151,7 +150,7 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
         }
         learned.end(&done.epoch);
         let predicted =
-            u64::from(done.prediction.note().expect("noted").held) * world.tokens_per_block;
+            u64::from(done.prediction.receipt().expect("noted").held) * world.tokens_per_block;
         if request > REQUESTS / 2 {
             let cached = done.usage.cached_tokens.unwrap_or(0);
             outcome.error += predicted.abs_diff(cached);
@@ -168,7 +167,7 @@ fn run(world: World, seed: u64, learning: bool) -> Outcome {
     outcome
 }
 
-/// By what factor learning makes the error of the predictions smaller.
+/// The factor by which learning reduces the error of the predictions.
 fn gain(world: World) -> (f64, Outcome) {
     let (with, without) = (run(world, 7, true), run(world, 7, false));
     let error = |outcome: &Outcome| outcome.error as f64 / outcome.prompt as f64;
@@ -182,7 +181,7 @@ fn a_cache_smaller_than_told_is_found_out() {
     {
         let (gain, outcome) = gain(world);
         assert!(gain > 2.5, "{gain:.1}");
-        // Answers and running requests have their part of it.
+        // Answers and running requests use a part of the cache.
         let real = world.real / world.tokens_per_block;
         assert!((real / 2..real * 2).contains(&outcome.capacity), "{} of {real}", outcome.capacity);
     }
@@ -230,9 +229,9 @@ fn a_flush_teaches_nothing_of_the_caches_size() {
     for _ in 0..3 {
         learned.end(&send().0);
     }
-    // On their way when the cache is emptied: each would be a sign of a restart, or of too little room.
+    // In flight when the cache is emptied: each would be evidence of a restart, or of a small cache.
     let mut open: Vec<_> = (0..4).map(|_| send()).collect();
-    assert!(open[0].1.note().expect("noted").held > 100);
+    assert!(open[0].1.receipt().expect("noted").held > 100);
     learned.forget(&tree, WORKER);
     let usage = Usage { prompt_tokens: Some(2560), cached_tokens: Some(0) };
     for (epoch, prediction) in &mut open {
@@ -250,7 +249,7 @@ fn requests_are_booked_while_a_worker_whose_capacity_shrinks_is_evicted_from() {
     for number in 0..1 << 15 {
         tree.insert(&prompt(number << 20, 0), WORKER);
     }
-    let (done, mut booked) = (AtomicBool::new(false), 0);
+    let (done, mut reserved) = (AtomicBool::new(false), 0);
     thread::scope(|scope| {
         scope.spawn(|| {
             learned.set_capacity(&tree, WORKER, 16 << 10);
@@ -258,13 +257,13 @@ fn requests_are_booked_while_a_worker_whose_capacity_shrinks_is_evicted_from() {
         });
         while !done.load(Ordering::SeqCst) {
             let epoch = learned.begin();
-            // It has begun, and is far from its end.
-            let is_under_way = (1 << 18..1 << 19).contains(&tree.held_by(WORKER));
+            // The eviction has started and is far from its end.
+            let is_under_way = (1 << 18..1 << 19).contains(&tree.owned_by(WORKER));
             learned.predict(tree.insert(&prompt(1 << 40, 0), WORKER));
-            booked += usize::from(is_under_way);
+            reserved += usize::from(is_under_way);
             learned.end(&epoch);
         }
     });
-    assert!(booked > 3, "{booked} requests");
-    assert!(tree.held_by(WORKER) <= 1 << 10);
+    assert!(reserved > 3, "{reserved} requests");
+    assert!(tree.owned_by(WORKER) <= 1 << 10);
 }

@@ -1,4 +1,4 @@
-//! The routing key of bodies as clients write them, and of those that they should not.
+//! Tests the routing key of the bodies that clients write, and of malformed ones.
 
 #![forbid(unsafe_code)]
 
@@ -201,7 +201,7 @@ fn the_body_names_the_session() {
     assert_ne!(session(json!("ann")), session(json!("bob")));
     assert_eq!(session(json!("")), None, "all who have no name would be one");
     assert_ne!(session(json!(1)), session(json!(2)));
-    // A header says the same without quotes and escapes.
+    // The header has the same name without quotes and escapes.
     for (body, name) in [
         (r#"{"prompt":"a","user":"ann"}"#, "ann"),
         (r#"{"prompt":"a","user":"\u0061n\u006e"}"#, "ann"),
@@ -309,17 +309,17 @@ fn depth_and_length_are_harmless() {
             assert!(key.is_err() || route == Route::ChatCompletions);
         }
     }
-    // Backslashes without end: looking back for them must not become quadratic.
+    // A long run of backslashes: counting them backwards must not become quadratic.
     let slashes = format!(r#"{{"prompt":"{}"}}"#, r#"\\\""#.repeat(100_000));
     let key = RouteKey::extract(Route::Completions, slashes.as_bytes()).expect("a prompt");
-    // Blocks end at four megabytes, the length does not.
+    // Blocks end at 4 MB; the length counts all bytes.
     assert_eq!((key.prompt_len, key.blocks.len()), (200_000, 200_000 / 64));
     let huge = json!({"prompt": "x".repeat(16 << 20)});
     let key = extract(Route::Completions, &huge).expect("a prompt");
     assert_eq!((key.prompt_len, key.blocks.len()), (16 << 20, 1 << 16));
 }
 
-/// What a client may send by mistake or by design: an answer of either kind, at once.
+/// Malformed and hostile bodies: each gives a key or an error, in short time.
 #[test]
 fn hostile_bodies_cost_no_more_than_their_length() {
     let mut fields = String::new();
@@ -339,7 +339,7 @@ fn hostile_bodies_cost_no_more_than_their_length() {
     let overlong = [0xc0, 0xaf, 0xe0, 0x80, 0x80, 0xff, 0xfe];
     let rtl = "\u{202e}\u{5e9}\u{300}\u{301}\u{302}".as_bytes();
     for odd in [&controls[..], &overlong, rtl] {
-        // Not JSON, some of it, but the worker is the one to say so: bytes are bytes.
+        // Some of these are no JSON. The worker decides on that.
         let body = [br#"{"prompt":""#, &odd.repeat(64)[..], br#""}"#].concat();
         let key = RouteKey::extract(Route::Completions, &body).expect("a prompt");
         assert_eq!(key.blocks.len(), odd.len());

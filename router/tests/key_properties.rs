@@ -1,5 +1,5 @@
-//! The routing key against what it is defined by: the text of the prompt, rendered here by other
-//! means, and JSON written in as many ways as the format allows.
+//! Property tests of the routing key against its definition: the text of the prompt, rendered here in another way,
+//! and JSON in as many spellings as the format allows.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ fn shared<T: PartialEq>(ours: &[T], theirs: &[T]) -> usize {
     ours.iter().zip(theirs).take_while(|(a, b)| a == b).count()
 }
 
-/// Text with all that JSON must or may escape.
+/// Text with all characters that JSON must or may escape.
 fn text() -> impl Strategy<Value = String> {
     "([a-z \"\\\\/\n\t\u{1}\u{7f}äß漢字😀]|[a-z]{20}){0,30}"
 }
@@ -41,7 +41,7 @@ fn messages() -> impl Strategy<Value = Vec<(String, String)>> {
     prop::collection::vec((role(), text()), 0..6)
 }
 
-/// `value` as JSON in the way that `roll`s choose: white space, escapes, the order of fields.
+/// Writes `value` as JSON. `roll`s choose white space, escapes and the order of fields.
 fn write_json(value: &Value, roll: &mut dyn FnMut() -> u8, out: &mut String) {
     let space = |roll: &mut dyn FnMut() -> u8, out: &mut String| {
         out.push_str(["", "", " ", "\n", "\t \r\n"][roll() as usize % 5]);
@@ -127,7 +127,7 @@ proptest! {
     #[test]
     fn ids_share_the_blocks_of_their_common_prefix(
         common in prop::collection::vec(any::<u32>(), 0..80),
-        // A list without ids is no prompt
+        // A list without ids is no prompt.
         ours in prop::collection::vec(0..3_u32, 1..80),
         theirs in prop::collection::vec(0..3_u32, 1..80),
     ) {
@@ -165,7 +165,7 @@ proptest! {
         noise in prop::collection::vec(any::<u8>(), 0..8),
     ) {
         let body = [pieces.concat().into_bytes(), noise].concat();
-        // What JSON is must never be taken for something else.
+        // Valid JSON must never be refused.
         let key = RouteKey::extract(route, &body);
         if serde_json::from_slice::<Value>(&body).is_ok() {
             prop_assert!(!matches!(key, Err(KeyError::Malformed { .. })) || body[0] != b'{', "{key:?}");

@@ -1,20 +1,20 @@
-//! The library's modules depend on each other one way.
+//! Dependencies of the library point one way: between its modules, and between the files of a module.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
 
-/// Bottom first: a module uses those of the layers below its own, and none beside it.
+/// The top-level modules, bottom first. A module uses only modules of lower layers.
 const LAYERS: [&[&str]; 15] = [
-    &["alarm", "cores", "settled", "shutdown", "sync", "wire"],
+    &["cores", "deadline_timer", "file_watch", "shutdown", "sync", "wire"],
     &["error"],
     &["names"],
     &["key"],
     &["config", "endpoint", "tree"],
     &["correct", "metrics", "upstream"],
-    &["admission", "history", "policy"],
+    &["admission", "engine", "history", "policy"],
     &["fleet"],
     &["telemetry"],
     &["router"],
@@ -27,6 +27,9 @@ const LAYERS: [&[&str]; 15] = [
 
 const TESTS: &str = "#[cfg(test)]\nmod tests {\n";
 
+/// The path of a module below the crate root, such as `["proxy", "job"]`.
+type Module = Vec<String>;
+
 fn layer_of(module: &str) -> Option<usize> {
     LAYERS.iter().position(|modules| modules.contains(&module))
 }
@@ -34,12 +37,15 @@ fn layer_of(module: &str) -> Option<usize> {
 /// A file of the library.
 struct Source {
     path: PathBuf,
-    /// What leads to it from the root of the crate: `["proxy", "job"]`.
-    module: Vec<String>,
+    module: Module,
+    /// Whether the file is a `mod.rs`, which may use its children and re-export their names.
+    is_facade: bool,
+    /// The text without comments and tests.
+    code: String,
 }
 
 impl Source {
-    /// All that belong to a module.
+    /// Reads all files except the crate roots.
     fn all() -> Vec<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let (mut folders, mut sources) = (vec![root.clone()], Vec::new());
@@ -51,12 +57,13 @@ impl Source {
                     continue;
                 }
                 let module = path.strip_prefix(&root).expect("it lies there").with_extension("");
-                let mut module: Vec<_> =
+                let mut module: Module =
                     module.iter().map(|name| name.to_string_lossy().into_owned()).collect();
-                module.pop_if(|name| name == "mod");
+                let is_facade = module.pop_if(|name| name == "mod").is_some();
                 let is_root = module == ["lib"] || module == ["main"];
                 if path.extension().is_some_and(|extension| extension == "rs") && !is_root {
-                    sources.push(Self { path, module });
+                    let code = code_of(&path);
+                    sources.push(Self { path, module, is_facade, code });
                 }
             }
         }
@@ -67,30 +74,60 @@ impl Source {
         &self.module[0]
     }
 
-    /// The modules that its code uses. Tests may use any.
-    fn uses(&self) -> BTreeSet<String> {
-        let text = fs::read_to_string(&self.path).expect("a source");
-        let (code, tests) = text.split_once(TESTS).unwrap_or((&text, "\n}\n"));
-        let behind = tests.split_once("\n}\n").map(|(_, behind)| behind);
-        assert_eq!(behind, Some(""), "{}: the tests come last", self.path.display());
-        used(code, self.module.len())
+    /// The absolute paths of the crate that the code names.
+    fn uses(&self) -> Vec<Module> {
+        used(&self.code, &self.module)
     }
 }
 
-/// The modules of the crate that are named in `code`, which lies `depth` modules below its root.
-fn used(code: &str, depth: usize) -> BTreeSet<String> {
-    let uncommented: Vec<_> =
-        code.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect();
-    let code = uncommented.join("\n").replace(&"super::".repeat(depth), "crate::");
-    code.split("crate::").skip(1).flat_map(first_names).map(str::to_owned).collect()
+/// Reads a file without its comments and tests. Tests may use any module; they must come last.
+fn code_of(path: &Path) -> String {
+    let text = fs::read_to_string(path).expect("a source");
+    let (code, tests) = text.split_once(TESTS).unwrap_or((&text, "\n}\n"));
+    let behind = tests.split_once("\n}\n").map(|(_, behind)| behind);
+    assert_eq!(behind, Some(""), "{}: the tests come last", path.display());
+    let uncommented = code.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    uncommented.collect::<Vec<_>>().join("\n")
 }
 
-/// The first names of the paths at the beginning of `text`: of one, or of a list in braces.
-fn first_names(text: &str) -> Vec<&str> {
-    let Some(list) = text.strip_prefix('{') else {
-        return vec![first_name(text)];
-    };
-    let (mut names, mut begins, mut depth) = (Vec::new(), 0, 1);
+/// The absolute paths named by `crate::` and `super::` in the code of `module`.
+fn used(code: &str, module: &[String]) -> Vec<Module> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = ["crate::", "super::"].iter().filter_map(|root| rest.find(root)).min() {
+        let is_crate = rest[at..].starts_with("crate::");
+        rest = &rest[at + "crate::".len()..];
+        let mut depth = if is_crate { 0 } else { module.len() - 1 };
+        while !is_crate && let Some(further) = rest.strip_prefix("super::") {
+            (rest, depth) = (further, depth - 1);
+        }
+        let absolute = |path: Module| [&module[..depth], &path[..]].concat();
+        found.extend(paths(rest).into_iter().map(absolute));
+    }
+    found
+}
+
+/// The paths at the start of `text`: one path, or all paths of a list in braces.
+fn paths(text: &str) -> Vec<Module> {
+    let text = text.trim_start();
+    if let Some(list) = text.strip_prefix('{') {
+        return items(list).into_iter().flat_map(paths).collect();
+    }
+    let is_name = |character: char| character.is_alphanumeric() || character == '_';
+    let name = text.split(|character| !is_name(character)).next().unwrap_or_default();
+    if name.is_empty() {
+        return Vec::new();
+    }
+    let below = text[name.len()..].strip_prefix("::").map(paths).unwrap_or_default();
+    if below.is_empty() {
+        return vec![vec![name.to_owned()]];
+    }
+    below.into_iter().map(|path| [vec![name.to_owned()], path].concat()).collect()
+}
+
+/// The items of a list whose opening brace was read.
+fn items(list: &str) -> Vec<&str> {
+    let (mut items, mut start, mut depth) = (Vec::new(), 0, 1);
     for (at, character) in list.char_indices() {
         match character {
             '{' => depth += 1,
@@ -98,22 +135,59 @@ fn first_names(text: &str) -> Vec<&str> {
             _ => {}
         }
         if depth == 0 || depth == 1 && character == ',' {
-            names.push(first_name(&list[begins..at]));
-            begins = at + 1;
+            items.push(&list[start..at]);
+            start = at + 1;
         }
         if depth == 0 {
             break;
         }
     }
-    // A last comma has nothing behind it.
-    names.retain(|name| !name.is_empty());
-    names
+    items
 }
 
-fn first_name(path: &str) -> &str {
-    let path = path.trim_start();
-    let is_name = |character: char| character.is_alphanumeric() || character == '_';
-    path.split(|character| !is_name(character)).next().unwrap_or_default()
+/// The file of each module, and of each name that a `mod.rs` re-exports.
+struct Files<'a> {
+    modules: BTreeMap<&'a [String], &'a Source>,
+    exports: BTreeMap<Module, Module>,
+}
+
+impl<'a> Files<'a> {
+    fn new(sources: &'a [Source]) -> Self {
+        let modules: BTreeMap<&[String], &Source> =
+            sources.iter().map(|source| (&source.module[..], source)).collect();
+        let mut exports = BTreeMap::new();
+        for facade in sources.iter().filter(|source| source.is_facade) {
+            for statement in facade.code.split("use ").skip(1) {
+                for path in paths(statement).into_iter().filter(|path| path.len() > 1) {
+                    let child = [&facade.module[..], &path[..1]].concat();
+                    let name = [&facade.module[..], &path[path.len() - 1..]].concat();
+                    if modules.contains_key(&child[..]) {
+                        exports.insert(name, child);
+                    }
+                }
+            }
+        }
+        Self { modules, exports }
+    }
+
+    /// The file that declares `path`.
+    fn of(&self, path: &[String]) -> Option<&'a Source> {
+        (1..=path.len()).rev().find_map(|length| {
+            let part = &path[..length];
+            let exported = self.exports.get(part).and_then(|file| self.modules.get(&file[..]));
+            self.modules.get(part).or(exported).copied()
+        })
+    }
+
+    /// The files of the same module that `source` uses. Its `mod.rs` does not count.
+    fn uses(&self, source: &Source) -> BTreeSet<&'a [String]> {
+        let files = source.uses().into_iter().filter_map(|path| self.of(&path));
+        files
+            .filter(|file| !file.is_facade && file.top() == source.top())
+            .map(|file| &file.module[..])
+            .filter(|module| *module != source.module)
+            .collect()
+    }
 }
 
 #[test]
@@ -126,34 +200,74 @@ fn every_module_has_one_layer() {
 }
 
 #[test]
-fn dependencies_point_one_way() {
+fn modules_use_only_lower_layers() {
     let sources = Source::all();
-    let wrong: Vec<_> = sources
+    let wrong: BTreeSet<_> = sources
         .iter()
-        .flat_map(|source| source.uses().into_iter().map(move |used| (source, used)))
+        .flat_map(|source| source.uses().into_iter().map(move |used| (source, used[0].clone())))
         .filter(|(source, used)| source.top() != used)
-        // What is no module at all is a name that the root re-exports for others.
+        // A name that is no module is a re-export of the crate root, for other crates only.
         .filter(|(source, used)| {
             layer_of(used).is_none_or(|used| Some(used) >= layer_of(source.top()))
         })
         .map(|(source, used)| format!("{} uses {used}", source.path.display()))
         .collect();
-    assert!(wrong.is_empty(), "not from below:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "not from a lower layer: {wrong:#?}");
 }
 
 #[test]
-fn paths_are_found_however_they_are_written() {
+fn the_files_of_a_module_do_not_use_each_other_in_a_circle() {
+    let sources = Source::all();
+    let files = Files::new(&sources);
+    let mut open: BTreeMap<&[String], BTreeSet<&[String]>> = sources
+        .iter()
+        .filter(|source| !source.is_facade)
+        .map(|source| (&source.module[..], files.uses(source)))
+        .collect();
+    assert!(open.values().filter(|uses| !uses.is_empty()).count() > 50, "the paths are found");
+    // Files without open uses are removed again and again. The rest is in circles, or uses one.
+    loop {
+        let free = open.iter().filter(|(_, uses)| uses.is_empty()).map(|(file, _)| *file);
+        let free: BTreeSet<_> = free.collect();
+        if free.is_empty() {
+            break;
+        }
+        open.retain(|file, _| !free.contains(file));
+        for uses in open.values_mut() {
+            uses.retain(|used| !free.contains(used));
+        }
+    }
+    assert!(open.is_empty(), "in a circle: {open:#?}");
+}
+
+#[test]
+fn paths_are_found_in_every_form() {
     let code = "
         use crate::{
             body::{self, worker::WorkerFrames},
-            error::Error, // crate::nobody
+            error::Error,
             key,
         };
         pub(crate) use crate::metrics::labels;
         fn of(config: &crate::config::Config) {}
+        use super::{queue, slots::{Permit, Slots}};
     ";
-    let found = |code, depth| used(code, depth).into_iter().collect::<Vec<_>>().join(" ");
-    assert_eq!(found(code, 2), "body config error key metrics");
-    assert_eq!(found("use super::{policy, tree};", 1), "policy tree");
-    assert_eq!(found("use super::queue; super::super::policy::of();", 2), "policy");
+    let module = ["admission", "slots"].map(str::to_owned);
+    let found: Vec<_> = used(code, &module).iter().map(|path| path.join("::")).collect();
+    assert_eq!(
+        found,
+        [
+            "body::self",
+            "body::worker::WorkerFrames",
+            "error::Error",
+            "key",
+            "metrics::labels",
+            "config::Config",
+            "admission::queue",
+            "admission::slots::Permit",
+            "admission::slots::Slots",
+        ]
+    );
+    let found = used("use super::super::policy::of;", &module);
+    assert_eq!(found, [["policy", "of"]]);
 }

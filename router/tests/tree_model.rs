@@ -1,5 +1,5 @@
-//! The prefix tree against a model that is too simple to be wrong: for each worker a map from every
-//! prefix that it holds to the time of its last use.
+//! Tests the prefix tree against a simple model: for each worker a map from every prefix that it owns to the time
+//! of its last use.
 
 #![forbid(unsafe_code)]
 
@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use mla_router::{
     key::RouteKey,
     names::WorkerId,
-    tree::{Note, PrefixTree, TreeStats},
+    tree::{InsertReceipt, PrefixTree, TreeStats},
 };
 use proptest::prelude::*;
 
-/// A prompt of blocks that are all different from those of any other prefix.
+/// A prompt whose blocks differ from the blocks of every other prefix.
 fn key(symbols: &[u8]) -> RouteKey {
     let chain = symbols.iter().scan(7_u64, |chain, symbol| {
         *chain = (*chain ^ u64::from(*symbol)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -28,9 +28,9 @@ enum Step {
     Capacity(u8, u64),
     Purge(u8),
     Remove(u8),
-    /// Takes back the insert so many inserts ago.
+    /// Takes back an earlier insertion, counted backwards.
     Retract(usize),
-    /// Evicts what a worker has not used since the insert so many inserts ago.
+    /// Evicts the blocks that a worker has not used since an earlier insertion, counted backwards.
     EvictUnused(u8, usize),
 }
 
@@ -51,8 +51,7 @@ fn steps(workers: u8) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// An insert as the model has seen it: the worker, the prompt, how many of its blocks were new from
-/// where on, and the time.
+/// An insertion in the model: worker, prompt, number of known leading blocks, and time.
 type Insert = (u8, Vec<u8>, usize, u64);
 
 #[derive(Default)]
@@ -92,16 +91,16 @@ impl Model {
 
     fn evict_unused(&mut self, worker: u8, ago: usize) {
         if let Some((.., clock)) = self.inserts.iter().nth_back(ago) {
-            self.held.entry(worker).or_default().retain(|_, stamp| *stamp > *clock);
+            self.held.entry(worker).or_default().retain(|_, tick| *tick > *clock);
         }
     }
 
-    /// Least recently used first; of one use the deepest first.
+    /// Evicts the least recently used blocks first, and the deepest ones of the same use first.
     fn evict(&mut self, worker: u8) {
         let capacity = self.capacity(worker);
         let held = self.held.entry(worker).or_default();
         while held.len() > capacity {
-            let oldest = held.iter().min_by_key(|(path, stamp)| (**stamp, usize::MAX - path.len()));
+            let oldest = held.iter().min_by_key(|(path, tick)| (**tick, usize::MAX - path.len()));
             let oldest = oldest.expect("more than the capacity is held").0.clone();
             held.remove(&oldest);
         }
@@ -137,10 +136,10 @@ impl Model {
     }
 }
 
-/// The tree, and its inserts with what it said of them.
+/// The tree, and its insertions with their receipts.
 struct Subject {
     tree: PrefixTree,
-    inserts: Vec<(WorkerId, RouteKey, Note)>,
+    inserts: Vec<(WorkerId, RouteKey, InsertReceipt)>,
 }
 
 impl Subject {
@@ -153,22 +152,22 @@ impl Subject {
         match step {
             Step::Insert(worker, prompt) => {
                 let (worker, key) = (id(worker), key(prompt));
-                let note = tree.insert(&key, worker);
-                self.inserts.push((worker, key, note));
+                let receipt = tree.insert(&key, worker);
+                self.inserts.push((worker, key, receipt));
             }
             Step::Capacity(worker, blocks) => tree.set_capacity(id(worker), *blocks),
             Step::Purge(worker) => tree.purge_worker(id(worker)),
             Step::Remove(worker) => tree.remove_worker(id(worker)),
             Step::Retract(ago) => {
-                if let Some((worker, key, note)) = self.inserts.iter().nth_back(*ago) {
-                    tree.retract(key, *worker, note);
+                if let Some((worker, key, receipt)) = self.inserts.iter().nth_back(*ago) {
+                    tree.retract(key, *worker, receipt);
                 }
             }
             Step::EvictUnused(worker, ago) => {
-                if let Some((.., note)) = self.inserts.iter().nth_back(*ago) {
-                    let before = tree.held_by(id(worker));
-                    let freed = tree.evict_unused(id(worker), note.stamp);
-                    assert_eq!(tree.held_by(id(worker)), before - freed);
+                if let Some((.., receipt)) = self.inserts.iter().nth_back(*ago) {
+                    let before = tree.owned_by(id(worker));
+                    let freed = tree.evict_unused(id(worker), receipt.tick);
+                    assert_eq!(tree.owned_by(id(worker)), before - freed);
                 }
             }
             Step::Lookup(_) => {}
@@ -184,27 +183,27 @@ fn lookup(tree: &PrefixTree, prompt: &[u8]) -> Vec<(WorkerId, u32)> {
 }
 
 proptest! {
-    /// Alone, a worker's share is exactly the model's, evictions included.
+    /// The share of a single worker equals the model, including evictions.
     #[test]
     fn one_worker_is_exact(steps in steps(1)) {
         let (mut subject, mut model) = (Subject::new(), Model::default());
         for step in &steps {
             subject.apply(step);
             model.apply(step, true);
-            if let (Step::Insert(..), Some((.., note)), Some((.., known, _))) =
+            if let (Step::Insert(..), Some((.., receipt)), Some((.., known, _))) =
                 (step, subject.inserts.last(), model.inserts.last())
             {
-                prop_assert_eq!(note.held as usize, *known);
-                prop_assert_eq!(note.last_used.is_some(), *known > 0);
+                prop_assert_eq!(receipt.held as usize, *known);
+                prop_assert_eq!(receipt.last_used.is_some(), *known > 0);
             }
-            prop_assert_eq!(subject.tree.held_by(WorkerId(0)), model.held.get(&0).map_or(0, |h| h.len() as u64));
+            prop_assert_eq!(subject.tree.owned_by(WorkerId(0)), model.held.get(&0).map_or(0, |h| h.len() as u64));
             if let Step::Lookup(prompt) = step {
                 prop_assert_eq!(lookup(&subject.tree, prompt), model.lookup(prompt));
             }
         }
     }
 
-    /// Without capacities all workers are exact.
+    /// Without capacities the shares of all workers equal the model.
     #[test]
     fn many_workers_without_eviction_are_exact(steps in steps(5)) {
         let (mut subject, mut model) = (Subject::new(), Model::default());
@@ -217,9 +216,8 @@ proptest! {
         }
     }
 
-    /// With capacities a node that several workers share leaves a share as a whole, so shares may be
-    /// smaller than the model's: but never above capacity, never more than was inserted, and what
-    /// was inserted last is there.
+    /// With capacities a node with several owners is evicted completely, so shares may be smaller than in the
+    /// model. They never exceed the capacity or the insertions, and they have the last insertion.
     #[test]
     fn many_workers_stay_within_bounds(steps in steps(5)) {
         let (mut subject, mut inserted) = (Subject::new(), Model::default());
@@ -227,7 +225,7 @@ proptest! {
             subject.apply(step);
             inserted.apply(step, false);
             for worker in 0..5 {
-                let held = subject.tree.held_by(WorkerId(u32::from(worker)));
+                let held = subject.tree.owned_by(WorkerId(u32::from(worker)));
                 prop_assert!(held as usize <= inserted.capacity(worker));
             }
             match step {
@@ -247,7 +245,7 @@ proptest! {
         }
     }
 
-    /// What purged workers leave is gone once traffic has passed: nothing leaks.
+    /// Later insertions sweep the leftovers of purged workers: nothing leaks.
     #[test]
     fn purged_shares_are_swept(steps in steps(5)) {
         let mut subject = Subject::new();
@@ -258,19 +256,19 @@ proptest! {
         for worker in 0..5 {
             tree.remove_worker(WorkerId(worker));
         }
-        // A worker that may hold one block sweeps in each shard that the prompts can be in.
+        // A worker with a capacity of one block sweeps each shard of the prompts.
         tree.set_capacity(WorkerId(9), 1);
         for _ in 0..200 {
             for symbol in 0..3 {
                 tree.insert(&key(&[symbol]), WorkerId(9));
             }
         }
-        let TreeStats { blocks, held, nodes, holds, .. } = tree.stats();
-        prop_assert_eq!((blocks, held, nodes, holds), (1, 1, 1, 1));
+        let TreeStats { blocks, held, nodes, ownerships, .. } = tree.stats();
+        prop_assert_eq!((blocks, held, nodes, ownerships), (1, 1, 1, 1));
     }
 }
 
-/// Threads that insert, look up and purge at once leave the books balanced.
+/// After concurrent insertions, look-ups and purges all counts are consistent.
 #[test]
 fn threads_leave_the_books_balanced() {
     let tree = PrefixTree::new(1 << 18);
@@ -285,7 +283,7 @@ fn threads_leave_the_books_balanced() {
                         (0..12).map(|i| (round.wrapping_mul(31 + i) >> 3) as u8 % 3).collect();
                     tree.insert(&key(&prompt), id);
                     assert!(lookup(tree, &prompt).contains(&(id, 12)));
-                    assert!(tree.held_by(id) <= 50);
+                    assert!(tree.owned_by(id) <= 50);
                     if round % 500 == 499 {
                         tree.purge_worker(id);
                     }

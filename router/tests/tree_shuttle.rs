@@ -1,8 +1,8 @@
-//! The tree under all the orders in which its threads may run, or many of them.
+//! Model checking of the tree: runs its threads in many interleavings.
 //!
-//! The tree's source is compiled here once more, with shuttle's locks and atomics in place of the real
-//! ones (`crate::sync`): shuttle then decides at each of them which thread goes on. So nothing of it is
-//! in the library, and it runs with the other tests.
+//! The source of the tree is compiled here again with the locks and atomics of shuttle (`crate::sync`). shuttle
+//! decides at each of them which thread continues. So the library has no test code, and the test runs with the
+//! others.
 
 #![forbid(unsafe_code)]
 #![allow(
@@ -65,14 +65,14 @@ mod sync {
 const ONE: WorkerId = WorkerId(1);
 const TWO: WorkerId = WorkerId(2);
 
-/// Four blocks below one of two roots, which lie in different shards.
+/// Four blocks below one of two roots in different shards.
 fn prompt(root: u64, own: u64) -> RouteKey {
     let root = (root + 1) << 32;
     let blocks = vec![root, root + 1, root + 10 * (own + 1), root + 10 * (own + 1) + 1];
     RouteKey { blocks, ..RouteKey::default() }
 }
 
-/// Purges all and sees the tree empty itself: whatever was miscounted or left in a list would show.
+/// Purges all workers and checks that the tree becomes empty: a wrong count or a left-over list entry would show.
 fn assert_sound(tree: &PrefixTree) {
     for worker in [ONE, TWO] {
         tree.remove_worker(worker);
@@ -86,7 +86,7 @@ fn assert_sound(tree: &PrefixTree) {
         }
     }
     let stats = tree.stats();
-    assert_eq!((stats.blocks, stats.held, stats.nodes, stats.holds), (1, 1, 1, 1));
+    assert_eq!((stats.blocks, stats.held, stats.nodes, stats.ownerships), (1, 1, 1, 1));
 }
 
 fn held(tree: &PrefixTree, key: &RouteKey, worker: WorkerId) -> u32 {
@@ -95,7 +95,7 @@ fn held(tree: &PrefixTree, key: &RouteKey, worker: WorkerId) -> u32 {
     found.iter().find(|(id, _)| *id == worker).map_or(0, |(_, blocks)| *blocks)
 }
 
-/// Runs the threads in many orders, then `after`.
+/// Runs the threads in many interleavings, each followed by `after`.
 fn check(threads: &[fn(&PrefixTree)], after: fn(&PrefixTree)) {
     let threads = threads.to_vec();
     let run = move || {
@@ -132,7 +132,7 @@ fn inserts_of_one_worker_stay_within_its_capacity() {
                 tree.insert(&prompt(0, 1), ONE);
             },
         ],
-        |tree| assert!((4..=6).contains(&tree.held_by(ONE)), "{}", tree.held_by(ONE)),
+        |tree| assert!((4..=6).contains(&tree.owned_by(ONE)), "{}", tree.owned_by(ONE)),
     );
 }
 
@@ -153,8 +153,8 @@ fn a_purge_takes_all_that_was_there_and_nothing_that_comes_later() {
             },
         ],
         |tree| {
-            assert_eq!((tree.held_by(ONE), held(tree, &prompt(1, 0), ONE)), (4, 4));
-            assert_eq!((tree.held_by(TWO), held(tree, &prompt(0, 0), ONE)), (10, 0));
+            assert_eq!((tree.owned_by(ONE), held(tree, &prompt(1, 0), ONE)), (4, 4));
+            assert_eq!((tree.owned_by(TWO), held(tree, &prompt(0, 0), ONE)), (10, 0));
         },
     );
 }
@@ -164,8 +164,8 @@ fn what_is_taken_back_stays_if_another_request_has_used_it() {
     check(
         &[
             |tree| {
-                let note = tree.insert(&prompt(0, 0), ONE);
-                tree.retract(&prompt(0, 0), ONE, &note);
+                let receipt = tree.insert(&prompt(0, 0), ONE);
+                tree.retract(&prompt(0, 0), ONE, &receipt);
             },
             |tree| {
                 tree.insert(&prompt(0, 1), ONE);
@@ -178,9 +178,8 @@ fn what_is_taken_back_stays_if_another_request_has_used_it() {
             for worker in [ONE, TWO] {
                 assert_eq!(held(tree, &prompt(0, 1), worker), 4);
             }
-            // Between the two inserts the other's blocks are taken back, or they are the other's
-            // still; the shared ones stay whatever the order.
-            assert_eq!((tree.held_by(ONE), tree.held_by(TWO)), (4, 4));
+            // The retraction may come between the two insertions. The shared blocks stay in any order.
+            assert_eq!((tree.owned_by(ONE), tree.owned_by(TWO)), (4, 4));
         },
     );
 }
@@ -194,8 +193,8 @@ fn workers_that_come_and_go_leave_nothing() {
                 tree.remove_worker(ONE);
             },
             |tree| {
-                let note = tree.insert(&prompt(0, 1), TWO);
-                tree.evict_unused(TWO, note.stamp);
+                let receipt = tree.insert(&prompt(0, 1), TWO);
+                tree.evict_unused(TWO, receipt.tick);
                 tree.insert(&prompt(1, 1), TWO);
             },
             |tree| {

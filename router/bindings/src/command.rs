@@ -1,4 +1,4 @@
-//! The command line: for programs that have the router as a part, and as a whole.
+//! The command line of the router, and its flags for programs that embed the router.
 
 use std::process::ExitCode;
 
@@ -14,8 +14,7 @@ use pyo3::{
     types::{PyDict, PyList},
 };
 
-/// What each flag of the router is called, takes and means, so that `launch_server` can offer the
-/// same under names of its own.
+/// Returns name, value and help text of each flag, so that `launch_server` can offer them under other names.
 #[pyfunction]
 pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let command = Config::command();
@@ -45,14 +44,14 @@ fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {
     Ok(described)
 }
 
-/// The `mla-router` command with these arguments, from parsing to the exit status.
+/// Runs the `mla-router` command with these arguments. Returns its exit status.
 #[pyfunction]
 pub(crate) fn run_cli(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
     let argv = std::iter::once("mla-router".to_owned()).chain(argv);
-    // As the binary.
+    // Like the binary.
     let _returning = Returning::start();
     let code = py.detach(|| cli::main(argv.map(Into::into)));
-    // Python has noted the Ctrl-C that ended the router, too; it has been acted on.
+    // Python has recorded the Ctrl-C that ended the router; it must not raise it again.
     match py.check_signals() {
         Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
         _ => {}

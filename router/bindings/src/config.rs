@@ -1,8 +1,7 @@
-//! `RouterConfig`: the Rust `Config`, every field a keyword argument.
+//! `RouterConfig`: the Rust `Config` with its fields as keyword arguments.
 //!
-//! Keywords become flags and clap reads them, so a setting's name, type, range and default are
-//! written in Rust's `Config` and nowhere else, and a bad value is refused in the same words
-//! everywhere.
+//! Keyword arguments become flags, which clap parses. So name, type, range and default of a setting are written
+//! only in the Rust `Config`, and an invalid value has the same message everywhere.
 
 use clap::{Command, CommandFactory, FromArgMatches, builder::Resettable};
 use mla_router::Config;
@@ -28,13 +27,12 @@ impl RouterConfig {
         for (name, value) in settings.into_iter().flatten() {
             push_flag(&mut argv, name.extract()?, &value)?;
         }
-        // What a program does not ask for must not depend on where it runs.
+        // The settings of a program must not depend on the environment.
         let command = Config::command().mut_args(|flag| flag.env(Resettable::Reset));
         read(command, argv)
     }
 
-    /// The settings that the command line `argv`, without the program's name, stands for; keys that
-    /// it does not name come from the environment.
+    /// Parses the command line `argv`, without the program name. Keys that it lacks are read from the environment.
     #[staticmethod]
     fn from_argv(argv: Vec<String>) -> PyResult<Self> {
         read(Config::command(), argv)
@@ -47,7 +45,7 @@ impl RouterConfig {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut fields = Vec::new();
         for (name, value) in self.to_dict(py)? {
-            // A secret does not belong in logs and tracebacks.
+            // Secrets must not appear in logs and tracebacks.
             let name: String = name.extract()?;
             let secret = name.ends_with("_key") && value.is_truthy()?;
             let value = if secret { "'***'".to_owned() } else { value.repr()?.to_string() };
@@ -66,7 +64,7 @@ fn read(command: Command, argv: Vec<String>) -> PyResult<RouterConfig> {
     }
 }
 
-/// Appends keyword argument `name=value` as it would stand on the command line.
+/// Appends the keyword argument `name=value` as a flag.
 fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
     if !Config::command().get_arguments().any(|known| known.get_id() == name) {
         let message = format!("RouterConfig() got an unexpected keyword argument '{name}'");
@@ -87,7 +85,7 @@ fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> Py
             argv.push(format!("{flag}={}", item?.str()?));
         }
     } else if value.is_none() {
-        // The default.
+        // None means the default.
     } else if value.is_instance_of::<PyBool>() {
         argv.extend(value.is_truthy()?.then_some(flag));
     } else if fits_one_flag(value)? {
@@ -100,7 +98,7 @@ fn push_flag(argv: &mut Vec<String>, name: &str, value: &Bound<'_, PyAny>) -> Py
     Ok(())
 }
 
-/// Clap's message without the prefix and the hint at `--help`, which is of no use to a program.
+/// The message of clap without its prefix and its hint to `--help`.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());

@@ -1,8 +1,7 @@
-//! The router as a Python module, `mla_router._router`.
+//! The router as the Python module `mla_router._router`.
 //!
-//! A thin skin: it converts values and errors, releases the interpreter while it waits, and decides
-//! nothing. What it exports is described for people and type checkers in
-//! `python/mla_router/_router.pyi`.
+//! A thin layer: it converts values and errors, and releases the interpreter while it waits.
+//! `python/mla_router/_router.pyi` documents the module for readers and type checkers.
 
 mod command;
 mod config;

@@ -10,17 +10,17 @@ use tokio::{runtime::Runtime, time::timeout};
 
 use crate::{RouterError, config::RouterConfig};
 
-/// How late a Ctrl-C may be noticed while Python waits for the router.
+/// Longest delay of a Ctrl-C while Python waits for the router.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-/// For the threads to end when the router has: only a name look-up can hold one up.
+/// Time for the threads to end after the router has stopped. Only a name look-up can delay one.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A router within this process. `start` and `stop` it, or use it as a context manager.
 #[pyclass(frozen, module = "mla_router")]
 pub(crate) struct Router {
     config: Config,
-    /// Locked for moments only, so that any thread may call any method while others wait.
+    /// Locked for short times only, so that any thread may call any method while others wait.
     state: Mutex<State>,
 }
 
@@ -28,15 +28,15 @@ pub(crate) struct Router {
 enum State {
     #[default]
     Stopped,
-    /// One thread is about to start it.
+    /// A thread is starting the router.
     Starting,
     Running(Arc<Running>),
 }
 
-/// Lives until the last call that uses it has returned, also when another thread stops the router.
+/// A running router. It lives until the last call that uses it has returned, also if another thread stops the router.
 struct Running {
     handle: RouterHandle,
-    /// `None` only while being dropped.
+    /// `None` only during the drop.
     runtime: Option<Runtime>,
     _returning: Returning,
 }
@@ -101,7 +101,7 @@ impl Router {
         outcome
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     #[getter]
     fn url(&self) -> PyResult<String> {
         let scheme = if self.config.tls_cert_path.is_some() { "https" } else { "http" };

@@ -1,4 +1,4 @@
-//! What an answer looks like in each of the three contracts, whole and in events.
+//! The form of an answer in each of the three contracts, complete and as events.
 
 use std::fmt::Write;
 
@@ -10,17 +10,17 @@ use crate::{
     tokens::decode,
 };
 
-/// One prompt's answer so far.
+/// The answer to one prompt so far.
 #[derive(Debug, Default)]
 pub struct Choice {
     pub prompt_tokens: usize,
     pub cached: usize,
-    /// All tokens, those included that another worker has generated.
+    /// All tokens, including those of another worker.
     pub tokens: Vec<u32>,
-    /// How many of them the client has.
+    /// Number of tokens that were sent.
     pub sent: usize,
     pub finish: Option<Finish>,
-    /// The client has the end, too.
+    /// Whether the end was sent.
     pub complete: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Answers {
     model: String,
     single: bool,
     pub wants_usage: bool,
-    /// Events say in a comment which tokens they are made of.
+    /// Whether events have comments with their token ids.
     pub replay: bool,
     pub choices: Vec<Choice>,
 }
@@ -59,7 +59,7 @@ impl Answers {
     pub fn add(&mut self, event: Event) {
         let choice = &mut self.choices[event.index];
         choice.tokens.extend(event.token);
-        // Of a continued one it is the first worker's count that holds.
+        // A continued answer has the count of the first worker.
         choice.cached = choice.cached.max(event.cached).min(choice.prompt_tokens);
         choice.finish = event.finish;
     }
@@ -72,12 +72,12 @@ impl Answers {
         self.choices.iter().map(|choice| choice.cached).sum()
     }
 
-    /// What another worker needs to know to go on: see [`Answers::from_opaque`].
+    /// The opaque value for a continuation: see [`Answers::from_opaque`].
     pub fn opaque(&self) -> String {
         format!("{}.{}.{}", self.id, self.created, self.cached_tokens())
     }
 
-    /// Id, time and cached tokens of a response that another worker has begun.
+    /// Reads id, time and cached tokens of another worker's response.
     pub fn from_opaque(opaque: &str) -> Option<(String, u64, usize)> {
         let mut parts = opaque.rsplitn(3, '.');
         let cached = parts.next()?.parse().ok()?;
@@ -85,7 +85,7 @@ impl Answers {
         Some((parts.next()?.to_owned(), created, cached))
     }
 
-    /// The next event of a choice, with everything that has not been sent.
+    /// The next event of a choice, with all unsent tokens.
     pub fn event(&mut self, index: usize) -> String {
         let choice = &mut self.choices[index];
         let new = &choice.tokens[choice.sent..];
@@ -127,7 +127,7 @@ impl Answers {
         event
     }
 
-    /// The event at the end that has the counts.
+    /// The last event, with the token counts.
     pub fn usage_event(&self) -> String {
         let object = match self.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
@@ -140,7 +140,7 @@ impl Answers {
         ) + "\n\n"
     }
 
-    /// The answer that is not streamed.
+    /// The complete answer.
     pub fn whole(&self) -> String {
         let choices = self.choices.iter().enumerate();
         let finish = |choice: &Choice| choice.finish.map(Finish::as_str);
@@ -186,7 +186,7 @@ impl Answers {
     }
 }
 
-/// SGLang's form: everything so far, each time.
+/// SGLang's form: each event has the whole text so far.
 fn native(id: &str, choice: &Choice) -> Value {
     let finish = choice.finish.map(|finish| match finish {
         Finish::Length => json!({"type": "length", "length": choice.tokens.len()}),

@@ -1,4 +1,4 @@
-//! The bodies of responses: an answer whole or in events, and each way in which it can go wrong.
+//! Response bodies: a complete answer or a stream of events, and the faults of both.
 
 use std::{
     collections::VecDeque,
@@ -23,15 +23,15 @@ use crate::{
 const DONE: &str = "data: [DONE]\n\n";
 const ENGINE_DIED: &str = r#"{"error":{"message":"The engine has died","type":"internal_server_error","param":null,"code":"engine_died"}}"#;
 
-/// How a body ends that has not been answered in full.
+/// The end of an incomplete body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Good,
     /// The connection closes.
     Broken,
-    /// Nothing more comes, and the connection stays.
+    /// No further bytes come, and the connection stays open.
     Never,
-    /// The same filler for ever.
+    /// Filler bytes without end.
     Endless,
 }
 
@@ -40,11 +40,11 @@ pub enum MockBody {
     Events(Box<Events>),
 }
 
-/// Bytes that are there already.
+/// A body whose bytes are known.
 pub struct Parts {
     left: VecDeque<Bytes>,
     end: End,
-    /// What the head says; `None`: in chunks.
+    /// The content length; `None` for a chunked body.
     length: Option<u64>,
     /// Spoils the framing of the second part.
     spoil: Option<Spoil>,
@@ -58,7 +58,7 @@ impl MockBody {
         Self::parts([bytes], End::Good, length)
     }
 
-    /// The first half of `bytes`, and then that end.
+    /// The first half of `bytes`, then this end.
     pub fn half(bytes: impl Into<Bytes>, end: End) -> Self {
         let mut bytes = bytes.into();
         let length = bytes.len() as u64;
@@ -66,7 +66,7 @@ impl MockBody {
         Self::parts([bytes], end, Some(length))
     }
 
-    /// In two chunks, the second of which has no readable size.
+    /// Two chunks; the size of the second one is unreadable.
     pub fn spoiled(bytes: impl Into<Bytes>, spoil: Spoil) -> Self {
         let mut bytes = bytes.into();
         let rest = bytes.split_off(bytes.len() / 2);
@@ -86,7 +86,7 @@ impl MockBody {
     }
 }
 
-/// What there is to be said where an answer was expected and the engine is gone.
+/// The error for a request whose engine is gone.
 pub fn engine_died() -> &'static str {
     ENGINE_DIED
 }
@@ -111,16 +111,16 @@ impl Parts {
     }
 }
 
-/// A stream of events, as the engine makes them.
+/// A stream of events from the engine.
 pub struct Events {
     pub state: Arc<State>,
     pub answers: Answers,
     pub events: UnboundedReceiver<Event>,
-    /// An event that had to be waited for before the head could be sent.
+    /// The first event, if the head had to wait for it.
     pub first: Option<Event>,
     pub fault: Kind,
     pub spoil: Spoil,
-    /// Tokens that have been sent in all.
+    /// Number of tokens sent.
     sent: usize,
     ended: bool,
     pause: Pause,
@@ -181,7 +181,7 @@ impl Events {
         last
     }
 
-    /// What the fault does to the next frame, if its time has come.
+    /// Applies the fault to the next frame, if it is due.
     fn strike(&mut self, cx: &mut Context<'_>) -> Option<Poll<Option<io::Result<Bytes>>>> {
         let (Kind::Freeze { after_tokens }
         | Kind::Break { after_tokens }
@@ -212,7 +212,7 @@ impl Events {
     }
 }
 
-/// One round of doing nothing, so that what was sent before leaves the server's buffer.
+/// Yields once, so that earlier bytes leave the server's buffer.
 #[derive(Default)]
 struct Pause(bool);
 

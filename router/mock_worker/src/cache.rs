@@ -1,40 +1,40 @@
-//! The prefix cache of one engine: pages of KV, found by the hash of everything up to their end, and
-//! evicted least recently used first, leaves before what they stand on.
+//! The prefix cache of one engine: KV pages, found by the hash of all tokens up to their end. The least recently
+//! used leaves are evicted first.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// The hash of a page's tokens and of all before them.
+/// Hash of the tokens of a page and of all tokens before them.
 pub type PageHash = u64;
 
 struct Page {
     parent: Option<PageHash>,
     children: u32,
-    /// Requests that read or write this page now.
+    /// Number of running requests that use this page.
     locks: u32,
     used: u64,
 }
 
-/// Every page is free, cached, or private to a running request that is still filling it.
+/// The cache. Every page is free, cached, or private to a running request that fills it.
 pub struct Cache {
     capacity: usize,
     private: usize,
     pages: HashMap<PageHash, Page>,
-    /// What may be evicted, oldest first: neither locked nor stood on.
+    /// Evictable pages, oldest first: leaves that are not locked.
     idle: BTreeSet<(u64, PageHash)>,
     clock: u64,
 }
 
-/// The pages that a running request holds.
+/// The pages of a running request.
 #[derive(Debug, Default)]
 pub struct Lease {
-    /// Cached pages it has locked, from the beginning of its prompt on.
+    /// Cached pages of its prompt that it has locked.
     shared: Vec<PageHash>,
-    /// Pages reserved for what it has still to compute.
+    /// Pages that are reserved for tokens to compute.
     private: usize,
 }
 
 impl Lease {
-    /// Pages of the prompt that need not be computed.
+    /// Number of cached pages of the prompt.
     pub fn shared(&self) -> usize {
         self.shared.len()
     }
@@ -53,18 +53,18 @@ impl Cache {
         self.capacity - self.private - self.pages.len()
     }
 
-    /// Pages that hold something of use: cached or being filled.
+    /// Number of used pages: cached or being filled.
     pub fn used(&self) -> usize {
         self.capacity - self.free()
     }
 
-    /// How many of these pages, from the first on, are there.
+    /// Number of leading pages of `path` that are cached.
     pub fn matched(&self, path: &[PageHash]) -> usize {
         path.iter().take_while(|hash| self.pages.contains_key(hash)).count()
     }
 
-    /// Locks what is there of `path` and reserves the rest of `total` pages, evicting for it.
-    /// `None`: not enough can be evicted now.
+    /// Locks the cached pages of `path` and reserves the rest of `total` pages, with evictions. `None` if not
+    /// enough pages can be evicted.
     pub fn reserve(&mut self, path: &[PageHash], total: usize) -> Option<Lease> {
         self.clock += 1;
         let matched = self.matched(path);
@@ -85,8 +85,8 @@ impl Cache {
         Some(lease)
     }
 
-    /// The request has computed all of `path`: its private pages become shared. A page that another
-    /// request has computed meanwhile is kept once.
+    /// Publishes the computed pages of `path`: private pages become shared. A page that another request has
+    /// computed meanwhile is kept once.
     pub fn publish(&mut self, lease: &mut Lease, path: &[PageHash]) {
         for &hash in &path[lease.shared.len()..] {
             assert!(lease.private > 0, "more pages published than reserved");
@@ -105,7 +105,7 @@ impl Cache {
         }
     }
 
-    /// The request has ended: what it has published stays cached, the rest is free.
+    /// Ends a request: its published pages stay cached, the others are freed.
     pub fn release(&mut self, lease: Lease) {
         self.private -= lease.private;
         for hash in lease.shared {
@@ -117,7 +117,7 @@ impl Cache {
         }
     }
 
-    /// Evicts all that no running request holds.
+    /// Evicts all pages that no running request uses.
     pub fn flush(&mut self) {
         while self.evict_one() {}
     }

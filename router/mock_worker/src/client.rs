@@ -1,4 +1,4 @@
-//! An HTTP client that costs next to nothing: for load generators, and for tests that look at bytes.
+//! A minimal HTTP client, for load generators and for tests of bytes.
 
 use std::{
     io::{self, ErrorKind},
@@ -16,7 +16,7 @@ const READ: usize = 1 << 16;
 /// One keep-alive connection.
 pub struct Client {
     stream: TcpStream,
-    /// What has been read and not been taken yet.
+    /// Bytes that are read and not consumed.
     buffer: Vec<u8>,
     body: Framing,
 }
@@ -24,7 +24,7 @@ pub struct Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Length(usize),
-    /// Bytes left of this chunk, the line break after it included.
+    /// Remaining bytes of the chunk, including the line break after it.
     Chunk(usize),
     ChunkSize,
     UntilClose,
@@ -76,12 +76,12 @@ impl Client {
         Ok(Self { stream, buffer: Vec::with_capacity(READ), body: Framing::Ended })
     }
 
-    /// Sends whole requests, as [`post`] makes them.
+    /// Sends complete requests, made by [`post`].
     pub async fn send(&mut self, request: &[u8]) -> io::Result<()> {
         self.stream.write_all(request).await
     }
 
-    /// The head of the next response, after the body of the one before has been read.
+    /// Reads the head of the next response. The body of the previous one must have been read.
     pub async fn head(&mut self) -> io::Result<Head> {
         assert_eq!(self.body, Framing::Ended, "the body before has not been read");
         loop {
@@ -95,14 +95,14 @@ impl Client {
         }
     }
 
-    /// Appends what comes next of the body to `body`; false at its end.
+    /// Appends the next bytes of the body to `body`. Returns false at its end.
     pub async fn more(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
         loop {
             match self.body {
                 Framing::Ended => return Ok(false),
                 Framing::ChunkSize => {
                     if let Some(size) = self.take_chunk_size()? {
-                        // Of the last one, too: an empty line ends the body.
+                        // Also after the last chunk: an empty line ends the body.
                         self.body = Framing::Chunk(size + 2);
                         if size == 0 {
                             self.skip_line().await?;
@@ -152,7 +152,7 @@ impl Client {
         }
     }
 
-    /// The whole of a response.
+    /// Reads a complete response.
     pub async fn response(&mut self) -> io::Result<(Head, Vec<u8>)> {
         let head = self.head().await?;
         let mut body = Vec::new();
@@ -189,7 +189,7 @@ impl Client {
     }
 }
 
-/// A request as it goes over the wire.
+/// Returns the bytes of a request.
 pub fn post(path: &str, fields: &str, body: &str) -> Vec<u8> {
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\

@@ -1,5 +1,5 @@
-//! The engine: admission, chunked prefill mixed with decode, one token a step for each request. It has
-//! no clock: [`Engine::plan`] says how long the next step takes, [`Engine::finish`] is its end.
+//! The engine: admission, chunked prefill mixed with decode, one token a step for each request. It has no clock:
+//! [`Engine::plan`] returns the time of the next step, [`Engine::finish`] ends it.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -15,21 +15,21 @@ use crate::{
     tokens::{Answer, page_hashes},
 };
 
-/// One prompt to be continued.
+/// One prompt to complete.
 pub struct Request {
-    /// What it can be aborted by.
+    /// Its id for an abort.
     pub name: String,
-    /// Which of the prompts of its HTTP request.
+    /// Its index among the prompts of the HTTP request.
     pub index: usize,
-    /// Everything to be computed: the prompt and, of a continued one, what has been generated.
+    /// Tokens to compute: the prompt, and the generated tokens of a continued request.
     pub tokens: Vec<u32>,
-    /// Hash of what must be equal, besides the tokens, for a page to be shared.
+    /// Hash of everything except tokens that must be equal for a shared page.
     pub root: u64,
     pub answer: Answer,
-    /// Positions of the answer: the first to be generated, and the first that is not.
+    /// Positions of the answer: the first one to generate, and the end.
     pub from: usize,
     pub until: usize,
-    /// Why it ends at `until`.
+    /// The finish reason at `until`.
     pub finish: Finish,
     pub events: UnboundedSender<Event>,
 }
@@ -51,13 +51,13 @@ impl Finish {
     }
 }
 
-/// What a request gets of each step.
+/// The result of a step for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     pub index: usize,
-    /// None only where it is aborted.
+    /// `None` only if the request was aborted.
     pub token: Option<u32>,
-    /// Tokens of the prompt that were cached.
+    /// Cached tokens of the prompt.
     pub cached: usize,
     pub finish: Option<Finish>,
 }
@@ -69,12 +69,12 @@ struct Running {
     cached: usize,
     to_prefill: usize,
     generated: Vec<u32>,
-    /// Prompt tokens of the step that is under way.
+    /// Prompt tokens of the present step.
     planned: usize,
     decodes: bool,
 }
 
-/// Sums since the start. What is said of prompts counts those that were admitted.
+/// Counts since the start. Prompt counts cover admitted requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Totals {
     pub requests: u64,
@@ -85,11 +85,11 @@ pub struct Totals {
     pub completion_tokens: u64,
     /// Time in steps.
     pub busy_seconds: f64,
-    /// Requests here, running or waiting, times the time they were.
+    /// Integral over time of the number of requests, running and waiting.
     pub request_seconds: f64,
 }
 
-/// How things are.
+/// The present state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Stats {
     #[serde(flatten)]
@@ -114,7 +114,7 @@ impl Engine {
         Self { settings, cache, waiting, running, totals: Totals::default() }
     }
 
-    /// Whether a request of so many tokens, answer included, can ever run.
+    /// Whether a request of `tokens` tokens, including the answer, can ever run.
     pub fn fits(&self, tokens: usize) -> bool {
         tokens.div_ceil(self.settings.page_size) <= self.cache.capacity()
     }
@@ -129,7 +129,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the requests of that name. True if there was one.
+    /// Aborts the requests with this id. Returns whether there was one.
     pub fn abort(&mut self, name: &str) -> bool {
         let mut found = false;
         let waiting = &mut self.waiting;
@@ -139,7 +139,7 @@ impl Engine {
                 found = true;
                 let finish = Some(Finish::Abort);
                 let event = Event { index: request.index, token: None, cached, finish };
-                // Who does not listen has left, which is an abort as well.
+                // A closed receiver means that the client has left.
                 let _told = request.events.send(event);
             }
         }
@@ -149,7 +149,7 @@ impl Engine {
         found
     }
 
-    /// Forgets what no running request needs.
+    /// Drops all cached pages that no running request uses.
     pub fn flush(&mut self) {
         self.cache.flush();
     }
@@ -163,7 +163,7 @@ impl Engine {
         }
     }
 
-    /// Begins a step; returns how long it takes. `None`: there is nothing to do.
+    /// Starts a step. Returns its time, or `None` if there is no work.
     pub fn plan(&mut self) -> Option<Duration> {
         let before = self.waiting.len();
         self.waiting.retain(|request| !request.events.is_closed());
@@ -188,7 +188,7 @@ impl Engine {
         Some(time)
     }
 
-    /// Ends the step that [`Engine::plan`] has begun: prompts advance, requests get their tokens.
+    /// Ends the step that [`Engine::plan`] has started: prompts advance, requests get their tokens.
     pub fn finish(&mut self) {
         for running in &mut self.running {
             let prefilled = std::mem::take(&mut running.planned);
@@ -204,10 +204,10 @@ impl Engine {
         self.retire(Running::is_done);
     }
 
-    /// First come, first served: what does not fit holds up those behind it. None is admitted before
-    /// its prefill can begin, so that it finds what those before it have computed.
+    /// Admits requests, first come, first served. A request that does not fit blocks the later ones. A request is
+    /// admitted only when its prefill can start, so that it finds the pages of earlier ones.
     fn admit(&mut self, budget: &mut usize) {
-        // Prompt pages that will soon be there.
+        // Prompt pages that are being computed.
         let mut computing: HashSet<PageHash> = HashSet::new();
         if self.settings.in_batch_sharing && !self.waiting.is_empty() {
             let prefilling = self.running.iter().filter(|running| running.to_prefill > 0);
@@ -250,18 +250,18 @@ impl Engine {
         }
     }
 
-    /// The pages for a request, and how many tokens of its prompt they hold already.
+    /// Returns the pages for a request, and the number of its prompt tokens in them.
     fn start(&mut self, pages: &[PageHash], request: &Request) -> Option<(Lease, usize)> {
         let page_size = self.settings.page_size;
         let all = request.tokens.len() + request.until - request.from;
-        // One token at least is computed: its logits are the first of the answer.
+        // At least one token is computed: its logits give the first token of the answer.
         let usable = &pages[..pages.len().min((request.tokens.len() - 1) / page_size)];
         let lease = self.cache.reserve(usable, all.div_ceil(page_size))?;
         let cached = lease.shared() * page_size;
         Some((lease, cached))
     }
 
-    /// Lets go of requests; what they have computed stays cached.
+    /// Removes requests. Their computed pages stay cached.
     fn retire(&mut self, gone: impl Fn(&Running) -> bool) {
         let page_size = self.settings.page_size;
         for mut running in self.running.extract_if(.., |running| gone(running)) {
@@ -271,7 +271,7 @@ impl Engine {
                 self.totals.aborted += 1;
             }
             if running.to_prefill == 0 {
-                // The last token has been sampled, but never been through the model.
+                // The last token was sampled, but not computed.
                 running.generated.pop();
                 let mut tokens = std::mem::take(&mut running.request.tokens);
                 tokens.append(&mut running.generated);
@@ -284,7 +284,7 @@ impl Engine {
 }
 
 impl Running {
-    /// Takes part of the next step's prompt tokens.
+    /// Takes a part of the prompt tokens of the next step.
     fn plan(&mut self, budget: &mut usize) {
         self.planned = self.to_prefill.min(*budget);
         *budget -= self.planned;
@@ -296,7 +296,7 @@ impl Running {
         self.generated.push(token);
         let finish = self.is_done().then_some(request.finish);
         let event = Event { index: request.index, token: Some(token), cached: self.cached, finish };
-        // Who has left is noticed when the next step is planned.
+        // A disconnect is detected when the next step is planned.
         let _sent = self.request.events.send(event);
     }
 
@@ -349,7 +349,7 @@ mod tests {
         received
     }
 
-    /// Runs until all is done; the milliseconds of the steps.
+    /// Runs until all requests are done. Returns the times of the steps in milliseconds.
     fn run(engine: &mut Engine) -> Vec<u128> {
         let mut steps = Vec::new();
         while let Some(time) = engine.plan() {
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(engine.plan(), Some(Duration::from_millis(8)));
         engine.finish();
         let _long = submit(&mut engine, 100..200, 2);
-        // 64 and 36 prompt tokens beside a decode, then both decode, then one is left... and none.
+        // 64 and 36 prompt tokens with one decode, then two decodes, then one.
         assert_eq!(run(&mut engine), [64 + 11, 36 + 11, 12]);
         assert_eq!(engine.stats().totals.finished, 2);
     }

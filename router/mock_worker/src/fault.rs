@@ -1,4 +1,4 @@
-//! What a worker can be told to do wrong.
+//! The faults of a mock worker.
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -24,8 +24,8 @@ pub enum Kind {
     RestartEmpty,
     /// Requests are taken and never answered.
     Hang,
-    /// The engine stops behind an HTTP server that goes on, as a scheduler by SIGSTOP: no token comes any more.
-    /// Ours tells so in `/health`.
+    /// The engine stops behind a live HTTP server, like a scheduler after SIGSTOP: no further tokens come. A worker
+    /// of this project reports that in `/health`.
     EngineStops,
     /// Streams stop, their connections stay open.
     Freeze { after_tokens: usize },
@@ -51,7 +51,7 @@ pub enum Kind {
 #[serde(rename_all = "snake_case")]
 pub enum Garbage {
     Html,
-    /// JSON that stops in the middle, with the content type of what was asked for.
+    /// Incomplete JSON with the requested content type.
     Truncated,
     /// One line without an end.
     EndlessLine,
@@ -100,7 +100,7 @@ impl CurrentFault {
         self.0.lock().kind == Kind::EngineStops
     }
 
-    /// No request gets a token: what asks the engine itself gets no answer.
+    /// Whether no request gets a token; requests to the engine itself get no response either.
     pub fn silences_engine(&self) -> bool {
         matches!(self.0.lock().kind, Kind::EngineStops | Kind::Hang)
     }

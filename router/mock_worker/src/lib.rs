@@ -1,6 +1,6 @@
-//! An engine without a model. It behaves like one where a router can see it: a paged prefix cache of
-//! limited size, chunked prefill beside decode, a limit of running requests and a queue, our HTTP
-//! contract or that of SGLang and vLLM; and it can be told to fail in every way that engines do.
+//! An engine without a model. To a router it behaves like an engine: a paged prefix cache of limited size, chunked
+//! prefill with decode, a limit on running requests, a queue, and the HTTP contract of this project, SGLang or
+//! vLLM. It can produce the faults of engines on request.
 //!
 //! Answers are a function of prompt, position and seed, the same on every worker.
 

@@ -27,7 +27,7 @@ struct Arguments {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
-        // Told to die: that is no success.
+        // A commanded death is no success.
         Ok(()) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("mla-mock-worker: {error}");

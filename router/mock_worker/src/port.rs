@@ -1,4 +1,4 @@
-//! A port that stays ours while nobody listens on it.
+//! A reserved port: it stays reserved while no worker listens on it.
 
 use std::{
     io,
@@ -9,9 +9,9 @@ use std::{
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// A worker that dies and comes back needs its port again. A port that is closed in between may be
-/// given to anyone: to another worker, or to a connection that goes out. A socket that is bound and
-/// does not listen prevents that: connections are refused, and only who names the port gets it.
+/// A worker that dies and comes back needs its port again. A closed port may be given to another worker, or to an
+/// outgoing connection. A bound socket that does not listen prevents that: connections are refused, and the port can be
+/// opened only by its number.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
@@ -19,7 +19,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A free one of 127.0.0.1.
+    /// Reserves a free port of 127.0.0.1.
     pub fn free() -> io::Result<Self> {
         Self::at((Ipv4Addr::LOCALHOST, 0).into())
     }
@@ -39,16 +39,16 @@ impl Port {
         self.address
     }
 
-    /// Listens, until the listener is dropped.
+    /// Listens until the listener is dropped.
     pub async fn listen(&self) -> io::Result<Listener> {
         Ok(Listener(TcpListener::bind(self.address).await?))
     }
 }
 
-/// Once it is dropped, connections are refused and the port can be listened on again.
+/// The listener. Dropping it refuses connections, and the port can be opened again.
 ///
-/// Closing the socket alone would not do: a child process that another thread is just starting has a
-/// copy of it until it executes its program, and as long as that is there the port listens.
+/// Closing the socket alone is not enough: a child process that another thread is starting has a copy of it until it
+/// executes its program, and the port listens until then.
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
@@ -62,7 +62,7 @@ impl Deref for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Of a listening socket that is its end, whoever has it. It can only fail if it has ended already.
+        // A shutdown ends a listening socket for all its owners. It fails only if the socket has ended already.
         let _ended = SockRef::from(&self.0).shutdown(Shutdown::Read);
     }
 }
@@ -78,7 +78,7 @@ mod tests {
         let port = Port::free().expect("a free port");
         for _ in 0..2 {
             let listener = port.listen().await.expect("the port is ours");
-            // As a child process has it before it executes its program.
+            // The copy of a child process before it executes its program.
             let _copy = SockRef::from(&*listener).try_clone().expect("a descriptor");
             TcpStream::connect(port.address()).await.expect("it listens");
             drop(listener);

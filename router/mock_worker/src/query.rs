@@ -1,4 +1,4 @@
-//! Requests of the three generating endpoints, read into one form.
+//! Parses requests of the three generating endpoints into one form.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,7 +17,7 @@ pub enum Endpoint {
     Generate,
 }
 
-/// What is asked for.
+/// A parsed request.
 #[derive(Debug)]
 pub struct Query {
     pub endpoint: Endpoint,
@@ -25,19 +25,19 @@ pub struct Query {
     pub prompts: Vec<Vec<u32>>,
     /// Whether `prompts` was written as one prompt and not as a list of one.
     pub single: bool,
-    /// Hash of what separates caches: salt and adapter.
+    /// Hash of cache salt and adapter.
     pub root: u64,
     pub seed: u64,
-    /// Positions in each answer at which it ends. `None`: where it ends by itself.
+    /// Token limit of each answer; `None` for its natural end.
     pub max_tokens: Option<usize>,
     pub stream: bool,
     pub wants_usage: bool,
-    /// The client's own name for it.
+    /// The request id of the client.
     pub name: Option<String>,
     pub continuation: Option<Continuation>,
 }
 
-/// A stream that another worker has begun.
+/// The continuation of another worker's stream.
 #[derive(Debug, Deserialize)]
 pub struct Continuation {
     /// The header `x-mla-replay` of its response.
@@ -45,7 +45,7 @@ pub struct Continuation {
     pub choices: Vec<Begun>,
 }
 
-/// How far one of its choices has got.
+/// The state of one choice.
 #[derive(Debug, Default, Deserialize)]
 pub struct Begun {
     pub token_ids: Vec<u32>,
@@ -155,8 +155,8 @@ impl Query {
     }
 }
 
-/// The chat template: a token for each role, contents filled up to whole tokens, so that an answer
-/// that comes back as a message has the tokens it was generated as.
+/// The chat template: a token for each role, and contents padded to whole tokens, so that an answer has the same
+/// tokens when it comes back as a message.
 fn chat(messages: &[Message], tools: Option<&Value>) -> Vec<u32> {
     let mut tokens = Vec::new();
     if let Some(tools) = tools {

@@ -1,4 +1,4 @@
-//! The HTTP contract: which path means what, and the heads of the answers.
+//! The HTTP contract: paths, and heads of responses.
 
 use std::{io, sync::Arc, time::SystemTime};
 
@@ -58,7 +58,7 @@ pub async fn answer(
     }
 }
 
-/// All that does not generate.
+/// Answers requests that do not generate tokens.
 fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     #[derive(Deserialize)]
     struct Abort {
@@ -128,7 +128,7 @@ fn side_path(state: &State, path: &str, body: &Bytes) -> MockResponse {
     }
 }
 
-/// The size of its KV cache, which vLLM tells nowhere else, and its counts.
+/// The page of `/metrics`: the size of the KV cache, which vLLM reports only here, and counts.
 fn vllm_figures(settings: &Settings, now: &Stats) -> String {
     let (page, pages) = (settings.page_size, settings.kv_tokens / settings.page_size);
     format!(
@@ -138,7 +138,7 @@ fn vllm_figures(settings: &Settings, now: &Stats) -> String {
     )
 }
 
-/// One request that generates.
+/// Answers a request that generates tokens.
 struct Generating {
     state: Arc<State>,
     spoil: Spoil,
@@ -190,7 +190,7 @@ impl Generating {
             }
             return self.whole(&answers);
         }
-        // Ours send the head with the first token; it has the counts. The others send it at once.
+        // This project's workers send the head, with the counts, at the first token. Other engines send it at once.
         let first = if is_ours { events.recv().await } else { None };
         let mut response = Response::new(());
         put(response.headers_mut(), "content-type", "text/event-stream; charset=utf-8");
@@ -241,7 +241,7 @@ impl Generating {
     }
 }
 
-/// The answer with what another worker has done of it. `None`: its name cannot be read.
+/// Builds the answer that continues another worker's. `None` if its opaque value is invalid.
 fn begin(query: &Query) -> Option<Answers> {
     let Some(continuation) = &query.continuation else {
         let prefix = match query.endpoint {
@@ -274,7 +274,7 @@ fn begin(query: &Query) -> Option<Answers> {
 
 fn count(headers: &mut HeaderMap, answers: &Answers, cached: usize) {
     put(headers, "x-mla-prompt-tokens", &answers.prompt_tokens().to_string());
-    // Of a batch it is not known before all its prompts have begun.
+    // The counts of a batch are known when all its prompts have started.
     if answers.choices.len() == 1 {
         put(headers, "x-mla-cached-tokens", &cached.to_string());
     }
@@ -303,7 +303,7 @@ fn refusal(status: StatusCode, message: &str) -> MockResponse {
     response
 }
 
-/// The status that the worker was told to answer, or that its queue demands.
+/// The error status of a fault, or of a full queue.
 fn told(status: u16) -> MockResponse {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = refusal(status, "told to refuse");

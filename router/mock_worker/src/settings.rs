@@ -1,4 +1,4 @@
-//! What kind of engine is played, and how fast it is.
+//! The settings of a mock engine: its kind and its speed.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use clap::{Parser, ValueEnum};
 
 use crate::fault::Fault;
 
-/// The defaults of size and speed are those of SGLang 0.4 with Llama 3.1 8B on an A100: they give
-/// the throughputs and hit rates of its router's announcement, with and without cache-awareness.
+/// The default size and speed are those of SGLang 0.4 with Llama 3.1 8B on an A100. They reproduce the throughputs
+/// and hit rates in the announcement of SGLang's router.
 #[derive(Clone, Debug, Parser)]
 pub struct Settings {
     /// Tokens of KV cache
     #[arg(long, value_name = "N", default_value_t = 65_536)]
     pub kv_tokens: usize,
 
-    /// Tokens of a page, the unit of what can be shared
+    /// Tokens of a page, the unit of sharing
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub page_size: usize,
 
@@ -30,7 +30,7 @@ pub struct Settings {
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     pub decode_base_ms: f64,
 
-    /// What each request adds to it
+    /// Additional time for each request in a decode step
     #[arg(long, value_name = "MS", default_value_t = 0.2)]
     pub decode_per_request_ms: f64,
 
@@ -42,7 +42,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     pub max_queued_requests: usize,
 
-    /// A request waits for another one that is just computing the prefix it needs
+    /// A request waits for another one that is computing its prefix
     #[arg(long)]
     pub in_batch_sharing: bool,
 
@@ -50,7 +50,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub stream_interval: usize,
 
-    /// Whose HTTP contract is played
+    /// HTTP contract of the engine
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Flavour::Mla)]
     pub flavour: Flavour,
 
@@ -58,7 +58,7 @@ pub struct Settings {
     #[arg(long, value_name = "NAME", default_value = "mock")]
     pub model: String,
 
-    /// A fault to begin with, as JSON; see `POST /mock/fault`
+    /// First fault, as JSON; see `POST /mock/fault`
     #[arg(long, value_name = "JSON", value_parser = Fault::parse)]
     pub fault: Option<Fault>,
 }
@@ -80,7 +80,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// For tests that need no time to pass.
+    /// Settings without delays, for tests.
     pub fn instant() -> Self {
         Self {
             prefill_rate: f64::INFINITY,
@@ -90,7 +90,7 @@ impl Settings {
         }
     }
 
-    /// How long a step takes that computes so many prompt tokens and decodes so many requests.
+    /// Time of a step with these prompt tokens and decoding requests.
     pub fn step_time(&self, prefill_tokens: usize, decoding: usize) -> Duration {
         let prefill = prefill_tokens as f64 / self.prefill_rate;
         let decode = match decoding {

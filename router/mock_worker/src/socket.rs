@@ -1,4 +1,4 @@
-//! A connection that can freeze, as those of a stopped process do, and whose next write can be spoiled.
+//! A connection that can freeze, like that of a stopped process, and whose next write can be corrupted.
 
 use std::{
     io,
@@ -16,10 +16,10 @@ use tokio::{
     net::TcpStream,
 };
 
-/// Holds up everything that asks it, while it is frozen.
+/// Blocks all connections while it is frozen.
 #[derive(Default)]
 pub struct Freezer {
-    /// Who waits for the thaw; `None` while nothing is frozen.
+    /// Waiting tasks; `None` while it is not frozen.
     waiting: Mutex<Option<Vec<Waker>>>,
 }
 
@@ -44,13 +44,13 @@ impl Freezer {
         }
     }
 
-    /// Returns when nothing is frozen.
+    /// Returns when it is not frozen.
     pub async fn passed(&self) {
         std::future::poll_fn(|cx| self.poll(cx)).await;
     }
 }
 
-/// Set to have the first byte of a connection's next write replaced.
+/// If set, the first byte of the connection's next write is replaced.
 pub type Spoil = Arc<AtomicBool>;
 
 pub struct Socket {

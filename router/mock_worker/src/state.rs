@@ -1,4 +1,4 @@
-//! What the connections of one worker share, and its engine's clock.
+//! The shared state of one worker's connections, and the clock of its engine.
 
 use std::{
     sync::{
@@ -21,18 +21,17 @@ use crate::{
     socket::Freezer,
 };
 
-/// How far behind real time the engine may be and still catch up: what timers are late, not what a
-/// machine without a free core costs.
+/// Largest delay that the engine catches up: late timers, but not a busy machine.
 const CATCH_UP: Duration = Duration::from_millis(10);
 
-/// What the server's loop is told by a request.
+/// A message from a request to the server loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     Die,
     RestartEmpty,
 }
 
-/// From one look at whether a stopped engine goes on to the next.
+/// Polling interval of a stopped engine.
 const A_LITTLE: Duration = Duration::from_millis(5);
 
 /// One worker.
@@ -59,7 +58,7 @@ impl State {
         }
     }
 
-    /// Another process, as seen from outside: nothing cached, nothing running, another name.
+    /// Restarts: nothing cached, nothing running, another `boot_id`.
     pub fn restart(&self) {
         *self.engine.lock() = Engine::new(self.settings.clone());
         self.boot.store(fastrand::u64(..), Ordering::Relaxed);
@@ -79,11 +78,11 @@ impl State {
     }
 
     pub fn order(&self, order: Order) {
-        // A server that is gone has died already.
+        // The server may have died already.
         let _sent = self.orders.send(order);
     }
 
-    /// Whether a request of so many tokens, answer included, can ever run.
+    /// Whether a request of `tokens` tokens, including the answer, can ever run.
     pub fn fits(&self, tokens: usize) -> bool {
         self.engine.lock().fits(tokens)
     }
@@ -107,7 +106,7 @@ impl State {
         self.engine.lock().stats()
     }
 
-    /// Runs the engine's steps, each in its time.
+    /// Runs the steps of the engine in real time.
     pub async fn run(&self) {
         let mut now = Instant::now();
         loop {

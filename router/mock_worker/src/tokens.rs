@@ -1,11 +1,11 @@
-//! Text to tokens and back, and what the model "says": a function of the prompt, the position and the
-//! seed, so that any two workers give the same answer and one can go on where the other has stopped.
+//! The tokenizer and the generated text: a function of prompt, position and seed. So all workers give the same
+//! answer, and one can continue another's.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::cache::PageHash;
 
-/// Bytes of text in a token. Its id is those bytes, little end first.
+/// Bytes of text in a token. Its id is these bytes in little-endian order.
 pub const TOKEN_BYTES: usize = 4;
 
 /// Text as tokens, the last filled up with zeros.
@@ -26,7 +26,7 @@ fn bytes(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
 }
 
-/// The hashes of all full pages; `root` is what else must be equal for a page to be shared.
+/// Hashes of all full pages. `root` covers everything except tokens that must be equal for a shared page.
 pub fn page_hashes(tokens: &[u32], page_size: usize, root: u64) -> Vec<PageHash> {
     let mut hash = root;
     let chain = tokens.chunks_exact(page_size).map(|page| {
@@ -56,7 +56,7 @@ impl Answer {
         u32::from_le_bytes(text)
     }
 
-    /// Where it ends by itself, if no limit ends it before.
+    /// The position of its natural end.
     pub fn length(self) -> usize {
         16 + (xxh3_64(&self.0.to_le_bytes()) % 112) as usize
     }

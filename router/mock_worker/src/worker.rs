@@ -1,4 +1,4 @@
-//! A worker that listens, for as long as its handle lives.
+//! A mock worker. It listens while its handle lives.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
     state::{Order, State},
 };
 
-/// One mock engine on a port of its own. Dropping it is its end, as abrupt as that of a process.
+/// One mock engine on its own port. Dropping it ends it abruptly, like a process.
 pub struct MockWorker {
     port: Port,
     state: Arc<State>,
@@ -63,12 +63,12 @@ impl MockWorker {
         self.state.set_fault(fault.into());
     }
 
-    /// Stops everything without closing anything, as SIGSTOP does.
+    /// Stops the worker without closing connections, like SIGSTOP.
     pub fn freeze(&self) {
         self.state.freezer.freeze();
     }
 
-    /// Goes on where it was stopped.
+    /// Continues a stopped worker.
     pub fn thaw(&self) {
         self.state.freezer.thaw();
     }
@@ -79,8 +79,8 @@ impl MockWorker {
         let _ended = self.server.join_next().await;
     }
 
-    /// Gone, as after kill -9: every connection closes, new ones are refused. Another one may be
-    /// started on the port.
+    /// Stops like after SIGKILL: all connections close, new ones are refused. Another worker may be started on the
+    /// port.
     pub async fn kill(mut self) -> Port {
         self.server.shutdown().await;
         self.port
@@ -88,7 +88,7 @@ impl MockWorker {
 }
 
 async fn serve(listener: Listener, state: Arc<State>, mut orders: UnboundedReceiver<Order>) {
-    // Both end with this function: the connections and the engine's clock.
+    // Connections and the clock of the engine end with this function.
     let mut connections = JoinSet::new();
     let mut engine = JoinSet::new();
     let run = |state: &Arc<State>| {
@@ -128,6 +128,6 @@ async fn accept(listener: &Listener, freezer: &Arc<Freezer>) -> io::Result<Socke
 async fn converse(socket: Socket, state: Arc<State>) {
     let spoil = Arc::clone(&socket.spoil);
     let service = service_fn(|request| answer(Arc::clone(&state), Arc::clone(&spoil), request));
-    // Ends with an error whenever the worker is told to fail, or its client leaves.
+    // An error is a fault of the settings, or a disconnected client.
     let _ended = http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }

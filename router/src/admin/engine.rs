@@ -1,21 +1,73 @@
-//! What clients of one SGLang server ask of it, asked of all of them.
+//! SGLang's admin endpoints, sent to every worker at once.
+
+use std::sync::Arc;
 
 use axum::{
     Json,
     body::Bytes,
     extract::State,
     http::{Method, StatusCode},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokio::{task::JoinSet, time::timeout};
 
-use super::{
-    Shared,
-    broadcast::{Answer, ask_all, reports},
-};
-use crate::router::Router;
+use super::Shared;
+use crate::{config::ApiKey, fleet::Worker, router::Router, upstream::call::Call};
 
-/// Every worker's prefix cache and its share of the tree. A worker that did not flush keeps both.
+/// The response of one worker.
+struct Answer {
+    worker: Arc<Worker>,
+    outcome: Result<(StatusCode, Bytes), String>,
+}
+
+impl Answer {
+    fn is_success(&self) -> bool {
+        matches!(&self.outcome, Ok((status, _)) if status.is_success())
+    }
+
+    fn json(&self) -> Option<Value> {
+        self.outcome.as_ref().ok().and_then(|(_, body)| serde_json::from_slice(body).ok())
+    }
+
+    fn report(&self) -> Value {
+        match &self.outcome {
+            Ok((status, body)) => json!({
+                "url": self.worker.url,
+                "status": status.as_u16(),
+                "response": self.json().unwrap_or_else(|| String::from_utf8_lossy(body).into()),
+            }),
+            Err(error) => json!({ "url": self.worker.url, "status": null, "error": error }),
+        }
+    }
+}
+
+/// Sends the request to every worker at once. Returns the responses in the order of the registry.
+async fn ask_all(router: &Router, method: Method, path: &'static str, body: Bytes) -> Vec<Answer> {
+    let limit = router.config.health_check_timeout_secs.get();
+    let mut calls = JoinSet::new();
+    for (place, worker) in router.registry.workers().iter().cloned().enumerate() {
+        let authorization = router.config.worker_admin_api_key.as_ref().map(ApiKey::bearer);
+        let call = Call { method: method.clone(), path, body: body.clone(), authorization };
+        calls.spawn(async move {
+            let outcome = match timeout(limit, call.to(&worker.pool)).await {
+                Ok(answered) => answered.map_err(|error| error.to_string()),
+                Err(_) => Err(format!("no answer within {limit:?}")),
+            };
+            (place, Answer { worker, outcome })
+        });
+    }
+    let mut answers = calls.join_all().await;
+    answers.sort_unstable_by_key(|(place, _)| *place);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+fn reports(status: StatusCode, answers: &[Answer]) -> Response {
+    let workers: Vec<Value> = answers.iter().map(Answer::report).collect();
+    (status, Json(json!({ "success": status.is_success(), "workers": workers }))).into_response()
+}
+
+/// Empties the prefix cache of every worker and its share of the tree. A worker that fails keeps both.
 pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/flush_cache", body).await;
     for answer in answers.iter().filter(|answer| answer.is_success()) {
@@ -25,21 +77,21 @@ pub(super) async fn flush_cache(State(router): Shared, body: Bytes) -> Response 
     reports(if all { StatusCode::OK } else { StatusCode::BAD_GATEWAY }, &answers)
 }
 
-/// Only one worker knows the request, and the router does not keep which: it is enough that one
-/// worker has taken note.
+/// Aborts a request. The router does not record which worker has it, so all workers are asked, and one success is
+/// enough.
 pub(super) async fn abort_request(State(router): Shared, body: Bytes) -> Response {
     let answers = ask_all(&router, Method::POST, "/abort_request", body).await;
     let refused = answers.iter().filter_map(|answer| answer.outcome.as_ref().ok());
     let status = if answers.iter().any(Answer::is_success) {
         StatusCode::OK
     } else {
-        // Their own word if they agree to refuse it, such as 400 for a bad body.
+        // The workers' own status, such as 400 for a bad body.
         refused.map(|(status, _)| *status).next().unwrap_or(StatusCode::BAD_GATEWAY)
     };
     reports(status, &answers)
 }
 
-/// A trace of every worker; those that did not begin one say why.
+/// Starts a profile on every worker. The response has the error of each worker that failed.
 pub(super) async fn start_profile(State(router): Shared, body: Bytes) -> Response {
     profile(&router, "/start_profile", body).await
 }
@@ -56,7 +108,8 @@ async fn profile(router: &Router, path: &'static str, body: Bytes) -> Response {
     reports(if all { StatusCode::OK } else { refused.unwrap_or(StatusCode::BAD_GATEWAY) }, &answers)
 }
 
-/// All workers' states in the place where clients of one SGLang server look for one.
+/// Server information of all workers, in the shape of one SGLang server: the states of all workers are in
+/// `internal_states`.
 pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
     let answers = ask_all(&router, Method::GET, "/get_server_info", Bytes::new()).await;
     let mut states: Vec<Value> = Vec::new();
@@ -73,7 +126,7 @@ pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
             workers.push(answer.report());
         }
     }
-    // Clients of one server read its settings at the top.
+    // Clients of one server read its settings at the top level.
     let first = workers.iter().find_map(Value::as_object).filter(|info| info.contains_key("url"));
     let mut whole = first.cloned().unwrap_or_default();
     for report in ["url", "status", "response", "error"] {
@@ -95,7 +148,7 @@ pub(super) async fn server_info(State(router): Shared) -> Json<Value> {
     Json(whole.into())
 }
 
-/// The loads of all workers as those of the ranks of one SGLang server.
+/// The loads of all workers, in the shape of the ranks of one SGLang server.
 pub(super) async fn load(State(router): Shared) -> Json<Value> {
     let answers = ask_all(&router, Method::GET, "/get_load", Bytes::new()).await;
     let mut ranks = Vec::new();

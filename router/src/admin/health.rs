@@ -1,4 +1,4 @@
-//! Whether the router lives, and whether it can serve.
+//! Health endpoints of the router.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use serde_json::json;
 use super::Shared;
 use crate::{error::Error, fleet::registry};
 
-/// Whether a worker can serve: what clients of one SGLang server wait for before they send a request.
+/// 200 if a worker can serve. Clients of SGLang wait for it before they send requests.
 pub(super) async fn health(State(router): Shared) -> Response {
     if registry::any_healthy(&router.registry.workers(), None) {
         return alive().await.into_response();
@@ -21,7 +21,7 @@ pub(super) async fn health(State(router): Shared) -> Response {
     Error::NoHealthyWorker { waited: Duration::ZERO }.into_response()
 }
 
-/// The process answers; whether it can serve is `/health` and `/readiness`.
+/// 200 while the process runs.
 pub(super) async fn alive() -> &'static str {
     "ok\n"
 }

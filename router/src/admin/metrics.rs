@@ -1,5 +1,4 @@
-//! The page of `/metrics`: what has been counted, and what the router holds now. The latter is read
-//! when the page is asked for; nothing counts along.
+//! The page of `/metrics`: the counters, and present values, which are read when the page is requested.
 
 use crate::{
     fleet,
@@ -21,7 +20,7 @@ const TREE_BYTES: Family =
 const BUILD_INFO: Family =
     Family::gauge("mla_router_build_info", "The version that is running.", &["version"]);
 
-/// The page as it is sent.
+/// Renders the page.
 pub fn render(router: &Router) -> String {
     page(router).finish().0
 }
@@ -31,7 +30,7 @@ fn page(router: &Router) -> Page {
     router.metrics.write(&mut page);
     state(&mut page, router);
     fleet::metrics::write(&mut page, &router.registry.workers(), &router.tree);
-    // Nothing where there is no `/proc`.
+    // Without `/proc` these metrics are missing.
     if let Ok(process) = Process::read() {
         process.write(&mut page);
     }

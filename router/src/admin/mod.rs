@@ -1,7 +1,5 @@
-//! The routes that the router answers itself: workers, health, metrics, the dashboard, and requests
-//! that concern every worker.
+//! The endpoints that the router answers itself: workers, health, metrics, the dashboard, and requests to all workers.
 
-mod broadcast;
 pub mod dashboard;
 mod engine;
 mod health;
@@ -51,7 +49,7 @@ pub fn routes(router: Arc<Router>) -> Routes {
         .route("/get_server_info", get(engine::server_info))
         .route("/server_info", get(engine::server_info))
         .fallback(async |uri: Uri| Error::NotFound(uri.path().to_owned()))
-        // axum itself adds which methods are allowed.
+        // axum adds the Allow header.
         .method_not_allowed_fallback(async || Error::MethodNotAllowed { allow: None })
         .with_state(router)
 }
@@ -62,7 +60,7 @@ impl IntoResponse for Error {
     }
 }
 
-/// People who type the address of the router into a browser want to see something.
+/// Redirects browsers to the dashboard.
 async fn index(headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains("text/html")) {

@@ -1,5 +1,4 @@
-//! `/openapi.json`: what the router answers itself, and of what its workers answer, the part that the
-//! router passes on.
+//! `/openapi.json`: the router's own endpoints, and the endpoints of a worker that the router passes on.
 
 use axum::{Json, extract::State};
 use http::Method;
@@ -9,7 +8,7 @@ use tokio::time::timeout;
 use super::Shared;
 use crate::{endpoint::Endpoint, router::Router, upstream::call::Call};
 
-/// The router's own routes. A test compares them to those that are registered.
+/// The router's own endpoints. A test compares them with the registered routes.
 const OWN: [(&str, &str, &str); 29] = [
     ("get", "/", "Redirects browsers to the dashboard."),
     ("get", "/docs", "A page over this document."),
@@ -72,14 +71,14 @@ pub(super) async fn openapi(State(router): Shared) -> Json<Value> {
     Json(document.into())
 }
 
-/// Whether the router sends such a request to a worker.
+/// Whether the router passes such a request on to a worker.
 fn is_passed_on(method: &str, path: &str) -> bool {
     let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes());
     let endpoint = method.ok().and_then(|method| Endpoint::of(&method, path).ok());
     endpoint.is_some_and(|endpoint| !matches!(endpoint, Endpoint::Admin | Endpoint::OpenApi))
 }
 
-/// The document of the first worker that has one.
+/// Returns the document of the first worker that has one.
 async fn of_a_worker(router: &Router) -> Option<Map<String, Value>> {
     let limit = router.config.health_check_timeout_secs.get();
     let workers = router.registry.workers().clone();

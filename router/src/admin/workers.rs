@@ -1,4 +1,4 @@
-//! The set of workers: `/workers` as in SMG, and the three older routes of SGLang.
+//! Endpoints for the set of workers: `/workers` as in SMG, and the three older endpoints of SGLang.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use super::Shared;
 use crate::{
     error::Error,
-    fleet::worker::{Worker, WorkerView},
+    fleet::{Worker, WorkerView},
     names::WorkerUrl,
     router::Router,
 };
 
-/// A worker's address, in the query or in a JSON body.
+/// The URL of a worker, from the query or from a JSON body.
 #[derive(Deserialize)]
 pub(super) struct Target {
     url: String,
@@ -68,17 +68,17 @@ pub(super) async fn remove(
 ) -> Result<Response, Error> {
     let worker = by_id(&router, &id)?;
     router.remove_worker(&worker.url)?;
-    // SMG's shape.
+    // The response shape of SMG.
     let body = json!({
         "status": "accepted",
         "worker_id": worker.id.0.to_string(),
-        "message": "it gets no more requests, and finishes those that it has",
+        "message": "the worker gets no new requests and finishes its present ones",
         "removed": worker.url,
     });
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
-/// By its number or by its URL.
+/// Finds a worker by its id or by its URL. Fails if it is unknown.
 fn by_id(router: &Router, id: &str) -> Result<Arc<Worker>, Error> {
     let workers = router.registry.workers();
     let url: Option<WorkerUrl> = id.parse().ok();
@@ -88,7 +88,7 @@ fn by_id(router: &Router, id: &str) -> Result<Arc<Worker>, Error> {
     workers.iter().find(is_it).cloned().ok_or_else(|| Error::WorkerUnknown(id.to_owned()))
 }
 
-/// What the router has booked on each worker. SGLang's shape; it calls the outstanding requests load.
+/// The requests on each worker, in SGLang's shape: `load` is their number.
 pub(super) async fn loads(State(router): Shared) -> Json<Value> {
     let loads: Vec<Value> = router.registry.workers().iter().map(|worker| load(worker)).collect();
     Json(json!({ "workers": loads }))
@@ -103,7 +103,7 @@ fn load(worker: &Worker) -> Value {
     })
 }
 
-/// SGLang v0.4's shape of the three.
+/// The URLs of the workers, in the shape of SGLang v0.4.
 pub(super) async fn list_urls(State(router): Shared) -> Json<Value> {
     let urls: Vec<String> =
         router.registry.workers().iter().map(|worker| worker.url.to_string()).collect();

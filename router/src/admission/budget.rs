@@ -1,13 +1,13 @@
-//! What retries may cost. A fleet that is failing must not be asked four times as much for it.
+//! The retry budget. Retries must not multiply the load of workers that are failing.
 
 use tokio::time::Instant;
 
 use super::window::{SECONDS, Window};
 
-/// Retries a second that are always allowed, so that a quiet router can retry at all.
+/// Retries a second that are always allowed, so that a router with few requests can retry.
 const ALWAYS: u64 = 10;
 
-/// Retries may be a share of the requests of the last ten seconds.
+/// Limits retries to a share of the requests of the last ten seconds.
 #[derive(Debug)]
 pub struct Budget {
     share: f64,
@@ -19,10 +19,11 @@ impl Budget {
         Self { share, retries: Window::new(Instant::now()) }
     }
 
-    /// Takes a retry out of the budget, where there have been so many `requests` in the window.
+    /// Takes one retry from the budget. `requests` is the number of requests in the window. Returns false if the
+    /// budget is used up.
     pub(crate) fn spend(&self, requests: u64, now: Instant) -> bool {
         let allowed = (ALWAYS * SECONDS) as f64 + self.share * requests as f64;
-        // Two threads may both take the last one. A budget is no exact thing.
+        // Two threads may both take the last retry. The budget need not be exact.
         let affordable = (self.retries.sum(now) as f64) < allowed;
         if affordable {
             self.retries.add(now);

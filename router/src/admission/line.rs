@@ -1,4 +1,4 @@
-//! Requests that wait for the same thing, in the order of their turns.
+//! A line of waiting requests, in the order of `--queue-policy`.
 //!
 //! The clients take turns: the n-th waiting request of a client belongs to round n, counted from the round that is
 //! being served when it comes (start-time fair queueing with equal costs, Goyal, Vin and Cheng 1996). Requests of

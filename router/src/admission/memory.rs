@@ -1,5 +1,5 @@
-//! The memory that bodies take, all together. One that is too large is refused for its own sake; a
-//! hundred that are not might still be more than the machine has.
+//! The memory of all request bodies together. A hundred bodies within the limit of one body may exceed the memory
+//! of the machine.
 
 use std::sync::{
     Arc,
@@ -8,11 +8,11 @@ use std::sync::{
 
 use crate::error::Error;
 
-/// So many times --max-payload-size: a body that grows as it comes takes up to twice its size, and
-/// one large body must not keep all others out.
+/// The limit as a multiple of --max-payload-size. A growing body takes up to twice its size, and one large body
+/// must not keep all others out.
 const LARGEST_BODIES: usize = 4;
 
-/// What bodies that came in more than one piece take. The others are as small as a buffer for reading.
+/// The memory of bodies in several pieces. A body in one piece is as small as a read buffer and does not count.
 #[derive(Debug)]
 pub struct BodyMemory {
     limit: usize,
@@ -25,29 +25,29 @@ impl BodyMemory {
         Self { limit, held: AtomicUsize::new(0) }
     }
 
-    /// Bytes now.
+    /// Bytes that are reserved now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 }
 
-/// One body's share, given back when it is dropped.
+/// The memory of one body. Dropping it releases the memory.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct MemoryReservation {
     memory: Arc<BodyMemory>,
     bytes: usize,
 }
 
-impl Held {
+impl MemoryReservation {
     pub(crate) fn new(memory: &Arc<BodyMemory>) -> Self {
         Self { memory: Arc::clone(memory), bytes: 0 }
     }
 
-    /// Takes what is missing to `bytes`.
+    /// Grows the reservation to `bytes`. Fails with `BodiesTooLarge` at the limit.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Error> {
         let more = bytes.saturating_sub(self.bytes);
         let BodyMemory { limit, held } = &*self.memory;
-        // In one step: who is refused must not be counted for a moment, or it would refuse others.
+        // In one step: a refused body that is counted for a moment would make others fail.
         let fitting = |held: usize| held.checked_add(more).filter(|held| held <= limit);
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fitting)
             .map_err(|_| Error::BodiesTooLarge { limit: *limit })?;
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
     }

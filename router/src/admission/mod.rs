@@ -1,20 +1,21 @@
-//! How much at a time: requests on the workers and in line for them ([`Queue`]), retries ([`Budget`]),
-//! memory for bodies ([`BodyMemory`]).
+//! Admission control: the queue of requests ([`Queue`]), the budget for retries ([`Budget`]), and the memory for bodies
+//! ([`BodyMemory`]).
 
 mod budget;
 mod client;
 mod line;
+mod lines;
 mod memory;
 mod outflow;
 mod queue;
 mod shares;
 mod slots;
-mod ticket;
 mod window;
 
 pub use budget::Budget;
 pub use client::Client;
+pub use lines::Lane;
 pub use memory::BodyMemory;
-pub(crate) use memory::Held;
-pub use queue::{Lane, Queue, Slot};
-pub(crate) use ticket::Ticket;
+pub(crate) use memory::MemoryReservation;
+pub(crate) use queue::Ticket;
+pub use queue::{Queue, Slot};

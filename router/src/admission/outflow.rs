@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::window::{SECONDS, Window};
 
-/// A longer advice would not be about the present load.
+/// Largest value for Retry-After in seconds. A longer one would not follow from the present load.
 const LONGEST_ADVICE: u64 = 60;
 
 /// Counts the requests that leave the queue for a worker.

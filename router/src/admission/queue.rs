@@ -7,17 +7,9 @@
 //! line of its own: its workers may be busy while the workers of another model are idle. `--queue-policy` orders
 //! all lines.
 
-use std::{
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use http::HeaderMap;
-use parking_lot::Mutex;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::Instant,
@@ -26,24 +18,21 @@ use tokio::{
 use super::{
     Client,
     client::Clients,
-    line::{Line, Position},
+    line::Position,
+    lines::{Lane, Lines, Standing},
     outflow::{Outflow, seconds},
     shares::Shares,
     slots::{Permit, Slots},
-    ticket::{Standing, Ticket},
     window::Window,
 };
 use crate::{
-    alarm::Alarm,
     config::Config,
+    deadline_timer::DeadlineTimer,
     error::Error,
     metrics::{Metrics, QueueEnd},
-    names::ModelName,
 };
 
-/// Requests that wait for the same workers: those for one model that is known to be served, or all others.
-pub type Lane = Option<ModelName>;
-
+/// The queue of requests that wait for a worker.
 #[derive(Debug)]
 pub struct Queue {
     size: usize,
@@ -57,30 +46,10 @@ pub struct Queue {
     places: Semaphore,
     /// None without a limit.
     slots: Option<Arc<Slots>>,
-    pub(super) lines: Mutex<Lines>,
-    /// Requests in all lines, for a look without the lock.
-    pub(super) in_line: AtomicUsize,
+    lines: Lines,
     /// Requests that have ended.
     ended: Window,
     outflow: Outflow,
-}
-
-/// A line for each model that ever had one. There are few models, so a search is cheap.
-#[derive(Debug, Default)]
-pub(super) struct Lines(Vec<(Lane, Line<()>)>);
-
-impl Lines {
-    pub(super) fn of(&mut self, lane: Lane) -> &mut Line<()> {
-        let at = self.0.iter().position(|(of, _)| *of == lane).unwrap_or_else(|| {
-            self.0.push((lane, Line::default()));
-            self.0.len() - 1
-        });
-        &mut self.0[at].1
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.iter().map(|(_, line)| line.len()).sum()
-    }
 }
 
 impl Queue {
@@ -95,14 +64,13 @@ impl Queue {
             shares: Shares::default(),
             places: Semaphore::new(size),
             slots: limit.map(Slots::new),
-            lines: Mutex::default(),
-            in_line: AtomicUsize::new(0),
+            lines: Lines::default(),
             ended: Window::new(Instant::now()),
             outflow: Outflow::new(Instant::now()),
         }
     }
 
-    /// Requests that wait, for whatever reason.
+    /// Number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.size - self.places.available_permits()
     }
@@ -122,8 +90,8 @@ impl Queue {
         self.clients.as_ref().map(|clients| clients.of(headers, address))
     }
 
-    /// A place for one more request. Refuses with QueueFull, or with QueueSlow if the expected wait is longer than
-    /// --queue-timeout-secs.
+    /// Takes a place for one more request. Refuses with QueueFull, or with QueueSlow if the expected wait is longer
+    /// than --queue-timeout-secs.
     pub(crate) fn place(&self, client: Option<Client>) -> Result<Place<'_>, Error> {
         let permit = self.places.try_acquire().map_err(|_| self.full())?;
         let now = Instant::now();
@@ -153,13 +121,12 @@ impl Queue {
         Error::QueueFull { limit: self.size, retry_after: self.advice() }
     }
 
-    /// Seconds until the requests that wait now will have had their turn, at the rate at which requests
-    /// have left the queue for a worker since it was last empty.
+    /// Seconds for Retry-After: the expected time until all waiting requests have left the queue.
     pub(crate) fn advice(&self) -> u64 {
         self.outflow.advice(self.waiting(), Instant::now())
     }
 
-    /// A place for a request that was accepted before. Such a request is never refused.
+    /// Takes a place for a request that was accepted before. Never refuses.
     pub(crate) fn place_again(&self, client: Option<Client>) -> Place<'_> {
         if let Some(client) = client {
             self.shares.add(client);
@@ -168,7 +135,7 @@ impl Queue {
         Place { queue: self, since: Instant::now(), client, _permit: permit }
     }
 
-    /// A slot, if there is a free one.
+    /// Takes a slot, if there is a free one.
     pub(crate) fn try_enter(self: &Arc<Self>) -> Option<Slot> {
         let permit = match &self.slots {
             None => None,
@@ -177,80 +144,78 @@ impl Queue {
         Some(Slot { queue: Arc::clone(self), _permit: permit })
     }
 
-    /// Waits for a slot; `None` if there was none by `at`.
+    /// Waits for a slot until `at`. `None` if there was none. Refuses like `place`.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         client: Option<Client>,
-        alarm: &mut Alarm,
+        timer: &mut DeadlineTimer,
         at: Instant,
     ) -> Result<Option<Slot>, Error> {
         let Some(slots) = &self.slots else {
             return Ok(self.try_enter());
         };
         let place = self.place(client)?;
-        let Some(permit) = slots.take(client, alarm, at).await else {
-            place.give_up();
+        let Some(permit) = slots.take(client, timer, at).await else {
+            place.expired();
             return Ok(None);
         };
         place.served();
         Ok(Some(Slot { queue: Arc::clone(self), _permit: Some(permit) }))
     }
 
-    /// Whether requests wait in that line. The lane is asked for only if there is any line.
+    /// Whether requests wait in the line. `lane` is called only if there is a request in any line.
     pub(crate) fn has_line(&self, lane: impl FnOnce() -> Lane) -> bool {
-        if self.in_line.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let lane = lane();
-        self.lines.lock().0.iter().any(|(of, line)| *of == lane && !line.is_empty())
+        self.lines.has(lane)
     }
 
-    /// A place at the end of the line, or of the client's part of it.
-    pub(crate) fn line_up(&self, lane: Lane, client: Option<Client>) -> Result<Ticket<'_>, Error> {
+    /// Joins the line: at its end, or behind the earlier requests of the client. Refuses like `place`.
+    pub(crate) fn join(&self, lane: Lane, client: Option<Client>) -> Result<Ticket<'_>, Error> {
         let place = self.place(client)?;
-        let mut lines = self.lines.lock();
-        let position = lines.of(lane).end(client);
-        Ok(self.stand(place, lane, position, &mut lines))
+        Ok(Ticket { place, standing: self.lines.join(lane, client) })
     }
 
-    /// A place before all requests that have no answer yet, for a request whose stream has broken. It is never
-    /// refused: its client has a part of the answer.
-    pub(crate) fn step_in(&self, lane: Lane, client: Option<Client>) -> Ticket<'_> {
-        let position = self.lines.lock().of(lane).front(client);
-        self.return_to(lane, position)
+    /// Joins the line before all requests without a response, for a broken stream. Never refuses: the client has a
+    /// part of the answer.
+    pub(crate) fn join_front(&self, lane: Lane, client: Option<Client>) -> Ticket<'_> {
+        self.return_to(lane, self.lines.front(lane, client))
     }
 
-    /// The place that a request had before a worker seemed to take it. It is never refused: requests
-    /// that came later are in the queue.
+    /// Returns to the position that the request had before a worker seemed to take it. Never refuses: later
+    /// requests are in the queue.
     pub(crate) fn return_to(&self, lane: Lane, position: Position) -> Ticket<'_> {
         let place = self.place_again(position.client());
-        self.stand(place, lane, position, &mut self.lines.lock())
-    }
-
-    fn stand<'a>(
-        &'a self,
-        place: Place<'a>,
-        lane: Lane,
-        position: Position,
-        lines: &mut Lines,
-    ) -> Ticket<'a> {
-        lines.of(lane).insert(position, None);
-        self.in_line.store(lines.len(), Ordering::Relaxed);
-        Ticket { place, standing: Standing { queue: self, lane, position } }
-    }
-
-    /// There may be room on a worker: the first in each line that is not trying already tries.
-    pub(super) fn call_next(&self) {
-        if self.in_line.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        for (_, line) in &mut self.lines.lock().0 {
-            line.call(|| ());
-        }
+        Ticket { place, standing: self.lines.join_at(lane, position) }
     }
 }
 
-/// A request that is, or soon will be, on a worker.
+/// The ticket of a request that waits in a line. It is kept while the request tries again. Dropping it leaves the line.
+pub(crate) struct Ticket<'a> {
+    place: Place<'a>,
+    standing: Standing<'a>,
+}
+
+impl Ticket<'_> {
+    pub(crate) fn position(&self) -> Position {
+        self.standing.position()
+    }
+
+    /// Ends the wait: a worker has taken the request.
+    pub(crate) fn served(self) {
+        self.place.served();
+    }
+
+    /// Ends the wait at its time limit.
+    pub(crate) fn expired(self) {
+        self.place.expired();
+    }
+
+    /// Waits for the turn of this request. Returns false if it has not come by `at`.
+    pub(crate) async fn turn(&self, timer: &mut DeadlineTimer, at: Instant) -> bool {
+        self.standing.turn(timer, at).await
+    }
+}
+
+/// The slot of a request on the workers. Dropping it ends the request.
 #[derive(Debug)]
 pub struct Slot {
     queue: Arc<Queue>,
@@ -260,11 +225,11 @@ pub struct Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.queue.ended.add(Instant::now());
-        self.queue.call_next();
+        self.queue.lines.call_next();
     }
 }
 
-/// A request that waits. Dropping it is leaving without a word, as clients do.
+/// The place of a waiting request. Dropping it leaves the queue without a count: the client has disconnected.
 pub(crate) struct Place<'a> {
     queue: &'a Queue,
     since: Instant,
@@ -286,7 +251,7 @@ impl Place<'_> {
         self.end(QueueEnd::Served);
     }
 
-    pub(crate) fn give_up(self) {
+    pub(crate) fn expired(self) {
         self.end(QueueEnd::Timeout);
     }
 
@@ -302,7 +267,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::{super::window::SECONDS, *};
-    use crate::config::QueuePolicy;
+    use crate::{config::QueuePolicy, names::ModelName};
 
     fn queue(config: &Config) -> Arc<Queue> {
         Arc::new(Queue::new(config, Arc::default()))
@@ -313,8 +278,8 @@ mod tests {
     }
 
     async fn slot(queue: &Arc<Queue>) -> Slot {
-        let mut alarm = Alarm::new(in_an_hour());
-        queue.enter(None, &mut alarm, in_an_hour()).await.expect("room").expect("in time")
+        let mut timer = DeadlineTimer::new(in_an_hour());
+        queue.enter(None, &mut timer, in_an_hour()).await.expect("room").expect("in time")
     }
 
     #[tokio::test(start_paused = true)]
@@ -322,9 +287,9 @@ mod tests {
         let queue = queue(&Config::default());
         let ended = slot(&queue).await;
         let (first, second) =
-            (queue.line_up(None, None).expect("room"), queue.line_up(None, None).expect("room"));
-        let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
-        let [one, two] = &mut alarms;
+            (queue.join(None, None).expect("room"), queue.join(None, None).expect("room"));
+        let mut timers = [DeadlineTimer::new(in_an_hour()), DeadlineTimer::new(in_an_hour())];
+        let [one, two] = &mut timers;
         drop(ended);
         // Nothing else happens: the first tries every now and then, the second never gets a turn.
         tokio::select! {
@@ -343,17 +308,17 @@ mod tests {
     async fn lines_do_not_block_each_other_and_a_return_is_to_the_same_place() {
         let queue = queue(&Config { queue_size: 3, ..Config::default() });
         let other = Some(ModelName::new("other"));
-        let first = queue.line_up(None, None).expect("room");
+        let first = queue.join(None, None).expect("room");
         assert!(queue.has_line(|| None) && !queue.has_line(|| other));
         let position = first.position();
-        let second = queue.line_up(None, None).expect("room");
+        let second = queue.join(None, None).expect("room");
         first.served();
         // Others have taken its room meanwhile.
-        let more = [other, None].map(|lane| queue.line_up(lane, None).expect("room"));
-        assert!(queue.line_up(None, None).is_err());
+        let more = [other, None].map(|lane| queue.join(lane, None).expect("room"));
+        assert!(queue.join(None, None).is_err());
         let first = queue.return_to(None, position);
-        let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
-        let [one, two] = &mut alarms;
+        let mut timers = [DeadlineTimer::new(in_an_hour()), DeadlineTimer::new(in_an_hour())];
+        let [one, two] = &mut timers;
         tokio::select! {
             biased;
             _ = second.turn(two, in_an_hour()) => panic!("overtaken"),
@@ -366,11 +331,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_broken_stream_goes_before_all_that_wait_and_is_never_refused() {
         let queue = queue(&Config { queue_size: 1, ..Config::default() });
-        let waits = queue.line_up(None, None).expect("room");
-        let (first, second) = (queue.step_in(None, None), queue.step_in(None, None));
+        let waits = queue.join(None, None).expect("room");
+        let (first, second) = (queue.join_front(None, None), queue.join_front(None, None));
         assert!(first.position() < second.position() && second.position() < waits.position());
-        let mut alarms = [Alarm::new(in_an_hour()), Alarm::new(in_an_hour())];
-        let [one, two] = &mut alarms;
+        let mut timers = [DeadlineTimer::new(in_an_hour()), DeadlineTimer::new(in_an_hour())];
+        let [one, two] = &mut timers;
         tokio::select! {
             biased;
             _ = waits.turn(one, in_an_hour()) => panic!("overtaken"),
@@ -381,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_refused_is_told_when_it_is_worth_trying_again() {
+    async fn a_refusal_has_the_time_after_which_a_retry_is_worthwhile() {
         let queue = queue(&Config { queue_size: 40, ..Config::default() });
         let places: Vec<_> = (0..40).map(|_| queue.place(None).expect("room")).collect();
         let refused = |queue: &Queue| match queue.place(None).map(drop) {
@@ -395,7 +360,7 @@ mod tests {
         }
         let _more: Vec<_> = (0..10).map(|_| queue.place(None).expect("room")).collect();
         assert_eq!(refused(&queue), 4, "40 wait, 10 a second leave");
-        // What is refused ends, too, but leaves no room.
+        // Refused requests end as well, but leave no room.
         for _ in 0..1000 {
             drop(slot(&queue).await);
         }
@@ -413,7 +378,7 @@ mod tests {
         assert!(matches!(queue.place(flood).map(drop), Err(Error::QueueFull { limit: 8, .. })));
         places.extend((0..2).map(|_| queue.place(other).expect("half of the rest")));
         assert!(queue.place(other).is_err() && queue.place(flood).is_err());
-        // A broken stream of the flood's has its place all the same.
+        // A broken stream of the flood still gets its place.
         places.push(queue.place_again(flood));
         drop(places);
         assert!(queue.place(flood).is_ok());

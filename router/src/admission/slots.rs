@@ -9,7 +9,7 @@ use super::{
     Client,
     line::{Line, Position},
 };
-use crate::alarm::Alarm;
+use crate::deadline_timer::DeadlineTimer;
 
 /// A semaphore with a line in the order of `--queue-policy`.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Slots {
     pub(super) async fn take(
         self: &Arc<Self>,
         client: Option<Client>,
-        alarm: &mut Alarm,
+        timer: &mut DeadlineTimer,
         at: Instant,
     ) -> Option<Permit> {
         let (call, called) = oneshot::channel();
@@ -53,7 +53,7 @@ impl Slots {
             position
         };
         let _standing = Standing { slots: self, position };
-        alarm.limit(at, called).await?.ok()
+        timer.limit(at, called).await?.ok()
     }
 
     fn release(self: &Arc<Self>) {
@@ -120,8 +120,8 @@ mod tests {
         for (number, &client) in clients.iter().enumerate() {
             let (slots_of_task, order) = (Arc::clone(slots), Arc::clone(order));
             waiting.push(tokio::spawn(async move {
-                let mut alarm = Alarm::new(in_an_hour());
-                let permit = slots_of_task.take(client, &mut alarm, in_an_hour()).await;
+                let mut timer = DeadlineTimer::new(in_an_hour());
+                let permit = slots_of_task.take(client, &mut timer, in_an_hour()).await;
                 assert!(permit.is_some());
                 order.lock().push(number);
                 tokio::task::yield_now().await;
@@ -170,8 +170,8 @@ mod tests {
     async fn a_slot_on_its_way_to_a_request_that_leaves_is_not_lost() {
         let slots = Slots::new(1);
         let first = slots.try_take();
-        let mut alarm = Alarm::new(in_an_hour());
-        let mut waiting = Box::pin(slots.take(None, &mut alarm, in_an_hour()));
+        let mut timer = DeadlineTimer::new(in_an_hour());
+        let mut waiting = Box::pin(slots.take(None, &mut timer, in_an_hour()));
         tokio::select! {
             biased;
             _ = &mut waiting => panic!("there is no slot"),
@@ -185,9 +185,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_wait_has_an_end() {
         let slots = Slots::new(0);
-        let mut alarm = Alarm::new(in_an_hour());
+        let mut timer = DeadlineTimer::new(in_an_hour());
         let soon = Instant::now() + Duration::from_secs(1);
-        assert!(slots.take(None, &mut alarm, soon).await.is_none());
+        assert!(slots.take(None, &mut timer, soon).await.is_none());
         assert_eq!(slots.waiting(), 0);
     }
 }

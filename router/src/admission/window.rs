@@ -1,4 +1,4 @@
-//! How many events there were in the last ten seconds.
+//! Counts events of the last ten seconds.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -7,14 +7,14 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Length of the window. The second that is running counts as whole.
+/// Length of the window in seconds. The present second counts as a full one.
 pub(super) const SECONDS: u64 = 10;
 
-/// A ring of counts by the second. Adding to it is one load and one atomic addition.
+/// A ring of counts, one for each second. An addition is one load and one atomic addition.
 #[derive(Debug)]
 pub(super) struct Window {
     begun: Instant,
-    /// Each slot holds the second that it stands for in its upper half, the count in its lower.
+    /// Each entry has its second in the upper half and its count in the lower half.
     slots: [AtomicU64; SECONDS as usize],
 }
 
@@ -31,7 +31,7 @@ impl Window {
         if stale && slot.compare_exchange(found, second << 32 | 1, Relaxed, Relaxed).is_ok() {
             return;
         }
-        // Another thread may have begun the next round in between. Then this one counts there.
+        // Another thread may have started the entry of the present second meanwhile.
         slot.fetch_add(1, Relaxed);
     }
 
@@ -42,7 +42,7 @@ impl Window {
         recent.map(|slot| slot & u64::from(u32::MAX)).sum()
     }
 
-    /// The events after `then`, give or take those of its second, and for how long they were counted.
+    /// Number of events since `then`, to the second, and the time over which they were counted, at most the window.
     pub(super) fn since(&self, then: Instant, now: Instant) -> (u64, Duration) {
         let (first, last) = (self.second(then), self.second(now));
         let slots = self.slots.iter().map(|slot| slot.load(Relaxed));
@@ -54,7 +54,7 @@ impl Window {
         (sum, now.saturating_duration_since(then).min(Duration::from_secs(SECONDS)))
     }
 
-    /// Counted so that a slot which was never written is always stale.
+    /// Number of the second. It starts at [`SECONDS`], so that an unwritten entry is always stale.
     fn second(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.begun).as_secs() + SECONDS
     }

@@ -1,4 +1,4 @@
-//! Why a response that has begun ends early, and how its client learns of it.
+//! The failure of a response that has started, and its error event for the client.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use thiserror::Error;
 
 use crate::{
     error,
-    fleet::worker::{Booking, Outcome},
+    fleet::{LoadGuard, Outcome},
     metrics::UpstreamFailure,
     router::Router,
 };
 
-/// A response that cannot go on.
+/// Why a response cannot be completed.
 #[derive(Debug, Error)]
 pub enum Failure {
     #[error("the worker's connection broke in the response")]
@@ -34,7 +34,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Stable names for programs.
+    /// The error code for clients. Codes are stable.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Broken(_) | Self::Truncated | Self::WorkerEnded => "stream_broken",
@@ -46,33 +46,33 @@ impl Failure {
         }
     }
 
-    /// Another worker may do better with the rest of the stream.
+    /// Whether the failure is the fault of the worker, so that another worker may continue the stream.
     pub fn is_of_worker(&self) -> bool {
         matches!(self, Self::Broken(_) | Self::Truncated | Self::WorkerEnded | Self::Stuck(_))
     }
 
-    /// Lets the fleet know what this says about the worker.
-    pub fn blame(&self, router: &Router, booking: &mut Booking) {
+    /// Records the failure on the worker.
+    pub fn blame(&self, router: &Router, guard: &mut LoadGuard) {
         match self {
             Self::Broken(_) | Self::WorkerEnded => {
-                booking.record(Outcome::Failed);
-                router.suspect(booking.worker(), UpstreamFailure::Body, self);
+                guard.record(Outcome::Failed);
+                router.suspect(guard.worker(), UpstreamFailure::Body, self);
             }
             Self::Truncated | Self::Endless => {
-                booking.record(Outcome::Failed);
+                guard.record(Outcome::Failed);
                 router.metrics.upstream_error(UpstreamFailure::Body);
             }
             Self::Stuck(pause) => {
-                booking.record(Outcome::Late(*pause));
-                router.suspect(booking.worker(), UpstreamFailure::Stuck, self);
+                guard.record(Outcome::Late(*pause));
+                router.suspect(guard.worker(), UpstreamFailure::Stuck, self);
             }
             Self::Timeout => router.metrics.upstream_error(UpstreamFailure::Timeout),
             Self::NotContinued(_) | Self::Stopping => {}
         }
     }
 
-    /// The last event of a stream that failed, in OpenAI's error shape. `[DONE]` never follows it: a
-    /// client can tell a broken answer from a complete one.
+    /// The last event of a failed stream, in OpenAI's error shape. `[DONE]` never follows it, so a client can tell
+    /// a broken answer from a complete one.
     pub fn to_event(&self) -> Bytes {
         let error = error::openai(self, "server_error", None, self.code());
         Bytes::from(format!("data: {error}\n\n"))

@@ -1,17 +1,14 @@
-//! The body of a response to a client: bytes of our own, or a worker's.
+//! The body of a response to a client: the router's own, or the body of a worker.
 //!
-//! [`plain`] passes a worker's bytes as they come. [`stream`] knows events: it fills
-//! [`silence`], and continues a broken stream on another worker ([`replay`], from the [`transcript`] of
-//! what the client has) or ends it with a [`failure`]. [`usage`] is what the router learns from both in
-//! passing; [`asked_usage`] takes out what it has asked for itself. [`worker`] is where the bytes come from.
+//! [`plain`] passes the bytes of a worker on as they come. [`stream`] handles server-sent events: it fills silence
+//! ([`silence`]), and continues a broken stream on another worker ([`replay`]) or ends it with an error
+//! ([`failure`]). [`usage`] reads the token counts in both. [`worker`] is the source of the bytes.
 
-mod asked_usage;
 pub mod failure;
 pub mod plain;
 pub mod replay;
 pub mod silence;
 pub mod stream;
-pub mod transcript;
 pub mod usage;
 pub mod worker;
 
@@ -29,11 +26,12 @@ use thiserror::Error;
 
 use crate::{
     body::{failure::Failure, plain::PlainBody, stream::EventStream, worker::WorkerFrames},
-    proxy::{self, Job, Reply},
+    engine::continuation,
+    proxy::{Job, Reply},
 };
 
-/// Why a response that has begun ends early. The client sees its connection close: bytes that were
-/// made up would look like success. A stream of events has a better way, an event that says so.
+/// The error of a body that cannot be completed. The connection to the client is closed: made-up bytes would look
+/// like success. A stream of events ends with an error event instead.
 #[derive(Debug, Error)]
 pub enum BodyError {
     #[error(transparent)]
@@ -48,30 +46,33 @@ impl From<Infallible> for BodyError {
     }
 }
 
-/// The one response body of the server.
+/// The response body of the server.
 pub enum ResponseBody {
+    /// A response of the router, such as an error.
     Own(Full<Bytes>),
+    /// A response of an admin route.
     Admin(axum::body::Body),
-    /// Boxed: they carry a connection, and the others are what a mere status needs.
+    /// A body of a worker that is passed on. Boxed, because it holds a connection and the other variants are small.
     Plain(Box<PlainBody>),
+    /// A stream of events of a worker.
     Events(Box<EventStream>),
 }
 
 impl ResponseBody {
-    /// The response to `job`, whose beginning is `reply`.
+    /// Builds the response to `job` from the reply of a worker.
     pub fn of_worker(job: Job, reply: Reply) -> Response<Self> {
-        // Here and not where workers are asked: a continued stream has had its first byte.
+        // Observed here and not in `proxy`: a continued stream has had its first byte before.
         let (metrics, waited) = (&job.router.metrics, job.received.elapsed());
         metrics.first_byte.observe(waited);
         if stream::is_event_stream(&reply.head) {
             metrics.first_token.observe(waited);
         }
-        let Reply { mut head, first, rest, booking, asked_usage } = reply;
-        let frames = WorkerFrames::new(first, rest, booking);
+        let Reply { mut head, first, rest, guard, asked_usage } = reply;
+        let frames = WorkerFrames::new(first, rest, guard);
         let body = if stream::is_event_stream(&head) {
             Self::Events(Box::new(EventStream::new(job, &mut head, frames, asked_usage)))
         } else {
-            head.headers.remove(proxy::replay::HEADER);
+            head.headers.remove(continuation::HEADER);
             Self::Plain(Box::new(PlainBody::new(job, &head, frames)))
         };
         Response::from_parts(head, body)

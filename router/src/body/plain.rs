@@ -1,4 +1,4 @@
-//! A worker's response that is not a stream of events: it passes as it comes.
+//! A response of a worker that is not a stream of events. It is passed on unchanged.
 
 use std::task::{Context, Poll, ready};
 
@@ -8,11 +8,11 @@ use http_body::SizeHint;
 
 use crate::{
     body::{failure::Failure, usage, worker::WorkerFrames},
-    fleet::worker::Outcome,
+    fleet::Outcome,
     proxy::Job,
 };
 
-/// It owns all that its request holds, so that dropping it at any moment lets go of all.
+/// The body. It owns all resources of its request, so dropping it releases them.
 pub struct PlainBody {
     frames: WorkerFrames,
     job: Job,
@@ -21,36 +21,36 @@ pub struct PlainBody {
 
 impl PlainBody {
     pub fn new(job: Job, head: &Parts, mut frames: WorkerFrames) -> Self {
-        let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.booking);
-        // A longer answer than is read whole before its head goes out is not searched.
+        let mut usage = usage::Reader::new(&job, &head.headers, &mut frames.guard);
+        // An answer that is too long to be read before its head is sent is not searched for counts.
         if let Some(whole) = frames.whole().cloned() {
-            usage.look(&job, &mut frames.booking, &whole);
+            usage.look(&job, &mut frames.guard, &whole);
             if head.status.is_success() {
-                usage.ends(&frames.booking);
+                usage.ends(&frames.guard);
             }
         }
-        note_end(&mut frames);
+        record_end(&mut frames);
         Self { frames, job, failed: false }
     }
 
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Failure>>> {
         let failure = match self.frames.poll_next(cx) {
             Poll::Ready(Some(Ok((bytes, _)))) => {
-                note_end(&mut self.frames);
+                record_end(&mut self.frames);
                 return Poll::Ready(Some(Ok(bytes)));
             }
             Poll::Ready(None) => {
-                note_end(&mut self.frames);
+                record_end(&mut self.frames);
                 return Poll::Ready(None);
             }
             Poll::Ready(Some(Err(error))) => Failure::Broken(error),
             Poll::Pending => {
-                ready!(self.job.alarm.poll(self.job.deadline, cx));
+                ready!(self.job.timer.poll(self.job.deadline, cx));
                 Failure::Timeout
             }
         };
         self.failed = true;
-        failure.blame(&self.job.router, &mut self.frames.booking);
+        failure.blame(&self.job.router, &mut self.frames.guard);
         Poll::Ready(Some(Err(failure)))
     }
 
@@ -63,10 +63,10 @@ impl PlainBody {
     }
 }
 
-/// Counts the answer as one when all of it has come.
-fn note_end(frames: &mut WorkerFrames) {
+/// Records a complete answer on the worker once the last frame has come.
+fn record_end(frames: &mut WorkerFrames) {
     if frames.has_ended() {
-        frames.booking.record(Outcome::Answered);
+        frames.guard.record(Outcome::Answered);
     }
 }
 

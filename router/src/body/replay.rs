@@ -1,81 +1,81 @@
-//! Continuing a broken stream on another worker.
+//! The state for the continuation of a broken stream on another worker.
 //!
-//! A worker of ours that is asked so by a request header answers with a header of its own, whatever
-//! it needs to be continued, and tells with each event which tokens it stands for. If it dies, the
-//! same request goes to another worker with both of these in it, and that one goes on where the
-//! client's stream has ended. The client sees neither of it.
+//! A worker with a continuable stream answers with a header whose value is opaque to the router, and sends the
+//! token ids of each event. If the worker dies, the same request goes to another worker with this value and the
+//! ids, and that worker continues where the client's stream ended. The client sees neither header nor ids.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use memchr::memmem;
 
-use crate::{
-    body::transcript::{self, Transcript},
-    proxy::{replay::HEADER, rewrite::with_field},
+use crate::engine::{
+    continuation::HEADER,
+    json_field::with_field,
+    transcript::{self, Transcript},
 };
 
-/// Longest answer that is remembered.
+/// Largest length of the opaque value in bytes.
 const LONGEST_ANSWER: usize = 512;
 
-/// A stream is continued at most so often: what breaks that many workers is most likely the request.
+/// Largest number of continuations of a stream. A request that breaks more workers is probably the cause itself.
 const MOST_REPLAYS: u32 = 3;
 
-/// What it takes to continue one stream.
+/// The continuation state of one stream.
 #[derive(Debug)]
 pub struct Replay {
-    /// As the worker has answered; given back to the next one.
+    /// The opaque value of the worker; sent to the next one.
     answer: HeaderValue,
     transcript: Transcript,
-    /// That the client has had. The ids alone do not tell, where a token makes several.
+    /// Events that the client has received. The ids do not tell this number, because a token may make several events.
     events: u64,
     replays: u32,
-    /// The worker has not told all tokens, or too many.
+    /// Whether the token ids are incomplete, or too many.
     lost_track: bool,
-    /// The counts are out, which come last.
+    /// Whether the event with the token counts, the last one before `[DONE]`, was received.
     counted: bool,
 }
 
 impl Replay {
-    /// Takes the worker's answer out of the response's headers, which the client has no use for.
+    /// Takes the opaque value out of the response headers. `None` if the worker cannot continue the stream.
     pub fn take(headers: &mut HeaderMap) -> Option<Self> {
         let answer = headers.remove(HEADER).filter(is_good)?;
         let transcript = Transcript::default();
         Some(Self { answer, transcript, events: 0, replays: 0, lost_track: false, counted: false })
     }
 
-    /// Another worker goes on. False if it does not know how to.
+    /// Takes the opaque value of the worker that continues. Returns false if that worker cannot.
     pub fn go_on(&mut self, headers: &mut HeaderMap) -> bool {
         let answer = headers.remove(HEADER).filter(is_good);
         answer.map(|answer| self.answer = answer).is_some()
     }
 
-    /// Notes the beginning of an event, and returns how many bytes of it are not for the client.
-    pub fn note(&mut self, event: &[u8]) -> usize {
+    /// Reads the start of an event. Returns the number of its leading bytes that are not for the client.
+    pub fn read(&mut self, event: &[u8]) -> usize {
         let (mut lines, length) = transcript::split(event);
-        self.lost_track |= lines.any(|line| self.transcript.note(line).is_err());
-        // OpenAI's mark of the chunk with the counts, which no text can contain unescaped. Events with
-        // a name are the Responses API's, which repeat schemas that the client has sent.
+        self.lost_track |= lines.any(|line| self.transcript.add(line).is_err());
+        // The chunk with the counts has no choices. Text cannot contain this unescaped. Named events belong to the
+        // Responses API and may repeat a schema of the client, so they are excluded.
         let is_chunk = length == 0 && event.starts_with(b"data:");
         self.counted |= is_chunk && memmem::find(event, b"\"choices\":[]").is_some();
         length
     }
 
-    /// An event, or a comment, goes to the client.
+    /// Counts an event that is passed to the client. Comments do not count.
     pub fn passed(&mut self, event: &[u8]) {
         self.events += u64::from(!event.starts_with(b":"));
     }
 
-    /// Whether all events have come but the last, `[DONE]`.
+    /// Whether all events but the last, `[DONE]`, have come.
     pub fn is_complete(&self) -> bool {
         self.counted
     }
 
-    /// Whether the stream could be continued, if it broke now.
+    /// Whether the stream could be continued if it broke now.
     pub fn is_possible(&self) -> bool {
         !self.lost_track && self.replays < MOST_REPLAYS
     }
 
-    /// The body for the next worker, or `None` if it is better to give up.
+    /// Returns the body for the next worker, and counts the continuation. `None` if the stream cannot be continued.
     pub fn next_body(&mut self, body: &Bytes) -> Option<Bytes> {
         if !self.is_possible() {
             return None;
@@ -84,7 +84,7 @@ impl Replay {
         self.continuation(body)
     }
 
-    /// `body` with one more field, which tells what has been said already.
+    /// Returns `body` with the field `continuation`, which holds the state.
     fn continuation(&self, body: &[u8]) -> Option<Bytes> {
         let mut field = Vec::new();
         field.extend_from_slice(b"\"continuation\":{\"response\":\"");
@@ -116,7 +116,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(HEADER, answer.parse().expect("a header value"));
         let replay = Replay::take(&mut headers);
-        assert!(headers.is_empty(), "the client has no use for it");
+        assert!(headers.is_empty(), "the client does not get it");
         replay
     }
 
@@ -128,7 +128,7 @@ mod tests {
             ("{}", json!({})),
         ] {
             let mut replay = replay(r#"id="x\y""#).expect("a good answer");
-            assert_eq!(replay.note(b":mla 0 1,2\ndata: {}\n\n"), 11);
+            assert_eq!(replay.read(b":mla 0 1,2\ndata: {}\n\n"), 11);
             replay.passed(b": a comment\n\n");
             replay.passed(b"data: {}\n\n");
             let next = replay.next_body(&Bytes::from_static(body.as_bytes())).expect("the first");
@@ -147,19 +147,19 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_some_time() {
+    fn the_number_of_continuations_is_bounded() {
         let body = Bytes::from_static(b"{}");
         let mut progressing = replay("a").expect("a good answer");
         for _ in 0..MOST_REPLAYS {
-            assert_eq!(progressing.note(b"data: {}\n\n"), 0);
+            assert_eq!(progressing.read(b"data: {}\n\n"), 0);
             assert!(progressing.next_body(&body).is_some());
         }
-        assert_eq!(progressing.note(b"data: {}\n\n"), 0);
+        assert_eq!(progressing.read(b"data: {}\n\n"), 0);
         assert_eq!(progressing.next_body(&body), None);
     }
 
     #[test]
-    fn an_answer_that_cannot_be_given_back_is_none() {
+    fn a_value_that_cannot_be_sent_back_is_refused() {
         assert!(replay("").is_none());
         assert!(replay("a\tb").is_none());
         assert!(replay("ü").is_none());

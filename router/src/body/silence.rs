@@ -1,4 +1,4 @@
-//! What becomes due while nothing comes from a worker.
+//! The timers of a stream while its worker is silent.
 
 use std::{
     task::{Context, Poll, ready},
@@ -7,38 +7,37 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::alarm::Alarm;
+use crate::deadline_timer::DeadlineTimer;
 
-/// A stream may be stuck after this many times its mean pause.
+/// A stream may be stuck after a pause of this many times its mean pause.
 const PATIENCE: u32 = 20;
 
-/// A stream that has paused for so long looks whether its worker is lost, or --inter-token-timeout-secs
-/// if that is shorter,
+/// Pause after which a stream checks whether its worker is lost. --inter-token-timeout-secs counts if it is shorter.
 pub const QUIET: Duration = Duration::from_secs(1);
 
-/// and looks again after this.
+/// Time between two such checks.
 const GLANCE: Duration = Duration::from_millis(250);
 
-/// A stream that may be stuck, with a worker that may still come back, is looked at again after this.
+/// Time until the next check of a stream that may be stuck while its worker may come back.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
-/// Workers count their silence in milliseconds: one that began with this one may seem that shorter.
+/// The silence of workers is measured in milliseconds, so it may seem shorter than the pause by this much.
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// What the silence calls for.
+/// The action that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// A sign of life for the client and for the proxies on the way to it.
+    /// Send a comment that keeps the connection to the client open.
     KeepAlive,
-    /// A look at whether the worker has been found dead or frozen meanwhile.
+    /// Check whether the worker has been found dead or frozen.
     Glance,
-    /// A look at whether the worker is still there, after at least so long a pause.
+    /// Check whether the stream is stuck, after at least this pause.
     Look(Duration),
-    /// The end of the request's time.
+    /// The deadline of the request has passed.
     End,
 }
 
-/// The settings that a silence is measured by.
+/// The settings for the timers.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub keepalive: Duration,
@@ -51,15 +50,15 @@ impl Limits {
     }
 }
 
-/// When something was last said. A frame costs two additions here and no look at a timer.
+/// The timers of one stream. A frame costs two additions and no timer operation.
 #[derive(Debug)]
 pub struct Silence {
     limits: Limits,
     end: Instant,
     begun: Instant,
     frames: u32,
-    /// The last frame from the worker.
-    heard: Instant,
+    /// Time of the last frame.
+    last_frame: Instant,
     glance: Instant,
     look: Instant,
     keepalive: Instant,
@@ -69,41 +68,41 @@ impl Silence {
     pub fn new(limits: Limits, end: Instant, now: Instant) -> Self {
         let (look, keepalive) = (now + limits.inter_token, now + limits.keepalive);
         let glance = now + limits.quiet();
-        Self { limits, end, begun: now, frames: 0, heard: now, glance, look, keepalive }
+        Self { limits, end, begun: now, frames: 0, last_frame: now, glance, look, keepalive }
     }
 
-    /// A frame has come, and the client gets it.
-    pub fn broken(&mut self, now: Instant) {
+    /// Records a frame that the client gets.
+    pub fn received(&mut self, now: Instant) {
         self.frames = self.frames.saturating_add(1);
         self.keepalive = now + self.limits.keepalive;
         self.counts_from(now);
     }
 
-    /// Another worker goes on: its silence and its mean pause count from now. The pause in which the
-    /// worker before it was lost would make the mean many times as long.
-    pub fn begins_anew(&mut self, now: Instant) {
+    /// Restarts silence and mean pause for another worker. The pause in which the previous worker was lost would
+    /// make the mean many times as long.
+    pub fn restart(&mut self, now: Instant) {
         (self.begun, self.frames) = (now, 0);
         self.counts_from(now);
     }
 
     fn counts_from(&mut self, now: Instant) {
-        self.heard = now;
+        self.last_frame = now;
         self.glance = now + self.limits.quiet();
         self.look = now + self.limits.inter_token;
     }
 
-    /// All is said; what is still to come must come soon.
-    pub fn ends_by(&mut self, end: Instant) {
+    /// Moves the deadline forward after the last event: the end of the response must come soon.
+    pub fn end_by(&mut self, end: Instant) {
         self.end = self.end.min(end);
     }
 
-    /// Ready when something is due.
-    pub fn poll(&mut self, alarm: &mut Alarm, cx: &mut Context<'_>) -> Poll<Due> {
+    /// Ready when an action is due.
+    pub fn poll(&mut self, timer: &mut DeadlineTimer, cx: &mut Context<'_>) -> Poll<Due> {
         loop {
             let next = self.end.min(self.glance).min(self.look).min(self.keepalive);
-            ready!(alarm.poll(next, cx));
+            ready!(timer.poll(next, cx));
             let now = Instant::now();
-            let patient_until = self.heard + self.patience();
+            let patient_until = self.last_frame + self.patience();
             if now >= self.end {
                 return Poll::Ready(Due::End);
             } else if now >= self.keepalive {
@@ -116,19 +115,19 @@ impl Silence {
                 self.look = patient_until;
             } else if now >= self.look {
                 self.look = now + SECOND_LOOK;
-                return Poll::Ready(Due::Look((now - self.heard).saturating_sub(GRAIN)));
+                return Poll::Ready(Due::Look((now - self.last_frame).saturating_sub(GRAIN)));
             }
         }
     }
 
-    /// For how long it has lasted.
+    /// Time since the last frame.
     pub fn length(&self) -> Duration {
-        self.heard.elapsed()
+        self.last_frame.elapsed()
     }
 
-    /// The longest pause that is like this stream.
+    /// The longest pause that is normal for this stream.
     fn patience(&self) -> Duration {
-        let mean = (self.heard - self.begun) / self.frames.max(1);
+        let mean = (self.last_frame - self.begun) / self.frames.max(1);
         self.limits.inter_token.max(mean * PATIENCE)
     }
 }
@@ -145,20 +144,24 @@ mod tests {
     struct Stream {
         begun: Instant,
         silence: Silence,
-        alarm: Alarm,
+        timer: DeadlineTimer,
     }
 
     impl Stream {
         fn new(limits: Limits, seconds: u64) -> Self {
             let begun = Instant::now();
             let end = begun + Duration::from_secs(seconds);
-            Self { begun, silence: Silence::new(limits, end, begun), alarm: Alarm::new(end) }
+            Self {
+                begun,
+                silence: Silence::new(limits, end, begun),
+                timer: DeadlineTimer::new(end),
+            }
         }
 
-        /// What is due next, glances aside, and in which second of the stream.
+        /// The next action, except glances, and its second in the stream.
         async fn next(&mut self) -> (u64, Due) {
             loop {
-                let due = poll_fn(|cx| self.silence.poll(&mut self.alarm, cx)).await;
+                let due = poll_fn(|cx| self.silence.poll(&mut self.timer, cx)).await;
                 if due != Due::Glance {
                     return (self.begun.elapsed().as_secs(), due);
                 }
@@ -166,9 +169,9 @@ mod tests {
         }
     }
 
-    /// The clock stands still while anything moves and jumps to the next timer when nothing does.
+    /// The paused clock advances to the next timer when all tasks are idle.
     #[tokio::test(start_paused = true)]
-    async fn looks_then_signs_of_life_then_the_end() {
+    async fn checks_then_keepalives_then_the_deadline() {
         let mut stream = Stream::new(LIMITS, 17);
         let mut seen = Vec::new();
         while seen.last() != Some(&(17, "end")) {
@@ -195,19 +198,19 @@ mod tests {
         let mut stream = Stream::new(limits, 3600);
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            stream.silence.broken(Instant::now());
+            stream.silence.received(Instant::now());
         }
         let (second, due) = stream.next().await;
         assert!((119..=121).contains(&second) && matches!(due, Due::Look(_)), "{second} {due:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_pause_that_lost_one_worker_gives_the_next_no_more_patience() {
+    async fn the_pause_that_lost_one_worker_gives_the_next_one_no_more_patience() {
         let mut stream = Stream::new(LIMITS, 3600);
-        stream.silence.broken(Instant::now());
+        stream.silence.received(Instant::now());
         assert!(matches!(stream.next().await, (5, Due::Look(_))));
-        stream.silence.begins_anew(Instant::now());
-        stream.silence.broken(Instant::now());
+        stream.silence.restart(Instant::now());
+        stream.silence.received(Instant::now());
         assert!(matches!(stream.next().await, (10, Due::Look(_))));
     }
 
@@ -217,7 +220,7 @@ mod tests {
         for _ in 0..100 {
             let wait = tokio::time::timeout(Duration::from_secs(4), stream.next()).await;
             assert!(wait.is_err(), "{wait:?}");
-            stream.silence.broken(Instant::now());
+            stream.silence.received(Instant::now());
         }
     }
 
@@ -225,15 +228,15 @@ mod tests {
     async fn a_quiet_stream_glances_at_its_worker_from_the_first_second_on() {
         let mut stream = Stream::new(LIMITS, 3600);
         for quarter in 4..12 {
-            let due = poll_fn(|cx| stream.silence.poll(&mut stream.alarm, cx)).await;
+            let due = poll_fn(|cx| stream.silence.poll(&mut stream.timer, cx)).await;
             assert_eq!((due, stream.begun.elapsed() / 250), (Due::Glance, GLANCE * quarter / 250));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn when_all_is_said_the_end_is_near() {
+    async fn after_the_last_event_the_deadline_is_near() {
         let mut stream = Stream::new(LIMITS, 3600);
-        stream.silence.ends_by(stream.begun + Duration::from_secs(1));
+        stream.silence.end_by(stream.begun + Duration::from_secs(1));
         assert_eq!(stream.next().await, (1, Due::End));
     }
 }

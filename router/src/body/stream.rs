@@ -1,10 +1,9 @@
-//! A worker's stream of events on its way to the client: what is for the router is taken out, silence is
-//! filled, and what breaks is continued on another worker or ends with an error that says so.
+//! A stream of events from a worker to the client. The router removes its own parts, fills silence, and continues a
+//! broken stream on another worker or ends it with an error.
 //!
-//! The end is the router's to keep, whatever a worker sends: an answer that is complete ends with
-//! `[DONE]`, or with the last event of the Responses API, once, and nothing behind it; one that is not
-//! ends with an error event and never with `[DONE]`. Events in between are passed on unread, a token
-//! behind its choice's finish included: whether it makes sense would take parsing every event.
+//! The router guarantees the end of a stream, whatever a worker sends. A complete answer ends once with `[DONE]`,
+//! or with the last event of the Responses API. An incomplete answer ends with an error event and never with
+//! `[DONE]`. Events in between are passed on unparsed.
 
 use std::{
     pin::Pin,
@@ -15,20 +14,19 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use http::{StatusCode, header, response::Parts};
-use memchr::memmem;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::{
     body::{
-        asked_usage,
         failure::Failure,
         replay::Replay,
         silence::{Due, Limits, QUIET, Silence},
         usage,
         worker::WorkerFrames,
     },
+    engine::{include_usage, last_event},
     error::Error,
-    fleet::worker::{Outcome, Phase},
+    fleet::{Outcome, Phase},
     metrics::ReplayOutcome,
     proxy::{self, Job, Reply},
     router::Router,
@@ -38,70 +36,56 @@ use crate::{
     },
 };
 
-/// A comment, which clients skip.
+/// A keepalive comment. Clients skip it.
 const PING: Bytes = Bytes::from_static(b": ping\n\n");
 
-/// What a complete answer ends with.
+/// The last event of a complete answer.
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
-/// The names of the Responses API's last events: its streams have no `[DONE]`.
-const LAST_NAMES: [&[u8]; 4] =
-    [b"response.completed", b"response.incomplete", b"response.failed", b"error"];
-
-/// Of these the names that tell of an error.
-const ERROR_NAMES: [&[u8]; 2] = [b"response.failed", b"error"];
-
-/// After the last event, time for the worker to end its response, so that the connection can be kept.
+/// Time for the worker to end its response after the last event, so that the connection can be reused.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// In error events of our workers: this one is going away, another one could continue.
-const GOING_AWAY: [&[u8]; 3] =
-    [b"\"code\":\"scheduler_ended\"", b"\"code\":\"draining\"", b"\"code\":\"engine_died\""];
-
-/// It owns all that its request holds, so that dropping it at any moment lets go of all.
+/// The stream. It owns all resources of its request, so dropping it releases them.
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
 pub struct EventStream {
     state: State,
     events: Events,
-    /// Has come and is not yet cut into events.
+    /// Bytes that are not split into events yet.
     frame: Bytes,
     silence: Silence,
     replay: Option<Replay>,
     usage: usage::Reader,
-    /// The client has said nothing of the counts that the worker was asked for.
+    /// Whether the router has requested token counts that the client has not.
     asked_usage: bool,
-    /// The event that is being passed on is the last: `[DONE]`, one of [`LAST_NAMES`], or an error.
+    /// Whether the present event is the last one: `[DONE]`, a last event of the Responses API, or an error.
     is_last: bool,
-    /// That one says that the answer is complete.
+    /// Whether the last event completes the answer.
     is_answer: bool,
-    /// The last event has been passed on.
+    /// Whether the last event has been passed on.
     all_said: bool,
 }
 
-#[expect(clippy::large_enum_variant, reason = "the stream as a whole is in a box")]
+#[expect(clippy::large_enum_variant, reason = "the stream itself is boxed")]
 enum State {
-    /// A worker speaks. Its load is released before the request counts as gone: fields are dropped in
-    /// this order.
-    Flowing {
-        frames: WorkerFrames,
-        job: Job,
-    },
-    /// Another one is looked for.
+    /// A worker sends. Fields are dropped in this order: the load is released before the request counts as ended.
+    Flowing { frames: WorkerFrames, job: Job },
+    /// Another worker is being asked to continue.
     Resuming(Resuming),
+    /// The stream has ended.
     Over,
 }
 
-/// What another worker says, or why there is none.
+/// The reply of another worker, or the error if there is none.
 type Resumed = (Job, Result<Reply, Error>);
 
 struct Resuming {
-    /// Dropping it gives up the job.
+    /// Dropping it drops the job.
     outcome: Pin<Box<dyn Future<Output = Resumed> + Send>>,
     ping: Pin<Box<Sleep>>,
     router: Arc<Router>,
 }
 
-/// Whether a response is a stream of events that can be read.
+/// Whether a response is an uncompressed stream of events.
 pub fn is_event_stream(head: &Parts) -> bool {
     head.status == StatusCode::OK
         && say_event_stream(&head.headers) == Some(true)
@@ -109,19 +93,19 @@ pub fn is_event_stream(head: &Parts) -> bool {
 }
 
 impl EventStream {
-    /// Changes the head to what the client is to see.
+    /// Starts the stream, and removes the fields that the client must not get from `head`.
     pub fn new(
         mut job: Job,
         head: &mut Parts,
         mut frames: WorkerFrames,
         asked_usage: bool,
     ) -> Self {
-        let usage = usage::Reader::new(&job, &head.headers, &mut frames.booking);
-        // What is taken out or put in changes the length.
+        let usage = usage::Reader::new(&job, &head.headers, &mut frames.guard);
+        // The router adds and removes bytes.
         head.headers.remove(header::CONTENT_LENGTH);
         let replay = Replay::take(&mut head.headers).filter(|_| job.request.is_replayable());
         if replay.is_none() {
-            // Nobody will need it again, and it may be large.
+            // The body is not needed again, and may be large.
             job.request.drop_body();
         }
         let config = &job.router.config;
@@ -178,7 +162,7 @@ impl EventStream {
         }
     }
 
-    /// The router is going down, and there is still something to say here.
+    /// Whether the router is shutting down and the stream has not ended.
     fn is_cut(&self) -> bool {
         let router = match &self.state {
             State::Flowing { job, .. } => &job.router,
@@ -188,11 +172,11 @@ impl EventStream {
         router.gate.is_cut() && !self.all_said
     }
 
-    /// What the worker says next; `None` when the stream is complete.
+    /// The next bytes from the worker; `None` when the stream is complete.
     fn flow(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Failure>> {
         loop {
             match self.events.next(&mut self.frame) {
-                Ok(Some(piece)) => match self.look(piece) {
+                Ok(Some(piece)) => match self.pass(piece) {
                     Ok(bytes) if bytes.is_empty() => continue,
                     outcome => return Poll::Ready(outcome.map(Some)),
                 },
@@ -205,7 +189,7 @@ impl EventStream {
             match frames.poll_next(cx) {
                 Poll::Ready(Some(Ok((frame, now)))) => {
                     self.frame = frame;
-                    self.silence.broken(now);
+                    self.silence.received(now);
                     continue;
                 }
                 Poll::Ready(_) if self.all_said => return Poll::Ready(Ok(None)),
@@ -214,14 +198,14 @@ impl EventStream {
                     return Poll::Ready(Err(Failure::Truncated));
                 }
                 Poll::Ready(None) => {
-                    // Streams of other kinds may end as they like.
-                    frames.booking.record(Outcome::Answered);
+                    // Streams of other endpoints have no last event.
+                    frames.guard.record(Outcome::Answered);
                     let rest = self.events.rest();
                     return Poll::Ready(Ok((!rest.is_empty()).then_some(rest)));
                 }
                 Poll::Pending => {}
             }
-            match ready!(self.silence.poll(&mut job.alarm, cx)) {
+            match ready!(self.silence.poll(&mut job.timer, cx)) {
                 Due::End if self.all_said => return Poll::Ready(Ok(None)),
                 Due::End => return Poll::Ready(Err(Failure::Timeout)),
                 Due::KeepAlive if self.events.is_between() => return Poll::Ready(Ok(Some(PING))),
@@ -236,8 +220,8 @@ impl EventStream {
         }
     }
 
-    /// What of an event is for the client.
-    fn look(&mut self, piece: Piece) -> Result<Bytes, Failure> {
+    /// Returns the part of a piece that is for the client.
+    fn pass(&mut self, piece: Piece) -> Result<Bytes, Failure> {
         let Piece { mut bytes, begins, ends } = piece;
         if self.all_said {
             return Ok(Bytes::new());
@@ -245,44 +229,43 @@ impl EventStream {
         if begins {
             bytes = self.begin(bytes)?;
             if self.asked_usage && ends {
-                bytes = asked_usage::without(bytes);
+                bytes = include_usage::without(bytes);
             }
         }
         if self.is_last && ends {
             self.all_said = true;
-            // An error speaks neither for the worker nor against it: it may be the request's.
+            // An error is no evidence on the worker: the request may be the cause.
             if let State::Flowing { frames, .. } = &mut self.state
                 && self.is_answer
             {
-                frames.booking.record(Outcome::Answered);
-                self.usage.ends(&frames.booking);
+                frames.guard.record(Outcome::Answered);
+                self.usage.ends(&frames.guard);
             }
-            self.silence.ends_by(Instant::now() + LAST_WORDS);
+            self.silence.end_by(Instant::now() + LAST_WORDS);
         }
         Ok(bytes)
     }
 
-    /// What of an event's beginning is for the client; most often it is all of the event.
+    /// Handles the start of an event, usually the whole event. Returns the part for the client.
     fn begin(&mut self, mut bytes: Bytes) -> Result<Bytes, Failure> {
         if let Some(replay) = &mut self.replay {
-            bytes.advance(replay.note(&bytes));
+            bytes.advance(replay.read(&bytes));
         }
         let (name, data) = parts(&bytes);
-        if data.starts_with(b"{\"error\"") {
-            let goes_away = |code: &&[u8]| memmem::find(data, code).is_some();
-            if self.replay.is_some() && GOING_AWAY.iter().any(goes_away) {
+        if last_event::is_error(data) {
+            if self.replay.is_some() && last_event::is_going_away(data) {
                 return Err(Failure::WorkerEnded);
             }
             self.is_last = true;
-        } else if data.starts_with(b"[DONE]") || LAST_NAMES.contains(&name) {
+        } else if last_event::is_last(name, data) {
             self.is_last = true;
-            self.is_answer = !ERROR_NAMES.contains(&name);
+            self.is_answer = last_event::completes_answer(name);
         } else if bytes.trim_ascii().is_empty() {
-            // Nothing but tokens whose text is to come.
+            // The event has only token ids; their text follows later.
             return Ok(Bytes::new());
         }
         if let State::Flowing { frames, job } = &mut self.state {
-            self.usage.look(job, &mut frames.booking, data);
+            self.usage.look(job, &mut frames.guard, data);
         }
         if let Some(replay) = &mut self.replay {
             replay.passed(&bytes);
@@ -290,13 +273,13 @@ impl EventStream {
         Ok(bytes)
     }
 
-    /// Whether its worker has been found dead or frozen while the stream paused. A worker that is silent
-    /// as a whole gets a health check now.
+    /// Whether the worker has been found dead or frozen, and another one can continue. Requests a health check if
+    /// no response of the worker makes progress.
     fn is_lost(&self) -> bool {
         let State::Flowing { frames, .. } = &self.state else { return false };
         let worker = frames.worker();
         if worker.silent_for() >= QUIET {
-            worker.doubt();
+            worker.probe_now();
         }
         worker.is_lost() && self.is_replayable()
     }
@@ -305,8 +288,8 @@ impl EventStream {
         self.replay.as_ref().is_some_and(Replay::is_possible)
     }
 
-    /// Whether a stream that has paused for so long will not go on. Where it cannot be continued, a
-    /// wrong yes costs the answer: then only a worker that is out of rotation counts as gone.
+    /// Whether a stream with this pause is stuck. A false positive costs the answer if the stream cannot be
+    /// continued, so then only a worker out of rotation counts.
     fn is_stuck(&self, pause: Duration) -> bool {
         let State::Flowing { frames, job } = &self.state else { return false };
         let worker = frames.worker();
@@ -315,13 +298,13 @@ impl EventStream {
         is_gone || is_stuck() && job.router.registry.has_other(worker)
     }
 
-    /// Looks for another worker if that may help; else returns the last that the client gets.
+    /// Handles a failure: starts a continuation, or returns the last bytes for the client.
     fn fail(&mut self, failure: Failure) -> Option<Result<Bytes, Failure>> {
         let state = std::mem::replace(&mut self.state, State::Over);
         let whole = self.events.is_between();
-        // Bindings are dropped the other way round.
+        // Bindings are dropped in reverse order: the frames before the job.
         if let State::Flowing { mut job, mut frames } = state {
-            failure.blame(&job.router, &mut frames.booking);
+            failure.blame(&job.router, &mut frames.guard);
             let replay = self.replay.as_mut().filter(|_| whole && failure.is_of_worker());
             if replay.as_ref().is_some_and(|replay| replay.is_complete()) {
                 return Some(Ok(DONE));
@@ -332,23 +315,23 @@ impl EventStream {
             }
             if let Some(Some(body)) = body {
                 tracing::info!("continuing a stream of worker {}: {failure}", frames.worker().url);
-                // There were events since the last one: only this worker may have died of them.
+                // The stream has progressed since earlier deaths, so only this worker counts.
                 job.deaths = u32::from(matches!(failure, Failure::Broken(_) | Failure::Stuck(_)));
-                // The counts of a continuation are no word on the next worker's cache.
+                // The counts of a continuation say nothing about the cache of the next worker.
                 self.usage.close();
                 self.events = Events::default();
                 self.frame = Bytes::new();
                 self.state = State::Resuming(Resuming::new(job, body));
                 return None;
             }
-            if let Some(journal) = &job.journal {
-                journal.broke();
+            if let Some(log) = &job.log {
+                log.broke();
             }
         }
         Some(if whole { Ok(failure.to_event()) } else { Err(failure) })
     }
 
-    /// Goes on with what another worker has answered.
+    /// Continues with the response of another worker. Fails if there is none, or it is no continuation.
     fn resume(&mut self, (job, outcome): Resumed) -> Result<(), Failure> {
         let replays = &job.router.metrics.replays;
         let mut answer = outcome.map_err(|error| {
@@ -358,7 +341,7 @@ impl EventStream {
         let replay = self.replay.as_mut();
         let goes_on = is_event_stream(&answer.head)
             && replay.is_some_and(|replay| replay.go_on(&mut answer.head.headers));
-        let frames = WorkerFrames::new(answer.first, answer.rest, answer.booking);
+        let frames = WorkerFrames::new(answer.first, answer.rest, answer.guard);
         self.asked_usage = answer.asked_usage;
         if !goes_on {
             replays.increment(ReplayOutcome::Refused);
@@ -366,7 +349,7 @@ impl EventStream {
             return Err(Failure::NotContinued(format!("it answered with status {status}")));
         }
         replays.increment(ReplayOutcome::Continued);
-        self.silence.begins_anew(Instant::now());
+        self.silence.restart(Instant::now());
         self.state = State::Flowing { frames, job };
         Ok(())
     }
@@ -380,13 +363,13 @@ impl Resuming {
         }
         let ping = Box::pin(sleep(router.config.sse_keepalive_secs.get()));
         let outcome = Box::pin(async move {
-            let outcome = proxy::obtain(&mut job, Some(body)).await;
+            let outcome = proxy::dispatch(&mut job, Some(body)).await;
             (job, outcome)
         });
         Self { outcome, ping, router }
     }
 
-    /// The outcome, or nothing when the client needs a sign of life.
+    /// Ready with the outcome, or with `None` when a keepalive is due.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Resumed>> {
         if let Poll::Ready(outcome) = self.outcome.as_mut().poll(cx) {
             return Poll::Ready(Some(outcome));

@@ -1,4 +1,4 @@
-//! What comes from one worker, frame by frame.
+//! The body of one worker's response, frame by frame.
 
 use std::{
     pin::Pin,
@@ -10,40 +10,39 @@ use http_body::{Body, SizeHint};
 use tokio::time::Instant;
 
 use crate::{
-    fleet::worker::{Booking, Worker},
+    fleet::{LoadGuard, Worker},
     proxy::Rest,
 };
 
-/// The body of a worker's response. It holds the connection and the booked load, so dropping it at
-/// any moment lets go of both.
+/// The frames. They own the connection and the load guard, so dropping them releases both.
 pub struct WorkerFrames {
-    /// Not yet handed on.
+    /// The start of the body; empty once it is passed on.
     first: Bytes,
-    /// `None` once the body is complete; then its connection is back in the pool.
+    /// `None` once the body is complete and its connection is back in the pool.
     rest: Option<Rest>,
-    pub booking: Booking,
+    pub guard: LoadGuard,
 }
 
 impl WorkerFrames {
-    pub fn new(first: Bytes, rest: Option<Rest>, booking: Booking) -> Self {
-        Self { first, rest, booking }
+    pub fn new(first: Bytes, rest: Option<Rest>, guard: LoadGuard) -> Self {
+        Self { first, rest, guard }
     }
 
     pub fn worker(&self) -> &Worker {
-        self.booking.worker()
+        self.guard.worker()
     }
 
-    /// The whole body, if it was there at once and has not been handed on.
+    /// The whole body, if it was received before the head was passed on.
     pub fn whole(&self) -> Option<&Bytes> {
         self.rest.is_none().then_some(&self.first)
     }
 
-    /// The worker has nothing more to say.
+    /// Whether the worker has sent its last byte.
     pub fn has_ended(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// The next bytes and when they came; `None` at the end of the body.
+    /// The next bytes and their time of arrival; `None` at the end of the body.
     pub fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -55,7 +54,7 @@ impl WorkerFrames {
             return Poll::Ready(None);
         };
         let data = loop {
-            // What is already read goes out first; then the IO gets a turn, and what that has read.
+            // Bytes in the buffer first; then the I/O runs, and its bytes follow.
             let mut polled = Pin::new(&mut *incoming).poll_frame(cx);
             if polled.is_pending() {
                 let _finished = connection.drive(cx);
@@ -63,7 +62,7 @@ impl WorkerFrames {
             }
             match ready!(polled).map(|frame| frame.map(http_body::Frame::into_data)) {
                 Some(Ok(Ok(data))) => break data,
-                // Trailers; nothing behind the router could use them.
+                // Trailers are dropped: no client uses them.
                 Some(Ok(Err(_))) => {}
                 Some(Err(error)) => {
                     self.rest = None;
@@ -79,11 +78,11 @@ impl WorkerFrames {
             self.complete();
         }
         let now = Instant::now();
-        self.worker().heard(now);
+        self.worker().received(now);
         Poll::Ready(Some(Ok((data, now))))
     }
 
-    /// All of it has been handed on.
+    /// Whether the whole body has been passed on.
     pub fn is_complete(&self) -> bool {
         self.first.is_empty() && self.rest.is_none()
     }
@@ -102,11 +101,11 @@ impl WorkerFrames {
         hint
     }
 
-    /// Done at the last frame and not on drop: hyper does not ask a body of known length for its
-    /// end, and a connection that a client left halfway must not be used again.
+    /// Returns the connection to the pool. Called at the last frame and not on drop: the connection of an
+    /// incomplete response must not be reused, and hyper does not poll a body of known length for its end.
     fn complete(&mut self) {
         if let Some(Rest { connection, .. }) = self.rest.take() {
-            self.booking.worker().pool.checkin(connection);
+            self.guard.worker().pool.checkin(connection);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Where traces go.
+//! The address of the trace collector.
 
 use std::str::FromStr;
 
 use http::{Uri, uri::Authority};
 use serde::{Deserialize, Serialize};
 
-/// Of OTLP over HTTP, where the collector's address names no other.
+/// The default path of OTLP over HTTP.
 const DEFAULT_PATH: &str = "/v1/traces";
 
-/// A collector of OpenTelemetry, as `http://HOST:PORT` or with a path. Without TLS: it runs beside the
-/// router, or an agent of it does.
+/// The URL of an OpenTelemetry collector: `http://HOST:PORT`, with an optional path. Without TLS: the collector, or
+/// an agent of it, runs beside the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CollectorUrl {
@@ -22,7 +22,7 @@ impl CollectorUrl {
         &self.authority
     }
 
-    /// For a connection: the port is always there.
+    /// Host and port for a connection.
     pub(crate) fn address(&self) -> (&str, u16) {
         let host = self.authority.host().trim_matches(['[', ']']);
         (host, self.authority.port_u16().unwrap_or(80))
@@ -70,7 +70,7 @@ mod tests {
     use super::CollectorUrl;
 
     #[test]
-    fn the_path_of_the_protocol_is_understood() {
+    fn the_default_path_is_that_of_the_protocol() {
         for (text, address, path) in [
             ("http://localhost:4318", ("localhost", 4318), "/v1/traces"),
             ("http://[::1]:4318/", ("::1", 4318), "/v1/traces"),

@@ -1,5 +1,5 @@
-//! Flags of SGLang's router that have no effect here: accepted, so that a command line that works there
-//! works here, and named in the log with the reason.
+//! Flags of SGLang's router without effect here. They are accepted, so that a command line for SGLang's router
+//! works, and logged with the reason.
 
 use clap::Args;
 
@@ -32,12 +32,13 @@ pub struct Ignored {
 }
 
 impl Ignored {
-    /// Those that were given, as flags, each with the reason.
+    /// The given flags, each with the reason why it has no effect.
     pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        const BACKOFF: &str = "each pause is twice the last one, with jitter";
-        const BREAKER: &str = "a breaker counts failures in a row, and one good answer closes it";
+        const BACKOFF: &str = "each pause is twice the previous one, with jitter";
+        const BREAKER: &str =
+            "a breaker counts consecutive failures, and one complete answer closes it";
         const STARTUP: &str =
-            "a worker may come at any time, and is asked every --health-check-interval-secs";
+            "a worker may start at any time; it is checked every --health-check-interval-secs";
         const METRICS: &str = "metrics are at /metrics on the router's own port";
         let flags = [
             ("--eviction-interval", &self.eviction_interval, "the tree is bounded as it grows"),

@@ -1,11 +1,11 @@
-//! Which web pages may use the router, and by which names it may be addressed.
+//! Allowed origins of web pages, and allowed host names.
 
 use std::{fmt, str::FromStr};
 
 use http::Uri;
 use serde::{Deserialize, Serialize};
 
-/// An origin of web pages as `SCHEME://HOST[:PORT]`, or `*` for all.
+/// An origin of web pages: `SCHEME://HOST[:PORT]`, or `*` for all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AllowedOrigin(String);
@@ -20,7 +20,7 @@ impl AllowedOrigin {
         self.0 == "*"
     }
 
-    /// Whether it is the origin that a browser writes so. Any is none in particular.
+    /// Whether it equals an `Origin` header. `*` equals none.
     pub fn is(&self, origin: &[u8]) -> bool {
         self.0.as_bytes().eq_ignore_ascii_case(origin)
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_what_browsers_write() {
+    fn an_origin_has_the_form_of_browsers() {
         for good in ["*", "https://a.example", "http://localhost:3000", "app://x"] {
             assert!(good.parse::<AllowedOrigin>().is_ok(), "{good}");
         }

@@ -1,5 +1,4 @@
-//! Settings that are more than a number or a name: checked where they are parsed, so that nobody has
-//! to check them again. Each parses from a flag and from a field of the bindings alike.
+//! Setting types with checks. A value is checked once, when it is parsed from a flag or from a field of the bindings.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A network as `ADDRESS/BITS`.
 pub type Network = ipnet::IpNet;
 
-/// What a flag and JSON need of a setting that is a checked number.
+/// Implements parsing and conversion of a checked number, for flags and JSON.
 macro_rules! number {
     ($name:ident, $plain:expr) => {
         impl From<$name> for f64 {
@@ -34,7 +33,7 @@ macro_rules! number {
     };
 }
 
-/// What JSON needs of a setting that is a checked text.
+/// Implements the conversions of a checked text, for JSON.
 macro_rules! text {
     ($name:ident, $plain:expr) => {
         impl TryFrom<String> for $name {
@@ -60,7 +59,7 @@ text!(UrlPath, |path: UrlPath| path.0);
 text!(HeaderField, |field: HeaderField| field.0.to_string());
 text!(ApiKey, |key: ApiKey| key.0);
 
-/// A time in seconds: more than zero, at most a year, fractions allowed.
+/// A time in seconds: more than zero, at most a year. Fractions are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Seconds(Duration);
@@ -106,7 +105,7 @@ impl TryFrom<f64> for Share {
     }
 }
 
-/// A ratio of the more to the less.
+/// A ratio of 1 or more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Ratio(f64);
@@ -129,7 +128,7 @@ impl TryFrom<f64> for Ratio {
     }
 }
 
-/// At most so many; -1, as SGLang has it, for as many as come.
+/// A limit above 0, or -1 for no limit, as in SGLang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub struct AtMost(Option<usize>);
@@ -147,7 +146,7 @@ impl TryFrom<i64> for AtMost {
         match usize::try_from(count) {
             Ok(count) if count > 0 => Ok(Self(Some(count))),
             _ if count == -1 => Ok(Self(None)),
-            _ => Err(format!("{count} is neither a number above 0 nor -1, for as many as come")),
+            _ => Err(format!("{count} is neither a number above 0 nor -1 (no limit)")),
         }
     }
 }
@@ -210,7 +209,7 @@ impl FromStr for UrlPath {
     }
 }
 
-/// A secret: shown by nothing that prints a `Config` for people.
+/// A secret. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ApiKey(String);
@@ -220,7 +219,7 @@ impl ApiKey {
         self.0.as_bytes()
     }
 
-    /// The `Authorization` header of one who has the key.
+    /// The `Authorization` field with this key.
     pub fn bearer(&self) -> HeaderValue {
         let value = HeaderValue::try_from(format!("Bearer {}", self.0));
         let mut value = value.expect("contract: a key is visible ASCII");

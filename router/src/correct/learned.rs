@@ -1,4 +1,4 @@
-//! What the router has learned about one worker's cache.
+//! The learned state of one worker's cache: its capacity, and whether it was lost.
 
 use parking_lot::Mutex;
 
@@ -9,72 +9,74 @@ use super::{
 use crate::{
     key::{BLOCK_TOKENS, Measure, RouteKey},
     names::WorkerId,
-    tree::{Note, PrefixTree, Stamp},
+    tree::{InsertReceipt, LruTick, PrefixTree},
 };
 
-/// Blocks by which a true report may fall short of the tree's word: a worker caches whole pages only
-/// (64 tokens, say), and computes at least the last token. An eighth of the word comes on top, as
-/// parts of a prompt differ in tokens per byte.
+/// Blocks by which a report may fall short of the prediction without being a miss: a worker caches whole pages and
+/// computes at least the last token. One eighth of the prediction is added, because parts of a prompt differ in
+/// tokens per byte.
 const SLACK: f64 = 6.0;
 
-/// A restart shows in prompts of which at least so many blocks should have been there, not long
-/// unused, and nothing was;
+/// Least number of predicted blocks, recently used, of a prompt that is evidence of a restart when nothing of it
+/// was cached.
 const RESTART_BLOCKS: u32 = 32;
 
-/// so many times, while nothing was found that had been used before them.
+/// Number of such prompts that prove a restart, unless an older prefix is found cached in between.
 const RESTART_RUN: u32 = 3;
 
-/// What one sign of too little room leaves of a worker's capacity, at least, and what one of more room
-/// makes of it. A cache that is smaller than told shows itself again and again, so that small steps
-/// get there; a restart looks the same for a few requests, and must not cost much.
+/// Least factor by which one miss shrinks the capacity. Small steps are enough for a cache that is smaller than
+/// reported, because misses repeat. A restart looks the same for a few requests and must not cost much.
 const SHRINK: f64 = 0.9;
+
+/// Factor by which one sign of more room grows the capacity.
 const GROW: f64 = 17.0 / 16.0;
 
-/// What each further request leaves of the weight of those before, in the mean of tokens per block.
+/// Factor by which each request reduces the weight of the earlier ones in the mean of tokens per block.
 const DECAY: f64 = 0.99;
 
-/// What the tree said of a request's worker, part of the request's booking.
+/// The prediction of the tree for one request. Part of its load guard.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prediction {
-    /// `None` under a policy without a tree, and once there is nothing to take back.
-    note: Option<Note>,
-    /// Whether all that the tree promised had been computed by then.
+    /// Receipt of the insertion. `None` under a policy without a tree, and once the insertion is settled or taken back.
+    receipt: Option<InsertReceipt>,
+    /// Whether the predicted prefix had been computed at that time.
     settled: bool,
-    /// Whether the worker has told the prompt's tokens, and those cached.
+    /// Whether the worker has reported the prompt tokens.
     measured: bool,
-    told: bool,
-    /// How often the worker had been found empty by then.
+    /// Whether the worker has reported the cached tokens.
+    reported: bool,
+    /// `State::empties` at that time.
     empties: u64,
 }
 
 impl Prediction {
-    pub fn note(&self) -> Option<Note> {
-        self.note
+    pub fn receipt(&self) -> Option<InsertReceipt> {
+        self.receipt
     }
 
-    /// Whether it was made before the worker was last found empty: then it says nothing more.
+    /// Whether the cache was emptied after the prediction: then the prediction is no evidence.
     fn is_stale(&self, empties: u64) -> bool {
         self.empties != empties
     }
 
     /// What the tree has noted, to be taken back.
-    pub fn take_note(&mut self) -> Option<Note> {
-        self.note.take()
+    pub fn take_receipt(&mut self) -> Option<InsertReceipt> {
+        self.receipt.take()
     }
 }
 
-/// What a report has changed, where people should know.
+/// A finding that the router logs and counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// The worker has evicted what the tree believed it to have; so many blocks were taken from it.
+    /// The worker has evicted a predicted prefix. `blocks` were removed from its share of the tree.
     Evicted { blocks: u64 },
     /// The worker has lost its cache.
     Emptied,
-    /// The worker has not had a single token cached so far.
+    /// The worker has never reported a cached token.
     NoCache,
 }
 
-/// Tokens of a prompt as the metrics count them.
+/// Token counts of a prompt for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     pub prompt: u64,
@@ -82,27 +84,27 @@ pub struct Report {
     pub cached: u64,
 }
 
-/// No lock is held while the tree evicts that a choice of a worker takes.
+/// The learned state of one worker. The lock that the choice of a worker takes is not held while the tree evicts.
 #[derive(Debug)]
 pub struct Learned {
     state: Mutex<State>,
-    /// Held by who changes the worker's share of the tree, and taken before `state`.
+    /// Held while the worker's share of the tree changes. Taken before `state`.
     correcting: Mutex<()>,
 }
 
-/// What a report asks to be done to the worker's share of the tree.
+/// A correction of the worker's share of the tree.
 #[derive(Clone, Copy)]
 enum Correction {
     Nothing,
-    /// Its capacity has changed.
+    /// The capacity has changed.
     Resize,
-    /// It has evicted what it last used then.
+    /// The worker has evicted everything that it last used at `last_used` or earlier.
     Evict {
-        last_used: Stamp,
+        last_used: LruTick,
     },
-    /// It has lost all that was noted before then.
+    /// The worker has lost everything inserted before this tick.
     Empty {
-        before: Stamp,
+        before: LruTick,
         finding: Finding,
     },
 }
@@ -113,43 +115,46 @@ struct State {
     /// Tokens and blocks of the prompts so far, decayed.
     tokens: f64,
     blocks: f64,
-    /// Tokens that the worker's cache holds, if it has told, and blocks otherwise.
-    told_tokens: Option<u64>,
+    /// Size of the KV cache in tokens, if the worker reports it.
+    reported_tokens: Option<u64>,
+    /// Size in blocks for a worker that does not report it.
     default_blocks: u64,
-    /// The part of that which prompts have: answers and running requests take room, too, and so
-    /// does what other routers send.
+    /// Share of the cache that this router's prompts have. Answers, running requests and other routers take the rest.
     share: f64,
-    /// What the tree has been told.
+    /// Capacity in blocks that was last set in the tree.
     applied: u64,
-    /// Prompts of which nothing was cached; the last use of what the latest of them should have found; when the first one
-    /// was noted, and the share of the cache before it.
+    /// Consecutive prompts that are evidence of a restart: nothing of them was cached.
     zeros: u32,
-    lost: Stamp,
-    first: Stamp,
+    /// Latest use of the prefixes that these prompts should have found.
+    lost: LruTick,
+    /// Tick of the first of these prompts.
+    first: LruTick,
+    /// `share` before the first of these prompts.
     share_before: f64,
-    /// Up to when it had used the older half of its share before the first of them.
-    middle: Option<Stamp>,
-    /// How often it was found empty, or told so: what was noted before says nothing more.
+    /// Tick that divides the worker's share of the tree into an older and a newer half, before the first of these
+    /// prompts.
+    middle: Option<LruTick>,
+    /// Number of times that the cache was emptied. Predictions from before are no evidence.
     empties: u64,
-    /// Whether it has had anything cached since it was last found empty.
+    /// Whether a token was cached since the cache was last found empty.
     has_hit: bool,
 }
 
 impl Learned {
-    /// A worker that has not told its capacity, and is taken to hold `default_blocks`.
+    /// The state of a worker that holds `default_blocks` until it reports its size.
     pub fn new(default_blocks: u64) -> Self {
         Self {
             state: Mutex::new(State {
                 settling: Settling::default(),
                 tokens: 0.0,
                 blocks: 0.0,
-                told_tokens: None,
+                reported_tokens: None,
                 default_blocks,
                 share: 1.0,
                 applied: default_blocks,
                 zeros: 0,
-                lost: Stamp::default(),
-                first: Stamp::default(),
+                lost: LruTick::default(),
+                first: LruTick::default(),
                 share_before: 1.0,
                 middle: None,
                 empties: 0,
@@ -159,27 +164,27 @@ impl Learned {
         }
     }
 
-    /// A request is booked; only afterwards may it be noted in the tree.
+    /// Opens a request. Its prompt may be inserted into the tree only afterwards.
     pub fn begin(&self) -> Epoch {
         self.state.lock().settling.begin()
     }
 
-    /// The tree has noted the request.
-    pub fn predict(&self, note: Note) -> Prediction {
+    /// Makes a prediction from the receipt of the insertion.
+    pub fn predict(&self, receipt: InsertReceipt) -> Prediction {
         let mut state = self.state.lock();
-        let (settled, empties) = (state.settling.noted(&note), state.empties);
-        Prediction { note: Some(note), settled, empties, ..Prediction::default() }
+        let (settled, empties) = (state.settling.inserted(&receipt), state.empties);
+        Prediction { receipt: Some(receipt), settled, empties, ..Prediction::default() }
     }
 
-    /// The request's prompt is computed, or never will be.
+    /// Closes a request: its prompt is computed, or never will be.
     pub fn end(&self, epoch: &Epoch) {
         self.state.lock().settling.end(epoch);
     }
 
-    /// The worker says how many tokens its cache holds.
+    /// Sets the reported size of the cache, in tokens.
     pub fn set_capacity(&self, tree: &PrefixTree, worker: WorkerId, tokens: u64) {
         let mut state = self.state.lock();
-        state.told_tokens = Some(tokens);
+        state.reported_tokens = Some(tokens);
         let changed = state.resize();
         drop(state);
         if changed {
@@ -187,8 +192,7 @@ impl Learned {
         }
     }
 
-    /// The worker's cache has been emptied, and so its share of the tree is: what requests on their way find of what they
-    /// were promised says nothing more.
+    /// Empties the worker's share of the tree after its cache was emptied. Requests in flight are no evidence any more.
     pub fn forget(&self, tree: &PrefixTree, worker: WorkerId) {
         let mut state = self.state.lock();
         state.zeros = 0;
@@ -197,13 +201,13 @@ impl Learned {
         tree.purge_worker(worker);
     }
 
-    /// What the tree takes the worker to hold at most, in blocks.
+    /// The capacity of the worker in the tree, in blocks.
     pub fn capacity(&self) -> u64 {
         self.state.lock().applied
     }
 
-    /// Takes in `usage`; what there is to count, if this is the first report of cached tokens, and
-    /// what there is to say.
+    /// Applies a report. Returns the counts for the metrics if this is the first report with cached tokens, and a
+    /// finding for the log.
     pub fn learn(
         &self,
         tree: &PrefixTree,
@@ -216,7 +220,7 @@ impl Learned {
         (report, self.correct(tree, worker, correction))
     }
 
-    /// What there is to count of `usage`, and what follows from it for the tree.
+    /// Returns the counts of a report, and the correction of the tree that follows from it.
     fn judge(
         &self,
         tree: &PrefixTree,
@@ -239,20 +243,22 @@ impl Learned {
         let Some(cached) = usage.cached_tokens else {
             return (None, correction);
         };
-        if std::mem::replace(&mut prediction.told, true) {
+        if std::mem::replace(&mut prediction.reported, true) {
             return (None, correction);
         }
         let tokens = state.tokens_per_block(key.measure);
         let prompt =
             usage.prompt_tokens.unwrap_or_else(|| whole(blocks_of(key) * tokens)).max(cached);
-        let note = prediction.note.take();
-        let held = note.map_or(0, |note| note.held);
+        let receipt = prediction.receipt.take();
+        let held = receipt.map_or(0, |receipt| receipt.held);
         let predicted = whole(f64::from(held) * tokens).min(prompt);
         let is_evidence = key.measure != Measure::Unknown && prompt > 0;
-        if let Some(note) = note.filter(|_| is_evidence && !prediction.is_stale(state.empties)) {
-            // In the prompt's own measure, whatever tokens it has to a byte.
+        if let Some(receipt) =
+            receipt.filter(|_| is_evidence && !prediction.is_stale(state.empties))
+        {
+            // As a share of the prompt, so that the tokens per byte cancel out.
             let found = cached as f64 / prompt as f64 * blocks_of(key);
-            match state.judge(tree, worker, &note, prediction.settled, found) {
+            match state.judge(tree, worker, &receipt, prediction.settled, found) {
                 Correction::Nothing => {}
                 found => correction = found,
             }
@@ -260,7 +266,7 @@ impl Learned {
         (Some(Report { prompt, predicted, cached }), correction)
     }
 
-    /// Changes the worker's share of the tree. It may take long, and choices go on meanwhile.
+    /// Applies a correction to the tree. It may take long; choices of workers go on meanwhile.
     fn correct(
         &self,
         tree: &PrefixTree,
@@ -279,7 +285,7 @@ impl Learned {
             }
             Correction::Evict { last_used } => {
                 let blocks = tree.evict_unused(worker, last_used);
-                self.state.lock().shrink(tree.held_by(worker));
+                self.state.lock().shrink(tree.owned_by(worker));
                 Some(Finding::Evicted { blocks })
             }
         };
@@ -289,12 +295,12 @@ impl Learned {
     }
 }
 
-#[expect(clippy::cast_sign_loss, reason = "what is counted is not negative")]
+#[expect(clippy::cast_sign_loss, reason = "counts are not negative")]
 fn whole(count: f64) -> u64 {
     count as u64
 }
 
-/// Blocks of a prompt, its tail included.
+/// Blocks of a prompt, including the partial block at its end.
 fn blocks_of(key: &RouteKey) -> f64 {
     key.prompt_tokens as f64 / f64::from(BLOCK_TOKENS)
 }
@@ -303,7 +309,7 @@ impl State {
     fn tokens_per_block(&self, measure: Measure) -> f64 {
         let usual = f64::from(BLOCK_TOKENS);
         match measure {
-            // A few short prompts are mostly the template's tokens.
+            // The tokens of a few short prompts are mostly those of the template.
             Measure::Text if self.blocks >= 64.0 => {
                 (self.tokens / self.blocks).clamp(usual / 8.0, usual * 8.0)
             }
@@ -311,54 +317,54 @@ impl State {
         }
     }
 
-    /// Compares `found` blocks with what the tree said.
+    /// Compares the `found` blocks with the prediction of the tree.
     fn judge(
         &mut self,
         tree: &PrefixTree,
         worker: WorkerId,
-        note: &Note,
+        receipt: &InsertReceipt,
         settled: bool,
         found: f64,
     ) -> Correction {
         if found > 0.0 {
             self.has_hit = true;
-            if note.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
+            if receipt.last_used.is_some_and(|last_used| last_used.is_before(self.lost)) {
                 self.zeros = 0;
             }
         }
-        let held = f64::from(note.held);
-        match note.last_used {
+        let held = f64::from(receipt.held);
+        match receipt.last_used {
             Some(last_used) if settled => {
                 if held > found + held / 8.0 + SLACK {
                     if self.zeros == 0 {
                         self.middle = tree.middle(worker);
                     }
-                    // What has not been used for long may well have been evicted.
+                    // A prefix that was not used for long may have been evicted, so it is no evidence of a restart.
                     let nothing = found == 0.0
-                        && note.held >= RESTART_BLOCKS
+                        && receipt.held >= RESTART_BLOCKS
                         && self.middle.is_none_or(|middle| middle.is_before(last_used));
-                    return self.miss(note.stamp, last_used, nothing);
+                    return self.miss(receipt.tick, last_used, nothing);
                 }
                 if self.is_old(tree, worker, last_used) { self.grow() } else { Correction::Nothing }
             }
-            // Forgotten here, and still there.
+            // The tree has forgotten a prefix that is still cached.
             None if found > SLACK => self.grow(),
             _ => Correction::Nothing,
         }
     }
 
-    /// The worker has evicted what it last used at `last_used`, or has `nothing` of a long prompt.
-    fn miss(&mut self, noted: Stamp, last_used: Stamp, nothing: bool) -> Correction {
+    /// Handles a miss: the worker has evicted everything last used at `last_used`, or has `nothing` of a long prompt.
+    fn miss(&mut self, inserted: LruTick, last_used: LruTick, nothing: bool) -> Correction {
         if nothing {
             if self.zeros == 0 {
-                (self.share_before, self.lost, self.first) = (self.share, last_used, noted);
+                (self.share_before, self.lost, self.first) = (self.share, last_used, inserted);
             }
             self.zeros += 1;
             if self.lost.is_before(last_used) {
                 self.lost = last_used;
             }
             if self.zeros == RESTART_RUN {
-                // It was not its size. What has been noted since the first of them is there again.
+                // A restart, not a small cache: the capacity is restored. Prompts since the first one are cached again.
                 self.share = self.share_before;
                 self.zeros = 0;
                 self.empties += 1;
@@ -371,17 +377,17 @@ impl State {
         Correction::Evict { last_used }
     }
 
-    /// It holds no more than the `blocks` that it has used since.
+    /// Shrinks the capacity to the `blocks` that are left.
     fn shrink(&mut self, blocks: u64) {
         let holds = blocks as f64 / self.full();
         self.share = self.share.min(holds.max(self.share * SHRINK));
         self.resize();
     }
 
-    /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is
-    /// as large as it may be: a worker that still has this has room for more.
-    fn is_old(&self, tree: &PrefixTree, worker: WorkerId, last_used: Stamp) -> bool {
-        let is_full = tree.held_by(worker) >= self.applied - self.applied / 8;
+    /// Whether `last_used` lies in the older half of the worker's share of the tree, and the share is full. A
+    /// worker that still has such a prefix has more room.
+    fn is_old(&self, tree: &PrefixTree, worker: WorkerId, last_used: LruTick) -> bool {
+        let is_full = tree.owned_by(worker) >= self.applied - self.applied / 8;
         is_full && tree.middle(worker).is_some_and(|middle| !middle.is_before(last_used))
     }
 
@@ -395,14 +401,14 @@ impl State {
         Correction::Nothing
     }
 
-    /// Blocks that the worker would hold if prompts had all of its cache.
+    /// Blocks that the whole cache could hold.
     fn full(&self) -> f64 {
-        let told =
-            self.told_tokens.map(|tokens| tokens as f64 / self.tokens_per_block(Measure::Text));
-        told.unwrap_or(self.default_blocks as f64).max(1.0)
+        let reported =
+            self.reported_tokens.map(|tokens| tokens as f64 / self.tokens_per_block(Measure::Text));
+        reported.unwrap_or(self.default_blocks as f64).max(1.0)
     }
 
-    /// Whether the tree is to be told another capacity: not for nothing, as it may evict.
+    /// Updates the capacity. Returns whether it has changed enough to be set in the tree, which may evict.
     fn resize(&mut self) -> bool {
         let blocks = whole(self.full() * self.share);
         let changed = blocks.abs_diff(self.applied) > self.applied / 64;
@@ -419,43 +425,43 @@ mod tests {
 
     const WORKER: WorkerId = WorkerId(0);
 
-    /// A request that is noted at `stamp`, finds a prefix last used at `last_used`, and has nothing of it
-    /// cached.
-    fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, stamp: u32) -> Option<Finding> {
+    /// Inserts a request at `tick`. It finds a prefix last used at `last_used`, and nothing of it is cached.
+    fn miss(learned: &Learned, tree: &PrefixTree, last_used: u32, tick: u32) -> Option<Finding> {
         let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
         let epoch = learned.begin();
-        let last_used = Some(Stamp::at(last_used));
-        let note = Note { held: 100, last_used, stamp: Stamp::at(stamp) };
-        let mut prediction = learned.predict(note);
+        let last_used = Some(LruTick::at(last_used));
+        let receipt = InsertReceipt { held: 100, last_used, tick: LruTick::at(tick) };
+        let mut prediction = learned.predict(receipt);
         learned.end(&epoch);
         let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
         learned.learn(tree, WORKER, &key, &mut prediction, usage).1
     }
 
     #[test]
-    fn a_worker_that_was_emptied_half_a_clock_ago_teaches_like_any_other() {
+    fn a_worker_emptied_half_the_range_of_the_clock_ago_teaches_like_any_other() {
         let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
-        for stamp in 1..5 {
-            miss(&learned, &tree, 0, stamp);
+        for tick in 1..5 {
+            miss(&learned, &tree, 0, tick);
         }
         learned.forget(&tree, WORKER);
         for now in [100, 1 << 31, (1 << 31) + 100, u32::MAX - 100] {
-            for stamp in now..now + 5 {
-                miss(&learned, &tree, now, stamp);
+            for tick in now..now + 5 {
+                miss(&learned, &tree, now, tick);
             }
             assert!(miss(&learned, &tree, now, now + 5).is_some(), "{now}");
         }
     }
 
     #[test]
-    fn a_request_that_was_under_way_when_the_worker_was_emptied_teaches_nothing() {
+    fn a_request_in_flight_when_the_cache_was_emptied_teaches_nothing() {
         let (learned, tree) = (Learned::new(1 << 20), PrefixTree::new(1 << 20));
-        for stamp in 1..5 {
-            miss(&learned, &tree, 0, stamp);
+        for tick in 1..5 {
+            miss(&learned, &tree, 0, tick);
         }
         let key = RouteKey { prompt_tokens: 1600, ..RouteKey::default() };
-        let note = Note { held: 100, last_used: Some(Stamp::at(1)), stamp: Stamp::at(6) };
-        let mut prediction = learned.predict(note);
+        let receipt =
+            InsertReceipt { held: 100, last_used: Some(LruTick::at(1)), tick: LruTick::at(6) };
+        let mut prediction = learned.predict(receipt);
         learned.forget(&tree, WORKER);
         let usage = Usage { prompt_tokens: Some(1600), cached_tokens: Some(0) };
         assert_eq!(learned.learn(&tree, WORKER, &key, &mut prediction, usage).1, None);

@@ -1,49 +1,48 @@
-//! From when on a worker's share of the tree may be taken at its word.
+//! Tells which insertions of a worker's share are settled: their prompts have been computed.
 //!
-//! A prompt is noted in the tree when its worker is chosen, and is in the worker's cache when it has
-//! been computed. A request that comes in between and finds less cached than the tree says has found
-//! no error. So one must know which notes are older than every prompt that is still being computed.
+//! A prompt is inserted into the tree when its worker is chosen, and is in the cache of the worker once it is
+//! computed. A request in between finds fewer cached tokens than predicted, and that is no error. So the router
+//! must know which insertions are older than every prompt that is still being computed.
 //!
-//! As in RCU: a request counts in the epoch in which it was booked, which is the current one or the
-//! one before. When the one before has drained, all notes older than the current epoch are settled,
-//! and the next epoch begins.
+//! The method is that of RCU. A request belongs to the epoch in which it was reserved: the present or the previous
+//! one. When the previous epoch has no open requests, all insertions before the present epoch are settled, and the
+//! next epoch starts.
 
-use crate::tree::{Note, Stamp};
+use crate::tree::{InsertReceipt, LruTick};
 
-/// The epoch in which a request was booked.
+/// The epoch of a request.
 #[derive(Debug)]
 pub struct Epoch(usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Settling {
     current: usize,
-    /// Prompts not yet computed, of the current epoch and the one before.
+    /// Prompts that are not computed yet, of the present and the previous epoch.
     pending: [u32; 2],
-    /// When the current epoch began.
-    began: Option<Stamp>,
-    /// What was noted before this is computed.
-    settled: Option<Stamp>,
-    /// After the last note. No time is before all others, so until the first one there is none.
-    now: Option<Stamp>,
+    /// Start of the present epoch.
+    began: Option<LruTick>,
+    /// All prompts inserted before this tick are computed.
+    settled: Option<LruTick>,
+    /// The tick after the last insertion; `None` before the first one, because no tick is before all others.
+    now: Option<LruTick>,
 }
 
 impl Settling {
-    /// A request is booked; only afterwards may it be noted in the tree.
+    /// Opens a request. Its prompt may be inserted into the tree only afterwards.
     pub(super) fn begin(&mut self) -> Epoch {
         self.turn();
         self.pending[self.current] += 1;
         Epoch(self.current)
     }
 
-    /// A request is noted. Returns whether all that it can have found has been computed.
-    pub(super) fn noted(&mut self, note: &Note) -> bool {
-        // Requests are noted in the order of the tree's clock. A comparison would be wrong after a pause
-        // of half its circle.
-        self.now = Some(note.stamp.next());
-        note.last_used.zip(self.settled).is_some_and(|(used, settled)| used.is_before(settled))
+    /// Records an insertion. Returns whether the prefix that it found in the tree is settled.
+    pub(super) fn inserted(&mut self, receipt: &InsertReceipt) -> bool {
+        // Insertions come in the order of the clock. A comparison would fail after a pause of half its range.
+        self.now = Some(receipt.tick.next());
+        receipt.last_used.zip(self.settled).is_some_and(|(used, settled)| used.is_before(settled))
     }
 
-    /// A request's prompt is computed, or never will be.
+    /// Closes a request: its prompt is computed, or never will be.
     pub(super) fn end(&mut self, epoch: &Epoch) {
         self.pending[epoch.0] -= 1;
         self.turn();
@@ -71,17 +70,17 @@ mod tests {
     }
 
     impl Worker {
-        /// Books and notes prompt `number`; returns whether what it found was settled.
+        /// Opens and inserts prompt `number`. Returns its epoch, and whether the prefix that it found was settled.
         fn send(&mut self, number: u64) -> (Epoch, bool) {
             let epoch = self.settling.begin();
             let key = RouteKey { blocks: vec![number], ..RouteKey::default() };
-            let note = self.tree.insert(&key, WorkerId(0));
-            (epoch, self.settling.noted(&note))
+            let receipt = self.tree.insert(&key, WorkerId(0));
+            (epoch, self.settling.inserted(&receipt))
         }
     }
 
     #[test]
-    fn a_note_is_settled_when_its_prompt_and_all_before_are_computed() {
+    fn an_insertion_is_settled_when_its_prompt_and_all_before_are_computed() {
         let mut worker = Worker { tree: PrefixTree::new(100), settling: Settling::default() };
         let (first, found) = worker.send(1);
         assert!(!found, "nothing was there");
@@ -102,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_comes_when_the_clock_is_beyond_half_its_circle_settles_like_any_other() {
+    fn a_worker_added_after_half_the_range_of_the_clock_settles_like_any_other() {
         let mut settling = Settling::default();
         let mut send = |ticks: u32| {
             let epoch = settling.begin();
-            let last_used = Some(Stamp::at(ticks - 1));
-            let note = Note { held: 1, stamp: Stamp::at(ticks), last_used };
-            let is_settled = settling.noted(&note);
+            let last_used = Some(LruTick::at(ticks - 1));
+            let receipt = InsertReceipt { held: 1, tick: LruTick::at(ticks), last_used };
+            let is_settled = settling.inserted(&receipt);
             settling.end(&epoch);
             is_settled
         };
@@ -117,7 +116,7 @@ mod tests {
         assert!(settled[3..].iter().all(|&is_settled| is_settled), "{settled:?}");
     }
 
-    /// Prompts `0..50`, of which four at a time are being computed; returns what is left of them.
+    /// Sends prompts `0..50`, four of them open at a time. Returns the open ones.
     fn stream(worker: &mut Worker) -> VecDeque<Epoch> {
         let mut open = VecDeque::new();
         for number in 0..50 {

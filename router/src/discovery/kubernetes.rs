@@ -1,7 +1,12 @@
-//! `--service-discovery`: the workers are the pods of a Kubernetes cluster that have the labels of
-//! `--selector`, while they are ready.
+//! `--service-discovery`: the workers are the pods of a Kubernetes cluster with the labels of `--selector`. Pods
+//! that are not ready get no requests.
 
-use std::{collections::BTreeMap, net::IpAddr, pin::pin, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,16 +16,19 @@ use kube::{
 };
 use tokio::time::sleep;
 
-use super::{Following, Found, Told};
+use super::{
+    Discovery,
+    follower::{Follower, WorkerSet, WorkerSpec},
+};
 use crate::{config::Config, error::StartError, names::WorkerUrl};
 
-/// Pause after the API server could not be asked.
+/// Pause after a failed request to the API server.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The API server ends a watch after this, and it is begun anew where it ended.
+/// Length of a watch. The API server ends it after this time, and the next one continues there.
 const WATCH_SECONDS: u32 = 30;
 
-/// Nothing comes for so long only if the connection is gone and nobody has said so.
+/// Read timeout. A silence of this length means that the connection is dead.
 const READ_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 10);
 
 /// The pods to watch.
@@ -31,11 +39,12 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// Finds the cluster: the one that the router runs in, or that of the kubeconfig.
+    /// Finds the cluster: the one in which the router runs, or the one of the kubeconfig. Fails without --selector
+    /// or without a cluster.
     pub(super) async fn prepare(config: &Config) -> Result<Self, StartError> {
         let refuse = |why: String| StartError::Discovery(format!("--service-discovery: {why}"));
         if config.selector.is_empty() {
-            // All pods of a namespace are never meant: the router is one of them.
+            // Without labels, all pods of the namespace would be workers, also the router.
             return Err(refuse("needs --selector, the labels of the pods that are workers".into()));
         }
         let mut cluster = kube::Config::infer().await.map_err(|error| refuse(error.to_string()))?;
@@ -50,8 +59,8 @@ impl Pods {
         })
     }
 
-    /// What is known stays known while the API server is away: workers do not need it to serve.
-    pub(super) async fn follow(self, mut following: Following) {
+    /// Follows the pods. The known pods stay known while the API server is unreachable: workers serve without it.
+    async fn watch(self, mut follower: Follower) {
         let wanted = watcher::Config::default().labels(&self.labels).timeout(WATCH_SECONDS);
         let mut events = pin!(watcher(self.api, wanted));
         let mut known = Known::default();
@@ -63,7 +72,7 @@ impl Pods {
                         tracing::info!("Kubernetes: the API server is back");
                     }
                     known.take(event, self.port);
-                    following.update(known.found());
+                    follower.update(known.found());
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut away, true) {
@@ -76,11 +85,21 @@ impl Pods {
     }
 }
 
-/// The pods that run and stay, by their uid.
+impl Discovery for Pods {
+    fn name(&self) -> &'static str {
+        "Kubernetes"
+    }
+
+    fn follow(self: Box<Self>, follower: Follower) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.watch(follower))
+    }
+}
+
+/// The pods that run and are not being deleted, by their uid.
 #[derive(Default)]
 struct Known {
     pods: BTreeMap<String, Place>,
-    /// While the API server lists them anew: what it has named so far.
+    /// Pods of a new list of the API server, until the list is complete.
     listing: BTreeMap<String, Place>,
 }
 
@@ -116,23 +135,23 @@ impl Known {
         }
     }
 
-    fn found(&self) -> Found {
-        let mut found = Found::new();
-        // The ready ones last: a pod that has ended may have left its address to one of them.
+    fn found(&self) -> WorkerSet {
+        let mut found = WorkerSet::new();
+        // Ready pods last: one of them may have the address of an ended pod.
         for ready in [false, true] {
             for (uid, place) in self.pods.iter().filter(|(_, place)| place.ready == ready) {
-                found.insert(place.url.clone(), Told { who: uid.clone(), ready });
+                found.insert(place.url.clone(), WorkerSpec { instance: uid.clone(), ready });
             }
         }
         found
     }
 }
 
-/// Where a pod serves, if it runs and stays.
+/// The URL and readiness of a pod; `None` if it has ended or is being deleted.
 fn place(pod: &Pod, port: u16) -> Option<Place> {
     let status = pod.status.as_ref()?;
     let has_ended = matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"));
-    // Ready is taken back late: a pod that is being deleted gets no more requests.
+    // The condition Ready is withdrawn late, so a pod that is being deleted is dropped here.
     if has_ended || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -163,9 +182,9 @@ mod tests {
     }
 
     fn urls(known: &Known) -> Vec<String> {
-        let line = |(url, told): (WorkerUrl, Told)| {
-            let away = if told.ready { "" } else { " away" };
-            format!("{url} {}{away}", told.who)
+        let line = |(url, spec): (WorkerUrl, WorkerSpec)| {
+            let away = if spec.ready { "" } else { " away" };
+            format!("{url} {}{away}", spec.instance)
         };
         known.found().into_iter().map(line).collect()
     }
@@ -187,13 +206,17 @@ mod tests {
     }
 
     #[test]
-    fn a_list_counts_when_it_is_whole() {
+    fn a_list_counts_when_it_is_complete() {
         let mut known = Known::default();
         let a = pod("a", "10.0.0.1", "True");
         known.take(Event::Apply(a), 1);
         known.take(Event::Init, 1);
         known.take(Event::InitApply(pod("b", "10.0.0.2", "True")), 1);
-        assert_eq!(urls(&known), ["http://10.0.0.1:1 a"], "nobody is dropped for a list half read");
+        assert_eq!(
+            urls(&known),
+            ["http://10.0.0.1:1 a"],
+            "no pod is dropped before the list is complete"
+        );
         known.take(Event::InitDone, 1);
         assert_eq!(urls(&known), ["http://10.0.0.2:1 b"]);
         known.take(Event::Delete(pod("b", "10.0.0.2", "True")), 1);

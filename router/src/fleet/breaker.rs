@@ -1,5 +1,5 @@
-//! The circuit breaker of one worker: requests that fail in a row take it out of rotation although
-//! its health checks are good, each time for longer.
+//! The circuit breaker of one worker. Consecutive failed requests take the worker out of rotation despite good health
+//! checks, each time for longer.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -12,67 +12,68 @@ use tokio::time::Instant;
 
 use crate::metrics::labels;
 
-/// Each time out is twice as long as the last, up to 16 times the first.
+/// The open time doubles with each opening, up to 16 times the first one.
 const MOST_DOUBLINGS: u32 = 4;
 
-/// How a request went, as far as it speaks for or against its worker.
+/// The outcome of a request, as evidence for or against its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The beginning of an answer, which may still break.
+    /// The response has started. It may still break.
     Begun,
-    /// A whole answer: 2xx, or a 4xx, which speaks against the request.
+    /// The response is complete: 2xx, or 4xx, which is an error of the request.
     Answered,
-    /// 429 or 503: back-pressure, which says nothing about the next request.
+    /// 429 or 503: backpressure. It says nothing about the next request.
     Busy,
-    /// Another 5xx, a connection that broke, an answer that makes no sense.
+    /// Another 5xx, a broken connection, or a response that is not an answer of the API.
     Failed,
-    /// No byte came within the limit. If the whole worker was silent as long, it is stuck.
+    /// No byte came within this limit. The worker is stuck if no byte of any response came.
     Late(Duration),
 }
 
 labels! {
-    /// Where a breaker stands, as people see it.
+    /// The state of a breaker.
     #[derive(Serialize)]
     #[serde(rename_all = "snake_case")]
     pub enum BreakerState {
         Closed => "closed",
-        /// Lets nothing through until its time is over.
+        /// Admits no request until its time is over.
         Open => "open",
-        /// Lets one request through; its outcome decides.
+        /// Admits one trial request. Its outcome decides.
         HalfOpen => "half_open",
     }
 }
 
-/// The threshold of a breaker that is switched off.
+/// The threshold of a disabled breaker.
 pub(super) const NEVER: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     threshold: u32,
     first: Duration,
-    /// False while all is well, which is nearly always: then nobody needs the lock.
+    /// False while there was no failure since the last success, which is the usual case: then no lock is taken.
     troubled: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
-    /// Times it has opened since it was last closed.
+    /// Openings since the last success.
     openings: u32,
     open_until: Option<Instant>,
-    /// The one request of the half-open state is under way.
+    /// Whether the trial request of the half-open state is in flight.
     on_trial: bool,
 }
 
 impl Breaker {
-    /// Opens after `threshold` failures in a row, for `first` at first.
+    /// A breaker that opens after `threshold` consecutive failures, the first time for `first`.
     pub(super) fn new(threshold: u32, first: Duration) -> Self {
         Self { threshold, first, troubled: AtomicBool::new(false), state: Mutex::default() }
     }
 
-    /// All is well, as far as can be told without a look at the clock.
+    /// Whether the breaker is closed. Reads neither the clock nor the lock, so it may return false for a closed
+    /// breaker.
     pub(super) fn is_closed(&self) -> bool {
         !self.troubled.load(Ordering::Acquire)
     }
@@ -90,7 +91,7 @@ impl Breaker {
         }
     }
 
-    /// A request is being sent. True if it is the one on trial.
+    /// Registers a request that is being sent. Returns true if it is the trial request.
     pub(super) fn enter(&self, now: Instant) -> bool {
         if self.is_closed() {
             return false;
@@ -101,13 +102,13 @@ impl Breaker {
         on_trial
     }
 
-    /// The request on trial has ended without a word for or against the worker: the next one may try.
+    /// Ends the trial without evidence for or against the worker: the next request is on trial.
     pub(super) fn leave_trial(&self) {
         self.state.lock().on_trial = false;
     }
 
-    /// The request on trial is being answered, which may take minutes: others may come, but the next
-    /// failure opens it again. Only a whole answer tells that all is well. True if it was not closed.
+    /// Records the start of the trial's response, which may last for minutes. Other requests are admitted, but the next
+    /// failure opens the breaker again. Returns true if the breaker was not closed.
     pub(super) fn begin(&self) -> bool {
         let mut state = self.state.lock();
         state.failures = self.threshold.saturating_sub(1);
@@ -115,7 +116,7 @@ impl Breaker {
         state.open_until.take().is_some()
     }
 
-    /// All is well again. True if it was not closed.
+    /// Records a complete response, which resets the breaker. Returns true if the breaker was not closed.
     pub(super) fn succeed(&self) -> bool {
         if self.is_closed() {
             return false;
@@ -127,8 +128,7 @@ impl Breaker {
         was_open
     }
 
-    /// Counts a failure; returns for how long the breaker has opened, if it has. `at_once` does not
-    /// wait for more.
+    /// Records a failure. Returns the open time if the breaker opens now. With `at_once` one failure is enough.
     pub(super) fn fail(&self, on_trial: bool, at_once: bool, now: Instant) -> Option<Duration> {
         if self.threshold == NEVER {
             return None;
@@ -136,7 +136,7 @@ impl Breaker {
         let mut state = self.state.lock();
         self.troubled.store(true, Ordering::Release);
         state.failures = state.failures.saturating_add(1);
-        // Requests that were under way when it opened tell nothing new.
+        // Requests that were in flight at the opening are no new evidence.
         let open = state.at(now) != BreakerState::Closed;
         let opens = if open { on_trial } else { at_once || state.failures >= self.threshold };
         if !opens {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn half_open_lets_one_through_whose_outcome_decides() {
+    fn the_outcome_of_the_trial_request_decides() {
         let (breaker, mut now) = (Breaker::new(1, FIRST), Instant::now());
         for doublings in [0, 1, 2, 3, 4, 4, 4] {
             let duration = FIRST * (1 << doublings);
@@ -196,7 +196,7 @@ mod tests {
             now += duration;
             assert_eq!(breaker.state(now), BreakerState::HalfOpen);
             assert!(breaker.lets_through(now));
-            // One request that says nothing, then the next is on trial and the third must wait.
+            // One trial without evidence; then the next request is on trial and a third one must wait.
             assert!(breaker.enter(now));
             breaker.leave_trial();
             assert!(breaker.lets_through(now));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_begins_ends_the_trial_and_one_that_breaks_opens_it_again() {
+    fn the_start_of_a_response_ends_the_trial_and_a_break_opens_it_again() {
         let (breaker, mut now) = (Breaker::new(5, FIRST), Instant::now());
         assert_eq!(breaker.fail(false, true, now), Some(FIRST));
         for duration in [FIRST * 2, FIRST * 4] {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_under_way_when_it_opened_does_not_prolong_it() {
+    fn requests_in_flight_at_the_opening_do_not_prolong_it() {
         let (breaker, now) = (Breaker::new(2, FIRST), Instant::now());
         assert_eq!(failing(&breaker, now), None);
         assert_eq!(failing(&breaker, now), Some(FIRST));

@@ -1,38 +1,37 @@
-//! The check of one worker's engine, where its health check says nothing of it: an engine may have frozen behind an
-//! HTTP server that answers. Engines tell in one of two ways that they live. `/health_generate` (SGLang) generates a
-//! token, or waits for a sign of the scheduler; the counts in `/metrics` (vLLM) go up. While a worker with work to
-//! do is silent, both are looked at; an engine that knows neither is known by its silence alone
-//! (`proxy::waiting`).
+//! The check of one worker's engine. It is for workers whose health check says nothing about the engine: an engine
+//! may freeze behind an HTTP server that answers.
+//!
+//! An engine shows progress in one of two ways. `/health_generate` (SGLang) generates a token, or waits for a sign
+//! of the scheduler. The token counts in `/metrics` (vLLM) increase. The router looks at both while a worker with
+//! requests is silent. For an engine without either, only the silence counts (`proxy::waiting`).
 
 use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
 use tokio::time::{Instant, timeout};
 
-use super::{
-    breaker::BreakerState,
-    engine_load::EngineLoad,
-    registry::Registry,
-    worker::{Phase, Worker},
+use super::{breaker::BreakerState, health_state::Phase, registry::Registry, worker::Worker};
+use crate::{
+    engine::{EngineLoad, health::GENERATE_PATH},
+    upstream::{Connection, call::Call},
 };
-use crate::upstream::{Connection, call::Call};
 
-/// An engine that takes longer for its figures, or for its first canary, has no time for them.
+/// Limit for the figures, and for the first canary request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// After such a silence of a worker its engine is looked at.
+/// Silence of a worker after which its engine is checked.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Least limit of a canary. That of SGLang takes a second, or two if a step takes longer than that.
+/// Least limit for a canary request. SGLang answers after one second, or after two if a step takes longer than one.
 const CANARY: Duration = Duration::from_millis(2200);
 
-/// Ticks from one look at the figures to the next,
+/// Ticks between two reads of the figures.
 const OFTEN: u32 = 4;
 
-/// and where the engine has no such page: the next process may have one.
+/// Ticks between two reads if the engine has no such page: another process may have one.
 const SELDOM: u32 = 120;
 
-/// Ticks of work in which the longest silence is learned.
+/// Ticks with work in a period for which the longest silence is learned.
 const PERIOD: u32 = 60;
 
 /// Whether the engine answers `/health_generate`.
@@ -43,17 +42,17 @@ enum Canary {
     Known,
 }
 
-/// What is known of one worker's engine.
+/// The engine check of one worker.
 pub struct EngineCheck {
     worker: Arc<Worker>,
-    /// No other request goes over it.
+    /// Used by these checks only.
     connection: Option<Connection>,
     canary: Canary,
-    /// The counts in its figures have gone up while it worked.
+    /// Whether its token counts have increased: then they show progress.
     counts: bool,
-    /// Ticks until the figures are looked at.
+    /// Ticks until the next read of the figures.
     figures_in: u32,
-    /// Ticks with work since the rhythm was last noted.
+    /// Ticks with work in the present period.
     worked: u32,
 }
 
@@ -69,7 +68,7 @@ impl EngineCheck {
         }
     }
 
-    /// To be called twice in each period of health checks.
+    /// Runs one tick. The caller ticks twice in each period of health checks.
     pub async fn tick(&mut self, registry: &Registry) {
         self.figures_in = self.figures_in.saturating_sub(1);
         if self.worker.phase() != Phase::Healthy {
@@ -87,7 +86,7 @@ impl EngineCheck {
         }
     }
 
-    /// Nothing comes from it although it has work.
+    /// Whether the worker is silent although it has requests.
     fn is_quiet(&self) -> bool {
         let worker = &self.worker;
         worker.requests() > 0 && !worker.is_vouched_for() && worker.silent_for() >= QUIET
@@ -103,8 +102,8 @@ impl EngineCheck {
             self.figures_in = SELDOM;
         }
         if load.is_ahead_of(&self.worker.engine_load.load()) {
-            // Also while no byte of a response comes: it is busy with answers in one piece.
-            self.worker.heard(Instant::now());
+            // The engine works on answers in one piece: no byte of a response arrives.
+            self.worker.received(Instant::now());
             self.counts = true;
         }
         self.worker.engine_load.store(Arc::new(load));
@@ -118,7 +117,7 @@ impl EngineCheck {
         }
     }
 
-    /// Whether a quiet engine can still be believed to work.
+    /// Whether a silent engine may still be working.
     async fn lives(&mut self) -> bool {
         match self.canary {
             Canary::Known => {
@@ -129,12 +128,12 @@ impl EngineCheck {
         }
     }
 
-    /// False if it was not answered well in time.
+    /// Sends a canary request. Returns false if the engine did not answer it well in time.
     async fn send_canary(&mut self, limit: Duration) -> bool {
-        match self.ask("/health_generate", limit).await {
+        match self.ask(GENERATE_PATH, limit).await {
             Some((status, _)) if status.is_success() => {
                 self.canary = Canary::Known;
-                self.worker.heard(Instant::now());
+                self.worker.received(Instant::now());
                 true
             }
             None | Some((StatusCode::SERVICE_UNAVAILABLE, _)) => false,
@@ -145,7 +144,7 @@ impl EngineCheck {
         }
     }
 
-    /// The engine has frozen: requests go elsewhere, if there is another worker.
+    /// Marks the engine as frozen, if another worker can take its requests.
     fn convict(&self, registry: &Registry) {
         let worker = &self.worker;
         let is_known = worker.is_frozen() && worker.breaker() == BreakerState::Open;
@@ -157,7 +156,7 @@ impl EngineCheck {
         registry.announce();
     }
 
-    /// `None` if there was no answer in time.
+    /// Sends a GET request. `None` if there was no response in time.
     async fn ask(&mut self, path: &str, limit: Duration) -> Option<(StatusCode, bytes::Bytes)> {
         let call = Call::get(path);
         timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await.ok()?.ok()

@@ -1,34 +1,29 @@
-//! The active health check of one worker: takes it out of rotation, brings it back, and notices when
-//! it is another process than before.
+//! The active health check of one worker. It takes the worker out of rotation, brings it back, and detects a restart.
 
 use std::{sync::Arc, time::Duration};
 
-use serde::Deserialize;
 use thiserror::Error;
 use tokio::time::{Instant, timeout};
 
+use super::{health_state::Phase, patience::Patience, registry::Registry, worker::Worker};
 use crate::{
     config::Config,
-    fleet::{
-        patience::Patience,
-        registry::Registry,
-        worker::{Phase, Worker, WorkerInfo},
-    },
+    engine::{WorkerInfo, health::HealthReport},
     metrics::Ejection,
     tree::PrefixTree,
     upstream::{Connection, UpstreamError, call::Call},
 };
 
-/// The last worker in rotation stays there, however late its answers are, until it has been silent for
-/// this many times --health-check-timeout-secs.
+/// The last worker in rotation stays there despite late checks until it has been silent for this many times
+/// --health-check-timeout-secs.
 const LAST_ONE: u32 = 10;
 
-/// A limit that was exceeded by more than this share of it: the router itself did not get to run.
+/// A timeout that fires later than by this share of its length shows that the router itself was not scheduled.
 const LATENESS: f64 = 0.25;
 
-/// Why a check has failed.
+/// The failure of a check.
 #[derive(Debug, Error)]
-enum Trouble {
+enum CheckError {
     #[error("no answer within {0:?}")]
     Silent(Duration),
     #[error("its health check says that its engine makes no progress")]
@@ -39,34 +34,18 @@ enum Trouble {
     Broken(#[from] UpstreamError),
 }
 
-/// The body of a health check, as far as the worker sends one that says something. Ours does.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Report {
-    status: String,
-    /// Seconds since its scheduler was last seen to make progress.
-    last_step_age: Option<f64>,
-}
-
-impl Report {
-    fn parse(body: &[u8]) -> Self {
-        serde_json::from_slice(body).unwrap_or_default()
-    }
-}
-
-/// What is known from one worker's checks so far.
+/// The health check of one worker.
 pub struct HealthCheck {
     worker: Arc<Worker>,
-    /// Kept from check to check, and no other request goes over it. That it had to be opened anew is
-    /// the sign of a restart between two checks, so that the worker's information need not be asked
-    /// for at every one.
+    /// Used by the checks only, and kept open between them. A restart between two checks closes it, so the worker's
+    /// information is read again only after a reconnect.
     connection: Option<Connection>,
     patience: Patience,
     failures: u32,
     successes: u32,
-    /// When the first check of the present row of failures was sent.
+    /// When the first failed check of the present series was sent.
     failing_since: Option<Instant>,
-    /// Since it was last healthy something broke that does not break in a process that lives on.
+    /// Whether a connection has broken since the worker was last healthy: the process may have ended.
     severed: bool,
 }
 
@@ -83,8 +62,7 @@ impl HealthCheck {
         }
     }
 
-    /// One check, and what follows from it for the worker, for those who wait for one, and for the
-    /// worker's share of the tree.
+    /// Runs one check and applies its result to the worker, to the registry, and to the worker's share of the tree.
     pub async fn tick(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
         let (sent, kept) = (Instant::now(), self.opened_at());
         match self.ask(config).await {
@@ -94,38 +72,38 @@ impl HealthCheck {
                 self.severed |= reconnected && kept.is_some();
                 self.good(config, registry, tree, reconnected).await;
             }
-            Err(Trouble::Broken(error)) if error.is_local() => {
+            Err(CheckError::Broken(error)) if error.is_local() => {
                 tracing::debug!("worker {} was not checked: {error}", self.worker.url);
             }
-            Err(trouble) => {
-                if matches!(trouble, Trouble::Silent(_)) {
+            Err(error) => {
+                if matches!(error, CheckError::Silent(_)) {
                     self.patience.missed();
                 }
-                match self.excuse(config, registry, sent, &trouble) {
+                match self.excuse(config, registry, sent, &error) {
                     Some(why) => {
-                        tracing::debug!("worker {}: {trouble}, but {why}", self.worker.url);
+                        tracing::debug!("worker {}: {error}, but {why}", self.worker.url);
                     }
-                    None => self.bad(config, registry, sent, &trouble),
+                    None => self.bad(config, registry, sent, &error),
                 }
             }
         }
         self.worker.pool.sweep();
     }
 
-    /// Why a worker in rotation that has not answered in time stays there: slowness alone is no
-    /// reason to take it out. `None` if it goes.
+    /// Returns a reason to keep a worker in rotation although its check timed out: slowness alone is no failure.
+    /// `None` if there is no such reason.
     fn excuse(
         &mut self,
         config: &Config,
         registry: &Registry,
         sent: Instant,
-        trouble: &Trouble,
+        error: &CheckError,
     ) -> Option<&'static str> {
-        let Trouble::Silent(limit) = trouble else { return None };
+        let CheckError::Silent(limit) = error else { return None };
         if self.worker.phase() != Phase::Healthy {
             return None;
         }
-        if self.worker.heard_since(sent) {
+        if self.worker.received_since(sent) {
             self.failing_since = None;
             return Some("bytes of its responses have come meanwhile");
         }
@@ -138,22 +116,22 @@ impl HealthCheck {
         (is_last && failing_since.elapsed() < longest).then_some("it is the last one in rotation")
     }
 
-    async fn ask(&mut self, config: &Config) -> Result<(), Trouble> {
+    async fn ask(&mut self, config: &Config) -> Result<(), CheckError> {
         let limit = self.patience.limit();
         let call = Call::get(config.health_check_endpoint.as_str());
         match timeout(limit, call.over(&mut self.connection, &self.worker.pool)).await {
             Ok(Ok((status, body))) if status.is_success() => {
-                self.worker.set_vouched(Report::parse(&body).last_step_age.is_some());
+                self.worker.set_vouched(HealthReport::parse(&body).vouches_for_engine());
                 Ok(())
             }
-            Ok(Ok((_, body))) if Report::parse(&body).status == "stuck" => Err(Trouble::Stuck),
-            Ok(Ok((status, _))) => Err(Trouble::Status(status)),
-            Ok(Err(error)) => Err(Trouble::Broken(error)),
-            Err(_) => Err(Trouble::Silent(limit)),
+            Ok(Ok((_, body))) if HealthReport::parse(&body).is_stuck() => Err(CheckError::Stuck),
+            Ok(Ok((status, _))) => Err(CheckError::Status(status)),
+            Ok(Err(error)) => Err(CheckError::Broken(error)),
+            Err(_) => Err(CheckError::Silent(limit)),
         }
     }
 
-    /// Tells one connection from the next.
+    /// When the connection was opened: another time means another connection.
     fn opened_at(&self) -> Option<std::time::Instant> {
         self.connection.as_ref().map(Connection::opened_at)
     }
@@ -176,7 +154,7 @@ impl HealthCheck {
                 self.learn(config, registry, tree).await;
             }
         } else if self.successes >= config.health_success_threshold {
-            // First what it is, then traffic: the tree must not claim what a restart has emptied.
+            // The information comes before the traffic: after a restart the tree must forget the old cache first.
             self.learn(config, registry, tree).await;
             self.worker.set_phase(Phase::Healthy);
             registry.announce();
@@ -184,14 +162,14 @@ impl HealthCheck {
         }
     }
 
-    fn bad(&mut self, config: &Config, registry: &Registry, sent: Instant, trouble: &Trouble) {
+    fn bad(&mut self, config: &Config, registry: &Registry, sent: Instant, error: &CheckError) {
         let worker = &self.worker;
         self.successes = 0;
         self.failures = self.failures.saturating_add(1);
-        self.severed |= matches!(trouble, Trouble::Broken(_));
+        self.severed |= matches!(error, CheckError::Broken(_));
         let failing_since = *self.failing_since.get_or_insert(sent);
         let was = worker.phase();
-        worker.note_trouble(trouble);
+        worker.record_failure(error);
         let is_down = self.failures >= config.health_failure_threshold;
         if was == Phase::Healthy {
             worker.counters.ejections.increment(Ejection::HealthCheck);
@@ -200,37 +178,37 @@ impl HealthCheck {
             worker.set_phase(Phase::Down);
             worker.pool.clear();
             registry.announce();
-            tracing::warn!("worker {} is down: {trouble}", worker.url);
-        } else if worker.rotation.suspect() {
+            tracing::warn!("worker {} is down: {error}", worker.url);
+        } else if worker.health.suspect() {
             registry.announce();
-            tracing::warn!("worker {} out of rotation: {trouble}", worker.url);
+            tracing::warn!("worker {} out of rotation: {error}", worker.url);
         } else if was == Phase::Starting && self.failures == 1 {
-            tracing::info!("waiting for worker {}: {trouble}", worker.url);
+            tracing::info!("waiting for worker {}: {error}", worker.url);
         } else {
-            tracing::debug!("worker {}: {trouble}", worker.url);
+            tracing::debug!("worker {}: {error}", worker.url);
         }
-        // A worker that is alive and busy may fail a check while its responses flow; and one that
-        // shuts down in order answers badly, or not at all, until it has finished what it has.
-        // The length of its silence says less: its first request may have come after the check was sent.
-        let silent = !worker.heard_since(failing_since);
-        let frozen =
-            matches!(trouble, Trouble::Silent(_) | Trouble::Stuck) && registry.has_other(worker);
+        // A busy worker may fail a check while its responses flow, and a worker that shuts down in order fails its
+        // checks until its requests have finished. The length of the silence would not tell: the first request may
+        // have come after the check was sent.
+        let silent = !worker.received_since(failing_since);
+        let frozen = matches!(error, CheckError::Silent(_) | CheckError::Stuck)
+            && registry.has_other(worker);
         if silent && (frozen || is_down) {
-            worker.give_up();
+            worker.abort_waiters();
         }
     }
 
-    /// Asks the worker what it is. Who it is decides whether the tree still knows its cache: another
-    /// process starts empty, and so, perhaps, does an engine that does not tell and was severed.
+    /// Reads the worker's information. Another process (`boot_id`) has an empty cache, so its share of the tree is
+    /// dropped. An engine without a `boot_id` may have restarted if its connection broke.
     async fn learn(&mut self, config: &Config, registry: &Registry, tree: &PrefixTree) {
-        let told = self.ask_info(config).await;
+        let answered = self.ask_info(config).await;
         let worker = &self.worker;
         if worker.is_removed() {
-            return; // meanwhile, and its share of the tree is gone
+            return; // its share of the tree is gone
         }
-        let info = match told {
+        let info = match answered {
             Some(info) => info,
-            // It is busy. The next check asks again, since the connection is gone.
+            // The worker is busy. The connection is closed, so the next check reads the information again.
             None if !self.severed => return,
             None => WorkerInfo::default(),
         };
@@ -248,16 +226,16 @@ impl HealthCheck {
         if info.models != before.models {
             tracing::info!("worker {} serves {}", worker.url, info.models.join(", "));
         }
-        // Last, so that who sees the new information finds the tree in accord with it.
+        // Stored last: a reader of the new information must find the tree up to date.
         worker.info.store(Arc::new(info));
         registry.announce();
     }
 
-    /// What the worker says of itself; `None` if it has not answered in time.
+    /// Reads the worker's information from its endpoints. `None` if an answer did not come in time.
     async fn ask_info(&mut self, config: &Config) -> Option<WorkerInfo> {
         let mut info = WorkerInfo::parse(&self.read(config, "/get_server_info").await?);
         if info.runtime.is_none() {
-            // SGLang's newer name.
+            // SGLang's newer path.
             info = WorkerInfo::parse(&self.read(config, "/server_info").await?);
         }
         if info.runtime.is_none() {
@@ -266,7 +244,7 @@ impl HealthCheck {
         Some(info.with_models(&self.read(config, "/v1/models").await?))
     }
 
-    /// The body of an answer, empty if it is not a good one; `None` if there was none in time.
+    /// Returns the body of a response: empty if its status is an error, `None` if it did not come in time.
     async fn read(&mut self, config: &Config, path: &str) -> Option<bytes::Bytes> {
         let limit = config.health_check_timeout_secs.get();
         let call = Call::get(path);

@@ -1,22 +1,27 @@
-//! The workers as the router knows them: who is there, how they are, how loaded.
+//! The workers: registration, health checks, circuit breaker, load, and what the router has learned about each.
 
-mod booking;
 mod breaker;
-mod cache_config;
-mod computing;
+mod counters;
 pub mod engine_check;
-pub mod engine_load;
 pub mod health;
-mod info;
-mod longest;
+mod health_state;
+mod last_failure;
+mod load;
+mod load_guard;
 pub mod metrics;
 pub mod others;
 mod pace;
 mod patience;
-mod phase;
 mod pulse;
 pub mod registry;
 mod rhythm;
+mod single_flight;
 pub mod speed;
-mod trouble;
-pub mod worker;
+mod worker;
+
+pub use breaker::{BreakerState, Outcome};
+pub use counters::WorkerCounters;
+pub use health_state::Phase;
+pub use last_failure::LastFailure;
+pub use load_guard::LoadGuard;
+pub use worker::{Worker, WorkerView};

@@ -1,15 +1,15 @@
-//! The requests that other routers have on a worker, from the worker's own reports.
+//! The requests of other routers on a worker, from the reports of the worker.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A report counts for so long: a worker that gets no requests because of an old report would not make a
-/// new one.
+/// How long a report is valid. Reports come with responses, so a worker that gets no requests because of an old report
+/// would never send a new one.
 const VALID: Duration = Duration::from_secs(10);
 
-/// Of one worker.
+/// The latest report of one worker.
 #[derive(Debug, Default)]
 pub struct Others(Mutex<Option<Report>>);
 
@@ -20,12 +20,12 @@ struct Report {
 }
 
 impl Others {
-    /// The worker reports `requests` of all routers, when this router had `own` of them there.
+    /// Records a report: `requests` of all routers together, `own` of them from this router.
     pub fn observe(&self, requests: u32, own: u32, now: Instant) {
         *self.0.lock() = Some(Report { others: requests.saturating_sub(own), at: now });
     }
 
-    /// Requests of other routers, as last reported.
+    /// Requests of other routers by the last report; 0 without a valid one.
     pub fn requests(&self, now: Instant) -> u32 {
         let report =
             self.0.lock().filter(|report| now.saturating_duration_since(report.at) < VALID);
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_counts_what_is_not_ours_and_not_for_ever() {
+    fn a_report_counts_the_requests_of_other_routers_and_expires() {
         let (others, now) = (Others::default(), Instant::now());
         assert_eq!(others.requests(now), 0);
         others.observe(30, 10, now);
@@ -46,6 +46,6 @@ mod tests {
         assert_eq!(others.requests(now + VALID / 2), 20);
         assert_eq!(others.requests(now + VALID), 0);
         others.observe(3, 5, now);
-        assert_eq!(others.requests(now), 0, "ours that have not arrived there yet");
+        assert_eq!(others.requests(now), 0, "own requests that have not arrived there yet");
     }
 }

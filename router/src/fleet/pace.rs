@@ -1,19 +1,24 @@
-//! How fast a worker gets through prompts, learned from first bytes: what a request may wait for its
-//! own before something is wrong.
+//! The pace of a worker, learned from its responses: limits for the wait for a first byte and for a whole answer.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
-/// A first byte may take so many times what the worker's pace says. Prompts are estimated from
-/// their bytes and batches are uneven, so that twice is nothing; a frozen worker takes for ever.
+/// A wait may last this many times the expected time. Prompt lengths are estimated from bytes and batches are
+/// uneven, so a factor of two is common. A frozen worker exceeds any factor.
 const LENIENCE: u32 = 4;
 
-/// The share of what was observed before that each observation leaves.
+/// Factor by which each observation reduces the weight of the earlier ones.
 const MEMORY: f64 = 0.95;
 
-/// Seconds per prompt token, as a ratio of sums that fade. The sums, and not a mean of ratios: a
-/// short prompt's wait is mostly not about its tokens, and so it weighs little.
+/// Least limit for a whole answer, as a multiple of the limit for a first byte: an answer has many tokens.
+const LEAST: u32 = 6;
+
+/// Seconds per prompt token, as the ratio of two decaying sums. A mean of ratios would give short prompts too much
+/// weight: their wait depends little on their tokens.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Mutex<Sums>);
 
@@ -24,31 +29,50 @@ struct Sums {
 }
 
 impl Default for Sums {
-    /// Slower than any engine in use, and forgotten with the first observations: a queue that has
-    /// built up before anything was observed is no reason to send requests from worker to worker.
+    /// A pace below that of any engine in use, so that a queue which builds up before the first observation does not
+    /// make requests move from worker to worker. The first observations outweigh it.
     fn default() -> Self {
         Self { seconds: 1.0, tokens: 1000.0 }
     }
 }
 
 impl Pace {
-    /// A first byte came `after` so long, or had not come by then, with so many tokens to compute.
+    /// Observes a first byte that came `after` this time, or had not come by then, with `tokens_ahead` to compute.
     pub(super) fn observe(&self, tokens_ahead: u64, after: Duration) {
         let mut sums = self.0.lock();
         sums.seconds = sums.seconds * MEMORY + after.as_secs_f64();
         sums.tokens = sums.tokens * MEMORY + tokens_ahead as f64;
     }
 
-    /// What a first byte behind so many tokens may take.
+    /// The limit for a first byte behind `tokens_ahead` tokens; at least `least`.
     pub(super) fn limit(&self, tokens_ahead: u64, least: Duration) -> Duration {
         self.expected(tokens_ahead).saturating_mul(LENIENCE).max(least)
     }
 
-    /// What it should take.
+    /// The expected time to a first byte behind `tokens_ahead` tokens.
     pub(super) fn expected(&self, tokens_ahead: u64) -> Duration {
         let sums = self.0.lock();
         let seconds = sums.seconds / sums.tokens.max(1.0) * tokens_ahead as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// The longest answer of a worker in milliseconds. Each answer takes a hundredth off the longest one before.
+#[derive(Debug, Default)]
+pub(super) struct LongestAnswer(AtomicU64);
+
+impl LongestAnswer {
+    pub(super) fn observe(&self, took: Duration) {
+        let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let before = self.0.load(Ordering::Relaxed);
+        // Two threads at once may lose one of the two observations, which does no harm.
+        self.0.store((before - before / 100).max(took), Ordering::Relaxed);
+    }
+
+    /// The limit for an answer that comes in one piece.
+    pub(super) fn limit(&self, first_byte: Duration) -> Duration {
+        let longest = Duration::from_millis(self.0.load(Ordering::Relaxed));
+        first_byte.saturating_mul(LEAST).max(longest.saturating_mul(LENIENCE))
     }
 }
 
@@ -65,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_has_what_its_length_takes() {
+    fn a_long_prompt_has_a_longer_limit() {
         let pace = Pace::default();
         for _ in 0..100 {
             pace.observe(10_000, Duration::from_secs(1));
@@ -87,5 +111,17 @@ mod tests {
             pace.observe(1000, LEAST);
         }
         assert!(pace.limit(1000, LEAST) > 2 * LEAST);
+    }
+
+    #[test]
+    fn the_longest_answer_raises_the_limit_at_once_and_fades() {
+        let (longest, first) = (LongestAnswer::default(), Duration::from_secs(10));
+        assert_eq!(longest.limit(first), Duration::from_secs(60));
+        longest.observe(Duration::from_secs(100));
+        assert_eq!(longest.limit(first), Duration::from_secs(400));
+        for _ in 0..200 {
+            longest.observe(Duration::from_secs(1));
+        }
+        assert_eq!(longest.limit(first), Duration::from_secs(60));
     }
 }

@@ -1,15 +1,15 @@
-//! How long a worker's health check may take. A worker that answers in milliseconds and then not at all
-//! has stopped; one that answers a little later each time is busy.
+//! The time limit of a worker's health check. A worker that answers in milliseconds and then not at all has stopped; a
+//! worker whose answers come a little later each time is busy.
 
 use std::time::Duration;
 
-/// A check may take this many times as long as the last one.
+/// A check may take this many times the time of the last one.
 const LENIENCE: u32 = 4;
 
 /// Upper bound, as a multiple of --health-check-timeout-secs.
 const MOST: u32 = 4;
 
-/// The limit grows with what checks take, doubles when one is missed, and shrinks by half with each
+/// The adaptive limit. It grows with the time of the checks, doubles with each missed check, and halves with each
 /// answer, like the retransmission timeout of TCP.
 #[derive(Debug)]
 pub(super) struct Patience {

@@ -1,4 +1,4 @@
-//! When a worker last gave a sign of life: a byte of any response.
+//! The time of the last sign of life of a worker: a byte of any response.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,50 +7,50 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Times of silence may be so much too short.
+/// Measured silences may be too short by this much.
 pub(super) const GRAIN: Duration = Duration::from_millis(1);
 
-/// Written for every frame, by any thread: so it has a cache line of its own, and is left alone
-/// while its value would not change. All times are milliseconds from `born`.
+/// Written for every frame, by any thread: so it has a cache line of its own, and a value that would not change is not
+/// written. All times are milliseconds since `born`.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Pulse {
-    /// The last byte.
-    heard: AtomicU64,
-    /// When the worker, idle before, got its first request.
+    /// Time of the last byte.
+    last_byte: AtomicU64,
+    /// Time at which the worker, idle before, got a request.
     busy_since: AtomicU64,
     born: Instant,
 }
 
 impl Pulse {
     pub(super) fn new(now: Instant) -> Self {
-        Self { heard: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
+        Self { last_byte: AtomicU64::new(0), busy_since: AtomicU64::new(0), born: now }
     }
 
-    /// A byte has come. Returns the milliseconds of the silence that it ends.
+    /// Records a byte. Returns the length in milliseconds of the silence that it ends.
     pub(super) fn beat(&self, now: Instant) -> u64 {
-        let (at, before) = (self.millis(now), self.heard.load(Ordering::Relaxed));
+        let (at, before) = (self.millis(now), self.last_byte.load(Ordering::Relaxed));
         if before >= at {
             return 0;
         }
-        self.heard.store(at, Ordering::Relaxed);
+        self.last_byte.store(at, Ordering::Relaxed);
         at.saturating_sub(before.max(self.busy_since.load(Ordering::Relaxed)))
     }
 
-    /// An idle worker has got a request: its silence begins now.
+    /// Records a request on an idle worker: its silence starts now.
     pub(super) fn begin(&self, now: Instant) {
         self.busy_since.store(self.millis(now), Ordering::Relaxed);
     }
 
     pub(super) fn silent_for(&self, now: Instant) -> Duration {
-        let heard = self.heard.load(Ordering::Relaxed);
-        let last = heard.max(self.busy_since.load(Ordering::Relaxed));
+        let last_byte = self.last_byte.load(Ordering::Relaxed);
+        let last = last_byte.max(self.busy_since.load(Ordering::Relaxed));
         Duration::from_millis(self.millis(now).saturating_sub(last))
     }
 
-    /// Whether a byte has come after `then`.
-    pub(super) fn heard_since(&self, then: Instant) -> bool {
-        self.heard.load(Ordering::Relaxed) > self.millis(then)
+    /// Whether a byte has arrived after `then`.
+    pub(super) fn received_since(&self, then: Instant) -> bool {
+        self.last_byte.load(Ordering::Relaxed) > self.millis(then)
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -84,6 +84,6 @@ mod tests {
         pulse.begin(at(50));
         assert_eq!(pulse.silent_for(at(70)), Duration::from_millis(20));
         assert_eq!(pulse.beat(at(15)), 0, "it was idle until then");
-        assert!(pulse.heard_since(at(5)) && !pulse.heard_since(at(20)));
+        assert!(pulse.received_since(at(5)) && !pulse.received_since(at(20)));
     }
 }

@@ -1,4 +1,4 @@
-//! The set of workers: read on every request without a lock, replaced whole when it changes.
+//! The set of workers. Every request reads it without a lock; a change replaces the whole set.
 
 use std::sync::{
     Arc,
@@ -9,10 +9,13 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::{
+    health_state::Phase,
+    worker::{Worker, WorkerView},
+};
 use crate::{
     config::Config,
     error::Error,
-    fleet::worker::{Phase, Worker, WorkerView},
     names::{ModelName, WorkerId, WorkerUrl},
     upstream::Pool,
 };
@@ -22,11 +25,11 @@ pub type Snapshot = Vec<Arc<Worker>>;
 #[derive(Debug, Default)]
 pub struct Registry {
     workers: ArcSwap<Snapshot>,
-    /// The next id. Changes of the set are serialised by it; readers never take it.
+    /// The next worker id. Its lock serialises changes of the set; readers never take it.
     next_id: Mutex<u32>,
-    /// Rings when the set or a worker's phase changes: requests may be waiting for a healthy one.
+    /// Notified when the set or the phase of a worker changes: requests may wait for a healthy worker.
     changed: Notify,
-    /// The workers do not all serve the same models, so that it matters what a request names.
+    /// Whether the workers serve different models, so the model of a request matters.
     mixed: AtomicBool,
 }
 
@@ -35,12 +38,12 @@ impl Registry {
         self.workers.load()
     }
 
-    /// The workers as people see them.
+    /// The workers for `/workers` and the bindings.
     pub fn views(&self) -> Vec<WorkerView> {
         self.workers().iter().map(|worker| worker.view()).collect()
     }
 
-    /// Whether a request that leaves `worker` now has somewhere to go.
+    /// Whether another worker can take the requests of `worker` now.
     pub fn has_other(&self, worker: &Worker) -> bool {
         let info = worker.info.load();
         self.workers().iter().any(|other| {
@@ -48,7 +51,7 @@ impl Registry {
         })
     }
 
-    /// Whether it depends on its model which workers can take a request.
+    /// Whether the model of a request decides which workers can take it.
     pub fn is_mixed(&self) -> bool {
         self.mixed.load(Ordering::Relaxed)
     }
@@ -73,14 +76,14 @@ impl Registry {
         let Some(index) = workers.iter().position(|worker| worker.url == *url) else {
             return Err(Error::WorkerUnknown(url.to_string()));
         };
-        // `remove` and not `swap_remove`: round robin and people count on the order.
+        // `remove` and not `swap_remove`: round robin and readers of the list rely on the order.
         let worker = workers.remove(index);
         self.workers.store(Arc::new(workers));
         self.announce();
         Ok(worker)
     }
 
-    /// Tells whoever waits that a worker's phase or the set has changed.
+    /// Notifies the waiting requests that the set or the phase of a worker has changed.
     pub fn announce(&self) {
         let mut mixed = false;
         if let [first, others @ ..] = &self.workers()[..] {
@@ -91,12 +94,12 @@ impl Registry {
         self.changed.notify_waiters();
     }
 
-    /// Resolves when `holds` is true of the workers, at once if it is.
+    /// Resolves when `holds` is true of the workers; at once if it is true now.
     pub async fn wait_until(&self, holds: impl Fn(&[Arc<Worker>]) -> bool) {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Listen before looking, or an announcement in between is lost.
+            // Registered before the test: a notification in between would be lost otherwise.
             changed.as_mut().enable();
             if holds(&self.workers()) {
                 return;
@@ -106,14 +109,14 @@ impl Registry {
     }
 }
 
-/// Whether some worker is in rotation that can take a request for `model`.
+/// Whether a worker in rotation can take a request for `model`.
 pub fn any_healthy(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
     let only = known(workers, model);
     workers.iter().any(|worker| worker.is_in_rotation() && worker.may_serve(only))
 }
 
-/// Whether a worker for `model` is in rotation or suspect: a suspect worker has failed once, and its next health
-/// check may bring it back.
+/// Whether a worker for `model` is healthy or suspect. A suspect worker has failed once; its next health check may
+/// bring it back.
 pub fn any_expected(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
     let only = known(workers, model);
     workers.iter().any(|worker| {
@@ -122,8 +125,8 @@ pub fn any_expected(workers: &[Arc<Worker>], model: Option<ModelName>) -> bool {
     })
 }
 
-/// The model, if a worker says that it serves it: then no other worker will do. If none does, any
-/// worker may say what it thinks of the request.
+/// Returns `model` if some worker serves it: then only such workers get the request. Otherwise any worker gets it, and
+/// decides on the unknown model itself.
 pub fn known(workers: &[Arc<Worker>], model: Option<ModelName>) -> Option<ModelName> {
     model.filter(|model| workers.iter().any(|worker| worker.info.load().serves(*model)))
 }

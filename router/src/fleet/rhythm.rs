@@ -1,41 +1,41 @@
-//! How long an engine may be silent while it works, learned from the silences that it has broken.
+//! The limit for the silence of a working engine, learned from the silences that ended with a sign of life.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// A silence may last this many times as long as the longest one of late.
+/// A silence may last this many times the longest recent one.
 const LENIENCE: u32 = 4;
 
-/// Each period without one as long takes this part off the longest silence.
+/// Each period without a silence as long reduces the longest one by this fraction (1/10).
 const FADING: u64 = 10;
 
-/// Milliseconds.
+/// The longest silences, in milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct Rhythm {
-    /// The longest silence of this period.
+    /// The longest silence of the present period.
     longest: AtomicU64,
-    /// The longest of the periods before; 0 before the first has ended.
+    /// The longest silence of earlier periods; 0 before the first period has ended.
     before: AtomicU64,
 }
 
 impl Rhythm {
-    /// A silence has ended with a sign of life.
+    /// Records a silence that ended with a sign of life.
     pub(super) fn observe(&self, silence: u64) {
         if self.longest.load(Ordering::Relaxed) < silence {
             self.longest.fetch_max(silence, Ordering::Relaxed);
         }
     }
 
-    /// Another period is over, in which the engine has worked.
+    /// Ends a period in which the engine has worked.
     pub(super) fn turn(&self) {
         let before = self.before.load(Ordering::Relaxed);
         let longest = self.longest.swap(0, Ordering::Relaxed);
         self.before.store(longest.max(before - before / FADING).max(1), Ordering::Relaxed);
     }
 
-    /// How long a silence may last: at least `least`, and `unknown` before a period has ended.
+    /// The limit for a silence: at least `least`, and at least `unknown` before the first period has ended.
     pub(super) fn limit(&self, least: Duration, unknown: Duration) -> Duration {
         let before = self.before.load(Ordering::Relaxed);
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed).max(before));

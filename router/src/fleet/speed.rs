@@ -1,5 +1,5 @@
-//! How long a worker takes for a prompt token, learned from first bytes: so that a slower worker of a
-//! mixed fleet gets less to do.
+//! The time that a worker takes for a prompt token, learned from first bytes. A slower worker of a mixed fleet gets
+//! fewer requests.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -11,22 +11,22 @@ use parking_lot::Mutex;
 /// The factor by which each observation reduces the weight of the earlier ones.
 const MEMORY: f64 = 0.99;
 
-/// The least weight of observations that count.
+/// Least total weight of the observations for an estimate.
 const LEAST: f64 = 20.0;
 
-/// The estimate counts if it is so many times its standard error.
+/// Least ratio of the estimate to its standard error.
 const CERTAINTY: f64 = 8.0;
 
-/// The mean time to the first byte from which on the part that does not depend on the prompt is small.
+/// Least mean time to the first byte, in seconds, at which the constant part of that time is small.
 const LONG_SECONDS: f64 = 0.12;
 
-/// The slope of a line through the observations, by least squares. Its height is what a first byte takes
-/// however short the prompt, so that a worker of which most prompts are cached does not look slow. Prompts
-/// of one length have no slope; if they are long, the ratio of the sums is close to it.
+/// The slope of a least-squares line through the observations (tokens, seconds). The intercept takes up the
+/// constant part of a first byte's time, so a worker with mostly cached prompts does not look slow. Prompts of
+/// equal length have no slope; if they are long, the ratio of the sums is close to it.
 #[derive(Debug, Default)]
 pub struct Speed {
     sums: Mutex<Sums>,
-    /// Bits of an f32, 0 while unknown: read for each candidate of each choice.
+    /// The estimate as the bits of an f32, 0 while unknown. Each choice reads it for each candidate.
     seconds: AtomicU32,
 }
 
@@ -41,10 +41,10 @@ struct Sums {
 }
 
 impl Speed {
-    /// A first byte came `after` so long: of a prompt of which `computed` tokens were not cached, as its
-    /// worker has reported, behind an estimate of `before` tokens of other prompts.
+    /// Observes a first byte that came `after` this time. `computed` is the reported number of uncached tokens of the
+    /// prompt, `before` the estimated number of tokens of other prompts ahead of it.
     pub fn observe(&self, before: u64, computed: u64, after: Duration) {
-        // The estimates of prompts that were just being computed may be wrong by any factor.
+        // The estimate of the tokens ahead may be wrong by any factor.
         if before > computed / 4 {
             return;
         }
@@ -84,7 +84,7 @@ impl Sums {
         let noise = self.seconds_seconds - self.seconds * self.seconds / self.count;
         let slope = together / spread;
         let error = ((noise - slope * together).max(0.0) / (self.count - 2.0) / spread).sqrt();
-        // Without any spread in the lengths of prompts both are not numbers, and no comparison holds.
+        // Prompts of equal length have no spread: both values are NaN, and the comparison is false.
         if slope > 0.0 && slope >= CERTAINTY * error {
             return Some(slope);
         }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn close(speed: &Speed, seconds: f32) -> bool {
-        speed.token_seconds().is_some_and(|told| (told / seconds - 1.0).abs() < 0.1)
+        speed.token_seconds().is_some_and(|estimate| (estimate / seconds - 1.0).abs() < 0.1)
     }
 
     fn worker(seconds_per_token: f64, lengths: &[u64]) -> Speed {
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn long_prompts_of_one_length_tell_it_as_well() {
         let speed = worker(1e-4, &[4000]);
-        assert!(speed.token_seconds().is_some_and(|told| (1e-4..1.25e-4).contains(&told)));
+        assert!(speed.token_seconds().is_some_and(|estimate| (1e-4..1.25e-4).contains(&estimate)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One worker as the router sees it: its address, its health, the load booked on it, its connections.
+//! One worker: its address and connections, its health, its load, and what the router has learned about it.
 
 use std::{
     fmt::Display,
@@ -14,41 +14,33 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{task::AbortHandle, time::Instant};
 
-pub use crate::fleet::{
-    booking::Booking,
-    breaker::{BreakerState, Outcome},
-    info::{Runtime, WorkerInfo},
-    phase::Phase,
-    trouble::Trouble,
+use super::{
+    breaker::{Breaker, BreakerState, NEVER, Outcome},
+    counters::WorkerCounters,
+    health_state::{HealthState, Phase},
+    last_failure::{FailureLog, LastFailure},
+    load::Load,
+    others::Others,
+    pace::{LongestAnswer, Pace},
+    pulse::{GRAIN, Pulse},
+    rhythm::Rhythm,
+    single_flight::SingleFlight,
+    speed::Speed,
 };
 use crate::{
     config::Config,
     correct::Learned,
-    fleet::{
-        booking::Load,
-        breaker::{Breaker, NEVER},
-        computing::Computing,
-        engine_load::EngineLoad,
-        longest::Longest,
-        metrics::WorkerCounters,
-        others::Others,
-        pace::Pace,
-        phase::Rotation,
-        pulse::{GRAIN, Pulse},
-        rhythm::Rhythm,
-        speed::Speed,
-        trouble::Troubles,
-    },
+    engine::{EngineLoad, Runtime, WorkerInfo},
     metrics::Ejection,
     names::{ModelName, WorkerId, WorkerUrl},
     policy::Candidate,
     upstream::Pool,
 };
 
-/// Engines that tell of themselves by themselves do so in each step.
+/// Least limit for the silence of an engine that reports its progress in each step.
 const LEAST_SILENCE: Duration = Duration::from_millis(2500);
 
-/// Shared by the registry, the requests it serves and its health check.
+/// A worker. The registry, the requests on it and its health check share it.
 #[derive(Debug)]
 pub struct Worker {
     pub id: WorkerId,
@@ -56,9 +48,9 @@ pub struct Worker {
     pub pool: Arc<Pool>,
     pub info: ArcSwap<WorkerInfo>,
     pub counters: WorkerCounters,
-    /// What its engine last said of its work; empty if it does not say.
+    /// The latest figures of its engine; empty if the engine reports none.
     pub engine_load: ArcSwap<EngineLoad>,
-    /// What its answers have taught about its cache.
+    /// What its responses have taught about its cache.
     pub learned: Learned,
     hash_seed: u64,
     pub(super) load: Load,
@@ -67,20 +59,19 @@ pub struct Worker {
     pub(super) pace: Pace,
     pub(super) speed: Speed,
     pub(super) others: Others,
-    pub(super) computing: Computing,
+    pub(super) single_flight: SingleFlight,
     pub(super) breaker: Breaker,
-    pub(super) rotation: Rotation,
-    troubles: Troubles,
-    /// Its good health checks mean that its engine makes progress, and not only that HTTP answers.
+    pub(super) health: HealthState,
+    failures: FailureLog,
+    /// Whether a good health check vouches for the engine, and not only for the HTTP server.
     vouched: AtomicBool,
     /// When its engine was last found frozen behind good health checks.
     frozen: Mutex<Option<Instant>>,
-    /// Seconds that its answers have taken, the longest of late.
-    pub(super) longest_answer: Longest,
+    pub(super) longest_answer: LongestAnswer,
     first_token_timeout: Duration,
-    /// Its source wants it to get no requests for now.
+    /// Whether its discovery source wants it to get no requests for now.
     withheld: AtomicBool,
-    /// Set once, before its tree share is dropped for good: an insert that comes later sees it.
+    /// Set once, before its share of the tree is dropped: a later insert sees the flag.
     removed: AtomicBool,
     health_check: OnceLock<AbortHandle>,
 }
@@ -102,16 +93,16 @@ impl Worker {
             pace: Pace::default(),
             speed: Speed::default(),
             others: Others::default(),
-            computing: Computing::default(),
+            single_flight: SingleFlight::default(),
             breaker: Breaker::new(
                 if config.disable_circuit_breaker { NEVER } else { config.cb_failure_threshold },
                 config.cb_timeout_duration_secs.get(),
             ),
-            rotation: Rotation::new(),
-            troubles: Troubles::default(),
+            health: HealthState::new(),
+            failures: FailureLog::default(),
             vouched: AtomicBool::new(false),
             frozen: Mutex::default(),
-            longest_answer: Longest::default(),
+            longest_answer: LongestAnswer::default(),
             first_token_timeout: config.first_token_timeout_secs.get(),
             withheld: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -120,10 +111,10 @@ impl Worker {
     }
 
     pub fn phase(&self) -> Phase {
-        self.rotation.phase()
+        self.health.phase()
     }
 
-    /// Healthy, and not withheld.
+    /// Whether the worker is healthy and not withheld.
     pub fn is_in_rotation(&self) -> bool {
         self.phase() == Phase::Healthy && !self.is_withheld()
     }
@@ -136,136 +127,138 @@ impl Worker {
         self.withheld.store(withheld, Ordering::Relaxed);
     }
 
-    /// In rotation, and its breaker lets a request through. When that is true of no worker, those
-    /// that are in rotation are asked all the same.
+    /// Whether the worker is in rotation and its breaker admits a request. If no worker is like that, the router uses
+    /// the workers in rotation despite their breakers.
     pub fn takes_requests(&self) -> bool {
         let lets_through = || self.breaker.is_closed() || self.breaker.lets_through(Instant::now());
         self.is_in_rotation() && lets_through()
     }
 
-    /// Whether a request may go to it, of which the model is known to be served somewhere.
+    /// Whether the worker may get a request for a model. `known` is the model if some worker serves it (see
+    /// `registry::known`); without it every worker may.
     pub fn may_serve(&self, known: Option<ModelName>) -> bool {
         known.is_none_or(|model| self.info.load().serves(model))
     }
 
-    /// Takes the worker out of rotation until its next good health check, which is due at once. False
-    /// if it was out already.
+    /// Takes the worker out of rotation until its next good health check, and requests that check now. Returns false if
+    /// the worker was out of rotation already.
     pub fn suspect(&self) -> bool {
-        let was_in = self.rotation.suspect();
+        let was_in = self.health.suspect();
         if was_in {
             self.counters.ejections.increment(Ejection::Request);
         }
-        self.rotation.doubt();
+        self.health.probe_now();
         was_in
     }
 
-    /// Why it gets no requests; `None` while it does.
-    pub fn trouble(&self) -> Option<Trouble> {
+    /// The reason why the worker gets no requests; `None` while it gets requests.
+    pub fn last_failure(&self) -> Option<LastFailure> {
         let well = self.phase() == Phase::Healthy && self.breaker() == BreakerState::Closed;
-        if well { None } else { self.troubles.latest(Instant::now()) }
+        if well { None } else { self.failures.latest(Instant::now()) }
     }
 
-    /// A request or a health check has failed on it.
-    pub fn note_trouble(&self, reason: &dyn Display) {
-        self.troubles.note(reason, Instant::now());
+    /// Records why a request or a health check has failed on the worker.
+    pub fn record_failure(&self, reason: &dyn Display) {
+        self.failures.record(reason, Instant::now());
     }
 
     pub(super) fn set_phase(&self, phase: Phase) {
         if phase == Phase::Healthy {
-            self.troubles.clear();
+            self.failures.clear();
         }
-        self.rotation.set_phase(phase);
+        self.health.set_phase(phase);
     }
 
-    /// Resolves when a request has failed on the worker since the last call.
-    pub async fn doubted(&self) {
-        self.rotation.doubted().await;
+    /// Resolves when a health check has been requested since the last call.
+    pub async fn probe_requested(&self) {
+        self.health.probe_requested().await;
     }
 
-    /// It is dead or frozen: see [`Worker::lost`].
-    pub(super) fn give_up(&self) {
-        self.rotation.give_up();
+    /// Marks the worker as lost: it is dead or frozen. Resolves [`Worker::lost`].
+    pub(super) fn abort_waiters(&self) {
+        self.health.abort_waiters();
     }
 
-    /// Resolves when the worker turns out to be dead or frozen: requests that still wait for a first
-    /// byte should go elsewhere. Streams that go on, go on.
+    /// Resolves when the worker is found dead or frozen. Requests that wait for a first byte then go to other workers.
+    /// Streams that have started continue.
     pub async fn lost(&self) {
-        self.rotation.lost().await;
+        self.health.lost().await;
     }
 
-    /// It has turned out to be dead or frozen.
+    /// Whether the worker has been found dead or frozen.
     pub fn is_lost(&self) -> bool {
-        self.rotation.is_lost()
+        self.health.is_lost()
     }
 
-    /// Asks for a health check soon.
-    pub fn doubt(&self) {
-        self.rotation.doubt();
+    /// Requests a health check now.
+    pub fn probe_now(&self) {
+        self.health.probe_now();
     }
 
-    /// A byte of some response has come from it.
-    pub fn heard(&self, now: Instant) {
+    /// Records that a byte of some response has arrived.
+    pub fn received(&self, now: Instant) {
         self.rhythm.observe(self.pulse.beat(now));
     }
 
-    /// Nothing has come from it for so long, and it does not say itself that it makes progress.
+    /// Whether the worker has been silent for `limit` and its health checks do not vouch for its engine.
     pub fn is_silent_for(&self, limit: Duration) -> bool {
         !self.makes_progress() && self.silent_for() + GRAIN >= limit
     }
 
-    /// Whether a byte of some response has come from it after `then`.
-    pub fn heard_since(&self, then: Instant) -> bool {
-        self.pulse.heard_since(then)
+    /// Whether a byte of some response has arrived after `then`.
+    pub fn received_since(&self, then: Instant) -> bool {
+        self.pulse.received_since(then)
     }
 
-    /// How long it has said nothing although it had something to do.
+    /// Time since the last byte of any response, counted only while the worker has requests.
     pub fn silent_for(&self) -> Duration {
         self.pulse.silent_for(Instant::now())
     }
 
-    /// What a first byte behind so many prompt tokens may take: --first-token-timeout-secs, or more
-    /// if this worker's pace says so.
+    /// The limit for a first byte behind `tokens_ahead` prompt tokens: --first-token-timeout-secs, or more by the pace
+    /// of this worker.
     pub fn first_token_limit(&self, tokens_ahead: u64) -> Duration {
         self.pace.limit(tokens_ahead, self.first_token_timeout)
     }
 
-    /// How long an answer that comes in one piece may be waited for while the worker sends nothing
-    /// at all: some times --first-token-timeout-secs, or more if its answers take longer.
+    /// The limit for the silence of the worker while an answer in one piece is awaited: a multiple of
+    /// --first-token-timeout-secs, or more if its answers take longer.
     pub fn answer_limit(&self) -> Duration {
         self.longest_answer.limit(self.first_token_timeout)
     }
 
-    /// How long its engine may give no sign of life although it has work, where it gives them by itself.
+    /// The limit for the silence of an engine that has work and reports its progress by itself.
     pub(super) fn silence_limit(&self) -> Duration {
         let limit = self.rhythm.limit(LEAST_SILENCE, self.first_token_timeout);
         self.pace.limit(self.pending_tokens(), limit)
     }
 
-    /// What a question to its engine may take: at least `least`, or more if prompts are ahead of it.
+    /// The limit for a canary request to the engine: at least `least`, more if prompts are ahead of it.
     pub(super) fn canary_limit(&self, least: Duration) -> Duration {
         self.pace.limit(self.pending_tokens(), least)
     }
 
-    /// Its engine has frozen behind an HTTP server that answers: what waits for a first byte goes elsewhere.
+    /// Marks the engine as frozen behind an HTTP server that answers. Requests that wait for a first byte go to other
+    /// workers.
     pub(super) fn freeze(&self) {
         *self.frozen.lock() = Some(Instant::now());
-        // Its health checks are good and bring it back into rotation; the breaker keeps it out.
+        // Good health checks bring the worker back into rotation, so the breaker must keep it out.
         self.record(Outcome::Late(Duration::ZERO), true);
         self.suspect();
-        self.give_up();
+        self.abort_waiters();
     }
 
-    /// Nothing has come from it since its engine was found frozen.
+    /// Whether no byte has arrived since the engine was found frozen.
     pub fn is_frozen(&self) -> bool {
-        self.frozen.lock().is_some_and(|since| !self.heard_since(since))
+        self.frozen.lock().is_some_and(|since| !self.received_since(since))
     }
 
-    /// Its good health checks speak for its engine.
+    /// Whether its good health checks vouch for its engine.
     pub(super) fn is_vouched_for(&self) -> bool {
         self.vouched.load(Ordering::Relaxed)
     }
 
-    /// Its engine makes progress, by its own word: what takes long there is slow, and not stuck.
+    /// Whether the worker itself reports that its engine makes progress. A wait there is slow, not stuck.
     pub fn makes_progress(&self) -> bool {
         self.is_vouched_for() && self.phase() == Phase::Healthy
     }
@@ -278,10 +271,10 @@ impl Worker {
         self.breaker.state(Instant::now())
     }
 
-    /// See [`Booking::record`].
+    /// Passes the outcome of a request to the breaker. See [`LoadGuard::record`](super::LoadGuard::record).
     pub(super) fn record(&self, outcome: Outcome, on_trial: bool) {
         let stuck = match outcome {
-            // Of the others it is not known yet whether they will break.
+            // The start of a response proves nothing unless the request is on trial: the response may still break.
             Outcome::Begun if !on_trial => return,
             Outcome::Begun | Outcome::Answered => {
                 let closes = match outcome {
@@ -291,7 +284,7 @@ impl Worker {
                 if closes {
                     self.counters.breaker.increment(BreakerState::Closed);
                     if self.phase() == Phase::Healthy {
-                        self.troubles.clear();
+                        self.failures.clear();
                     }
                     tracing::info!("worker {} answers again: breaker closed", self.url);
                 }
@@ -301,8 +294,8 @@ impl Worker {
             Outcome::Busy => return,
             Outcome::Failed => false,
             Outcome::Late(limit) => {
-                // A check finds out whether it is frozen, and then all others that wait may go, too.
-                self.rotation.doubt();
+                // The check finds out whether the worker is frozen. If so, all waiting requests may move.
+                self.health.probe_now();
                 if !self.is_silent_for(limit) {
                     if on_trial {
                         self.breaker.leave_trial();
@@ -316,7 +309,9 @@ impl Worker {
             self.counters.breaker.increment(BreakerState::Open);
             self.counters.ejections.increment(Ejection::Breaker);
             let why = if stuck { "is stuck" } else { "keeps failing" };
-            self.note_trouble(&format_args!("it {why}; the circuit breaker is open for {time:?}"));
+            self.record_failure(&format_args!(
+                "it {why}; the circuit breaker is open for {time:?}"
+            ));
             tracing::warn!("worker {} {why}: breaker open for {time:?}", self.url);
         }
     }
@@ -325,20 +320,20 @@ impl Worker {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// Ends with [`Worker::stop`] at the latest.
+    /// Attaches the health check task. [`Worker::stop`] aborts it.
     pub fn attach_health_check(&self, task: AbortHandle) {
         self.health_check.set(task).expect("contract: one health check per worker");
     }
 
-    /// Out of the registry for good. Requests in flight finish on the connections they hold, and the
-    /// health check goes on until they have.
+    /// Marks the worker as removed from the registry. Requests in flight finish on their connections, and the health
+    /// check goes on until they have.
     pub fn retire(&self) {
         self.removed.store(true, Ordering::SeqCst);
-        self.rotation.doubt();
+        self.health.probe_now();
         self.pool.clear();
     }
 
-    /// The router ends.
+    /// Ends the worker at shutdown: aborts its health check and closes idle connections.
     pub fn stop(&self) {
         if let Some(task) = self.health_check.get() {
             task.abort();
@@ -354,11 +349,12 @@ impl Worker {
         self.load.pending_tokens()
     }
 
-    /// It reports how many requests it has, of all routers.
+    /// Records the number of requests that the worker reports, of all routers together.
     pub fn has_requests(&self, requests: u32) {
         self.others.observe(requests, self.requests(), Instant::now());
     }
 
+    /// The worker as the policies see it.
     pub fn candidate(&self, matched_blocks: u32, now: Instant) -> Candidate {
         Candidate {
             id: self.id,
@@ -380,7 +376,7 @@ impl Worker {
             healthy: self.is_in_rotation(),
             is_healthy: self.is_in_rotation(),
             breaker: self.breaker(),
-            trouble: self.trouble(),
+            trouble: self.last_failure(),
             requests: self.requests(),
             pending_tokens: self.pending_tokens(),
             models: info.models.clone(),
@@ -399,17 +395,17 @@ pub struct WorkerView {
     pub url: String,
     pub phase: Phase,
     pub healthy: bool,
-    /// The same, as SMG calls it.
+    /// The same as `healthy`, under SMG's name.
     pub is_healthy: bool,
     pub breaker: BreakerState,
-    /// Absent while it gets requests.
-    pub trouble: Option<Trouble>,
+    /// The last failure. Null while the worker gets requests.
+    pub trouble: Option<LastFailure>,
     pub requests: u32,
     pub pending_tokens: u64,
     pub models: Vec<String>,
     pub boot_id: Option<String>,
     pub max_total_num_tokens: Option<u64>,
     pub runtime: Option<Runtime>,
-    /// Answers that have not said how many tokens of their prompts were cached.
+    /// Complete answers without a report of cached tokens.
     pub unreported_answers: u64,
 }

@@ -1,40 +1,40 @@
-//! What is known of one second, of all workers together or of one.
+//! The figures of one second, for one worker or for all together.
 
 use serde::Serialize;
 
 use crate::metrics::{Label, labels};
 
 labels! {
-    /// Rates and latencies are those of the last ten seconds, counts of requests those of the moment.
+    /// A figure. Rates and latencies cover the last ten seconds; counts of requests are present values.
     pub enum Figure {
         /// Per second.
         Requests => "requests",
-        /// Answers of 5xx and failed tries, per second.
+        /// Responses with 5xx and failed attempts, per second.
         Errors => "errors",
         /// Per second.
         PromptTokens => "prompt_tokens",
         /// Per second.
         OutputTokens => "output_tokens",
-        /// Share of the prompts' tokens that were cached.
+        /// Share of the prompt tokens that were cached.
         Cached => "cached",
-        /// Share of them that the router expected to be cached.
+        /// Share of the prompt tokens that the router predicted to be cached.
         Predicted => "predicted",
-        /// Requests in the engine's batch; of all workers together, requests in the router.
+        /// Requests in the engine's batch; for all workers together, requests in the router.
         Running => "running",
-        /// Requests in the engine's queue; of all workers together, those in the router's queue, too.
+        /// Requests in the engine's queue; for all workers together, also those in the router's queue.
         Waiting => "waiting",
-        /// Median of the seconds to the first byte of a streamed answer,
+        /// Median time to the first byte of a streamed answer, in seconds.
         FirstToken => "first_token",
-        /// and what 99 of 100 stay below.
+        /// 99th percentile of that time, in seconds.
         FirstToken99 => "first_token_p99",
-        /// Mean of the seconds between two tokens of an answer.
+        /// Mean time between two tokens of an answer, in seconds.
         Pause => "pause",
-        /// Share of the KV cache that requests hold; of all workers together, the mean.
+        /// Share of the KV cache that requests use; for all workers together, the mean.
         KvUsage => "kv_usage",
     }
 }
 
-/// A value for each [`Figure`]. What is not known is not a number, which is `null` in JSON.
+/// A value for each [`Figure`]. An unknown value is NaN, which is `null` in JSON.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Sample([f32; Figure::ALL.len()]);
 
@@ -49,7 +49,7 @@ impl Sample {
         Some(self.0[figure.index()]).filter(|value| !value.is_nan())
     }
 
-    /// Keeps four digits: enough for a chart, and short in JSON.
+    /// Sets a value, rounded to four digits: enough for a chart, and short in JSON.
     pub fn set(&mut self, figure: Figure, value: Option<f64>) {
         self.0[figure.index()] = value.map_or(f32::NAN, four_digits);
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_short_and_says_what_is_not_known() {
+    fn a_sample_is_short_and_unknown_values_are_null() {
         let mut sample = Sample::default();
         sample.set(Figure::Requests, Some(12.345_678));
         sample.set(Figure::Errors, Some(0.0));

@@ -1,7 +1,7 @@
-//! What went on in the last hour, so that a page that is opened now shows it.
+//! The history of the last hour, for the dashboard.
 //!
-//! A sample a second, from what is counted anyway. Memory is bounded: 38 KB for each worker and for all
-//! together, 32 of them samples. A worker's samples go with it.
+//! It takes one sample a second from the counters. Memory is bounded: 38 KB for each worker and for all workers
+//! together. The samples of a worker are dropped with the worker.
 
 mod figure;
 mod rings;
@@ -20,7 +20,7 @@ use crate::{metrics::Label, names::WorkerId};
 use rings::{COARSE_EVERY, Rings};
 use window::Window;
 
-/// One worker at one moment.
+/// The figures of one worker at one time.
 #[derive(Debug, Default)]
 pub struct WorkerMoment {
     pub counts: Counts,
@@ -29,7 +29,7 @@ pub struct WorkerMoment {
     pub kv_usage: Option<f64>,
 }
 
-/// The router itself at one moment: what it counts, without what is counted of each worker.
+/// The figures of the router at one time, without the figures of its workers.
 #[derive(Debug, Default)]
 pub struct RouterMoment {
     pub counts: Counts,
@@ -37,14 +37,15 @@ pub struct RouterMoment {
     pub waiting: f64,
 }
 
+/// The history.
 #[derive(Debug, Default)]
 pub struct History(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Samples so far.
+    /// Number of samples so far.
     tick: u64,
-    /// What all workers have counted together, those that have gone included.
+    /// Counts of all workers together, including removed ones.
     counted: Counts,
     total: Series,
     workers: BTreeMap<u32, Series>,
@@ -56,29 +57,29 @@ struct Series {
     rings: Rings,
 }
 
-/// The samples that one reader has not had.
+/// The samples that a reader has not received.
 #[derive(Debug, Serialize)]
 pub struct Excerpt {
-    /// The number of the last sample.
+    /// Number of the last sample.
     pub tick: u64,
     pub coarse_every: u64,
-    /// What the numbers of a sample mean.
+    /// Names of the figures in a sample.
     figures: Vec<&'static str>,
     pub total: Samples,
-    /// By the worker's id. Lists end with the same sample; a younger worker's are shorter.
+    /// Samples by worker id. All lists end with the same sample; the list of a newer worker is shorter.
     pub workers: BTreeMap<u32, Samples>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Samples {
     pub fine: Vec<Sample>,
-    /// Only for a reader who has had nothing.
+    /// Empty unless the reader has received nothing so far.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub coarse: Vec<Sample>,
 }
 
 impl History {
-    /// Takes the sample of one second.
+    /// Records the sample of one second.
     pub fn record(
         &self,
         at: Instant,
@@ -114,7 +115,7 @@ impl History {
         total.rings.push(*tick, sample);
     }
 
-    /// What has come since the sample `seen`, or all there is.
+    /// Returns the samples after the sample `seen`, or all samples.
     pub fn since(&self, seen: Option<u64>) -> Excerpt {
         let state = self.0.lock();
         let missed = seen.map_or(usize::MAX, |seen| state.tick.saturating_sub(seen) as usize);
@@ -173,7 +174,7 @@ mod tests {
         let news = history.since(Some(18));
         assert_eq!((news.total.fine.len(), news.total.coarse.len()), (2, 0));
         assert_eq!(history.since(Some(20)).total.fine.len(), 0);
-        // A worker that is gone takes its samples along.
+        // The samples of a removed worker are dropped.
         history.record(start + Duration::from_secs(20), RouterMoment::default(), []);
         assert!(history.since(None).workers.is_empty());
     }

@@ -1,16 +1,16 @@
-//! Samples of the last five minutes, each second, and of the last hour, each ten seconds.
+//! Ring buffers of samples: one a second for five minutes, one in ten seconds for an hour.
 
 use std::collections::VecDeque;
 
 use super::figure::Sample;
 
-/// Five minutes.
+/// Number of fine samples: five minutes.
 const FINE: usize = 300;
 
-/// One sample in so many is kept for an hour.
+/// Every tenth sample is kept for an hour.
 pub(super) const COARSE_EVERY: u64 = 10;
 
-/// An hour.
+/// Number of coarse samples: an hour.
 const COARSE: usize = 360;
 
 /// The samples of one series, oldest first.
@@ -21,7 +21,7 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// `tick` is the number of the sample, from the start of the router.
+    /// Adds a sample. `tick` is its number since the start of the router.
     pub(super) fn push(&mut self, tick: u64, sample: Sample) {
         push(&mut self.fine, FINE, sample);
         if tick.is_multiple_of(COARSE_EVERY) {
@@ -29,7 +29,7 @@ impl Rings {
         }
     }
 
-    /// The last samples, at most so many.
+    /// The last samples, at most `count`.
     pub(super) fn fine(&self, count: usize) -> Vec<Sample> {
         self.fine.iter().skip(self.fine.len().saturating_sub(count)).copied().collect()
     }

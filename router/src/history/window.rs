@@ -1,4 +1,4 @@
-//! Rates, ratios and quantiles of the last ten seconds, from what is counted.
+//! Rates, ratios and quantiles of the last ten seconds, from counters.
 
 use std::collections::VecDeque;
 
@@ -7,27 +7,28 @@ use tokio::time::Instant;
 use super::figure::{Figure, Sample};
 use crate::metrics::Buckets;
 
-/// A rate over less is mostly chance: an engine is asked every two seconds.
+/// Shortest time for a rate, in seconds. An engine is read every two seconds, so shorter rates are noise.
 const SHORTEST_S: f64 = 3.0;
 
-/// Times to look back: the window is ten periods long.
+/// Length of the window in samples.
 pub(super) const LENGTH: usize = 10;
 
-/// What has been counted up to one moment. `None`: nobody has said.
+/// Counts at one time. `None` if a count is not reported.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     pub requests: Option<f64>,
     pub errors: Option<f64>,
     pub prompt_tokens: Option<f64>,
     pub output_tokens: Option<f64>,
-    /// Prompt tokens of the requests for which a worker has said what was cached,
+    /// Prompt tokens of the requests with a report of cached tokens.
     pub reported: Option<f64>,
-    /// those that were cached,
+    /// Tokens among these that were cached.
     pub cached: Option<f64>,
-    /// and those that the router expected to be.
+    /// Tokens among these that the router predicted to be cached.
     pub predicted: Option<f64>,
-    /// Pauses between two tokens: their sum in seconds, and their number.
+    /// Sum of the pauses between two tokens, in seconds.
     pub pauses_s: Option<f64>,
+    /// Number of these pauses.
     pub pauses: Option<f64>,
     /// Times to the first byte of streamed answers.
     pub first_token: Buckets,
@@ -35,7 +36,7 @@ pub struct Counts {
 
 type Field = fn(&mut Counts) -> &mut Option<f64>;
 
-/// What the workers count, so that the sum is that of all.
+/// The counts of workers. Their total is the sum over all workers.
 const OF_WORKERS: [Field; 7] = [
     |counts| &mut counts.prompt_tokens,
     |counts| &mut counts.output_tokens,
@@ -47,8 +48,7 @@ const OF_WORKERS: [Field; 7] = [
 ];
 
 impl Counts {
-    /// Adds what a worker has counted between `before` and `now`. A worker that has started anew, and
-    /// counts from zero again, adds nothing.
+    /// Adds the growth of a worker's counts from `before` to `now`. A worker that has restarted at zero adds nothing.
     pub(super) fn add(&mut self, mut before: Self, mut now: Self) {
         for field in OF_WORKERS {
             if let (Some(before), Some(now)) = (*field(&mut before), *field(&mut now)) {
@@ -74,7 +74,7 @@ impl Window {
         self.0.back().map(|(_, counts)| counts)
     }
 
-    /// What can be said of the window; the rest of the sample is unknown.
+    /// The figures of the window. Other figures of the sample are unknown.
     pub(super) fn sample(&self) -> Sample {
         let mut sample = Sample::default();
         for (figure, value) in [
@@ -96,7 +96,7 @@ impl Window {
         sample
     }
 
-    /// The growth of a count since it was first said in the window, and over how many seconds.
+    /// The growth of a count within the window, and the seconds since its first value there.
     fn growth(&self, read: fn(&Counts) -> Option<f64>) -> Option<(f64, f64)> {
         let (now, last) = self.0.back().and_then(|(at, counts)| Some((at, read(counts)?)))?;
         let (then, first) = self.0.iter().find_map(|(at, counts)| Some((at, read(counts)?)))?;
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_that_of_the_last_ten_seconds() {
+    fn a_rate_covers_the_last_ten_seconds() {
         assert_eq!(rate([]), None);
         assert_eq!(rate([Some(5.0), Some(5.0), Some(9.0)]), None, "two seconds");
         assert_eq!(rate([Some(5.0), Some(5.0), Some(5.0), Some(17.0)]), Some(4.0));
@@ -147,20 +147,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_not_known_and_what_starts_anew_is_not_negative() {
+    fn missing_counts_are_unknown_and_restarted_ones_are_not_negative() {
         assert_eq!(rate([None, None]), None);
-        let told = [5.0, 5.0, 5.0, 17.0].map(Some);
-        assert_eq!(rate([None, None].into_iter().chain(told)), Some(4.0));
-        assert_eq!(rate(told.into_iter().chain([None])), None);
+        let counts = [5.0, 5.0, 5.0, 17.0].map(Some);
+        assert_eq!(rate([None, None].into_iter().chain(counts)), Some(4.0));
+        assert_eq!(rate(counts.into_iter().chain([None])), None);
         assert_eq!(rate([500.0, 600.0, 700.0, 9.0].map(Some)), Some(0.0));
     }
 
     #[test]
-    fn the_sum_of_workers_does_not_fall_when_one_starts_anew() {
+    fn the_sum_of_workers_does_not_fall_when_one_restarts() {
         let tokens = |count| Counts { output_tokens: Some(count), ..Counts::default() };
         let mut all = Counts::default();
         all.add(Counts::default(), tokens(100.0));
-        assert_eq!(all.output_tokens, None, "what was counted before the first look");
+        assert_eq!(all.output_tokens, None, "counts before the first sample");
         all.add(tokens(100.0), tokens(130.0));
         all.add(tokens(130.0), tokens(10.0));
         all.add(tokens(10.0), tokens(15.0));

@@ -1,29 +1,29 @@
-//! The prompt as chained block hashes.
+//! Cuts a prompt into blocks and hashes them.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// 64 bytes of text, or 16 token ids of 4 bytes: about 16 tokens either way.
+/// Bytes of a block: 64 bytes of text or 16 token ids of 4 bytes, which is about 16 tokens in both cases.
 pub const BLOCK_BYTES: usize = 64;
 
-/// Four megabytes of text, longer than any model's context. What lies beyond is not keyed, so that
-/// a hostile body costs neither memory nor time under the tree's lock.
+/// Largest number of blocks: 4 MB of text, longer than any context. Further text is not hashed, so that a hostile
+/// body costs neither memory nor time under the lock of the tree.
 const MAX_BLOCKS: usize = 1 << 16;
 
-/// Cuts a stream of bytes into blocks. A tail shorter than a block is never keyed: the prompts of
-/// two requests may differ right after it.
+/// Cuts a stream of bytes into blocks. An incomplete last block is not hashed: other prompts may continue it
+/// differently.
 pub(super) struct Blocks {
     hashes: Vec<u64>,
-    /// Hash of all blocks so far, and the seed of the next one's: equal hashes mean equal prefixes.
+    /// Hash of all blocks so far. It is the seed of the next hash, so equal hashes mean equal prefixes.
     chain: u64,
     tail: [u8; BLOCK_BYTES],
     filled: usize,
     length: usize,
-    /// Whether something went in whose tokens its bytes do not tell.
+    /// Whether media were pushed: their bytes do not tell their tokens.
     media: bool,
 }
 
 impl Blocks {
-    /// `expected` bytes are reserved for; a guess that is too small costs a reallocation, no more.
+    /// Reserves room for `expected` bytes. More bytes cost a reallocation.
     pub(super) fn new(root: u64, expected: usize) -> Self {
         Self {
             hashes: Vec::with_capacity((expected / BLOCK_BYTES).min(MAX_BLOCKS)),
@@ -47,13 +47,13 @@ impl Blocks {
         }
     }
 
-    /// Pushes an image or the like, by the hash of its data.
+    /// Pushes media, such as an image, by the hash of its data.
     pub(super) fn push_media(&mut self, hash: u64) {
         self.media = true;
         self.push(&hash.to_le_bytes());
     }
 
-    /// Pushes a token id; a prompt is either ids or text, so ids never lie across two blocks.
+    /// Pushes a token id. A prompt is either ids or text, so an id is never split between two blocks.
     pub(super) fn push_id(&mut self, id: u32) {
         self.length += 4;
         self.tail[self.filled..self.filled + 4].copy_from_slice(&id.to_le_bytes());
@@ -65,7 +65,7 @@ impl Blocks {
         }
     }
 
-    /// Pushes what completes at least one block.
+    /// Pushes bytes that complete at least one block.
     fn push_over(&mut self, mut bytes: &[u8]) {
         if self.filled > 0 {
             let (head, rest) = bytes.split_at(BLOCK_BYTES - self.filled);
@@ -89,7 +89,7 @@ impl Blocks {
         }
     }
 
-    /// The block hashes, how many bytes were pushed in all, and whether media were among them.
+    /// Returns the block hashes, the number of pushed bytes, and whether media were pushed.
     pub(super) fn finish(self) -> (Vec<u64>, usize, bool) {
         (self.hashes, self.length, self.media)
     }

@@ -1,28 +1,27 @@
-//! A borrowed scan of JSON: no tree of values, no copies, no recursion.
+//! A borrowing scanner for JSON: no tree of values, no copies, no recursion.
 //!
-//! The data path needs four or five fields of a body of up to hundreds of megabytes, in an order
-//! that is not the body's. So values are skipped at the speed of `memchr`, remembered as spans and
-//! walked later, where they matter. The scan is lenient: what is not JSON yields an error or a key
-//! that nobody shares, never a panic. The worker is the one that validates.
+//! The data path needs a few fields of a body of up to hundreds of megabytes, in another order than the body has
+//! them. So values are skipped at the speed of `memchr`, kept as slices, and read later. The scan is lenient: a
+//! malformed body gives an error or a useless key, never a panic. The worker validates the body.
 
 use memchr::{memchr, memchr3};
 
 use super::KeyError;
 
-/// Of the fields that the router reads.
+/// Longest name of the fields that the router reads.
 pub(super) const LONGEST_NAME: usize = 20;
 
-/// A string literal as it stands between its quotes, escapes and all.
+/// A string literal without its quotes, with its escapes.
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a>(&'a [u8]);
 
 impl<'a> Text<'a> {
-    /// Feeds the decoded bytes to `sink`, in as few pieces as the escapes allow.
+    /// Passes the decoded bytes to `sink`, in as few pieces as the escapes allow.
     pub(super) fn decode(self, mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
         let mut rest = self.0;
-        let mut literal = 0; // leading bytes of `rest` that stand for themselves
+        let mut literal = 0; // leading bytes of `rest` without escapes
         while !rest.is_empty() {
-            // Escapes come in runs when a client writes all but ASCII as \uXXXX.
+            // Escapes come in runs if a client escapes all non-ASCII characters.
             if rest.get(literal) != Some(&b'\\') {
                 literal += find(b'\\', &rest[literal..]).unwrap_or(rest.len() - literal);
             }
@@ -31,7 +30,7 @@ impl<'a> Text<'a> {
                 rest = &rest[literal..];
                 literal = 0;
             } else if let Some(b'"' | b'\\' | b'/') = rest.get(1) {
-                // Without its backslash the escape is the text: it goes with what follows.
+                // Without its backslash the escape is literal text: it joins the text that follows.
                 rest = &rest[1..];
                 literal = 1;
             } else {
@@ -41,8 +40,8 @@ impl<'a> Text<'a> {
         Ok(())
     }
 
-    /// The decoded text, or nothing if it is too long to be the name of a field that matters.
-    /// `buffer` is for the client that escapes even names.
+    /// Returns the decoded text, or nothing if it is longer than the name of any known field. `buffer` is used only
+    /// for names with escapes.
     pub(super) fn name(self, buffer: &'a mut [u8; LONGEST_NAME]) -> &'a [u8] {
         if memchr(b'\\', self.0).is_none() {
             return self.0;
@@ -58,15 +57,15 @@ impl<'a> Text<'a> {
     }
 }
 
-/// `memchr` for text in which `byte` may come soon, as quotes do in JSON within JSON: it looks at the
-/// next 32 bytes before it pays for a call that costs as much as they do.
+/// Finds `byte` like `memchr`, and faster if it comes soon, like quotes of JSON within JSON: the first 32 bytes are
+/// searched without a call.
 fn find(byte: u8, text: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
     const HIGHS: u64 = u64::from_ne_bytes([0x80; 8]);
     let (words, _) = text.as_chunks::<8>();
     let near = &words[..words.len().min(4)];
     for (index, word) in near.iter().enumerate() {
-        // Bytes that are equal become zero, and the lowest zero byte is the first to borrow.
+        // Equal bytes become zero; the lowest zero byte is the first one that borrows.
         let differing = u64::from_le_bytes(*word) ^ (ONES * u64::from(byte));
         let equal = differing.wrapping_sub(ONES) & !differing & HIGHS;
         if equal != 0 {
@@ -77,7 +76,7 @@ fn find(byte: u8, text: &[u8]) -> Option<usize> {
     memchr(byte, &text[seen..]).map(|at| seen + at)
 }
 
-/// Decodes the one escape that `text` begins with and returns what follows.
+/// Decodes the escape at the start of `text`. Returns the text behind it.
 fn unescape<'a>(text: &'a [u8], sink: &mut impl FnMut(&[u8])) -> Result<&'a [u8], KeyError> {
     let byte = match text.get(1).ok_or(KeyError::Escape)? {
         b'b' => 0x08,
@@ -115,7 +114,7 @@ fn hex4(text: &[u8]) -> Result<(u32, &[u8]), KeyError> {
     Ok((unit, rest))
 }
 
-/// A place in a body.
+/// A position in a body.
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -130,7 +129,7 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// What has been read since the cursor was at `start`.
+    /// The bytes from `start` to the cursor.
     pub(super) fn since(&self, start: usize) -> &'a [u8] {
         &self.bytes[start..self.at]
     }
@@ -139,7 +138,7 @@ impl<'a> Cursor<'a> {
         KeyError::Malformed { at: self.at }
     }
 
-    /// The next byte that is not white space, which stays unread.
+    /// Returns the next byte that is not white space, without reading it.
     pub(super) fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.bytes.get(self.at) {
             self.at += 1;
@@ -147,7 +146,7 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.at).copied()
     }
 
-    /// Reads `byte` if it comes next.
+    /// Reads `byte` if it is next. Returns whether it was.
     fn take(&mut self, byte: u8) -> bool {
         let found = self.peek() == Some(byte);
         self.at += usize::from(found);
@@ -164,8 +163,8 @@ impl<'a> Cursor<'a> {
         loop {
             let quote = find(b'"', &self.bytes[self.at..]).ok_or_else(|| self.malformed())?;
             self.at += quote + 1;
-            // A quote is escaped by an odd number of backslashes. Looking back for them, instead of
-            // ahead for every escape, lets text with many line breaks pass at full speed.
+            // An odd number of backslashes escapes a quote. They are counted backwards from the quote, so that text
+            // with many other escapes is scanned at full speed.
             let text = &self.bytes[start..self.at - 1];
             if text.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0 {
                 return Ok(Text(text));
@@ -173,7 +172,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A token id: digits alone.
+    /// Reads a token id. `None` unless it has digits only and fits into u32.
     #[inline]
     pub(crate) fn id(&mut self) -> Option<u32> {
         self.peek();
@@ -189,7 +188,7 @@ impl<'a> Cursor<'a> {
         u32::try_from(id).ok().filter(|_| length > 0 && ends)
     }
 
-    /// A number, `true`, `false` or `null`, unchecked.
+    /// Reads a number, `true`, `false` or `null`, without a check.
     pub(super) fn scalar(&mut self) -> Result<&'a [u8], KeyError> {
         self.peek();
         let rest = &self.bytes[self.at..];
@@ -205,7 +204,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Any value, as it stands.
+    /// Reads any value. Returns its bytes.
     pub(super) fn value(&mut self) -> Result<&'a [u8], KeyError> {
         let first = self.peek();
         let start = self.at;
@@ -218,8 +217,8 @@ impl<'a> Cursor<'a> {
         Ok(&self.bytes[start..self.at])
     }
 
-    /// Outside of strings only the brackets of the outermost kind decide where a value ends, so
-    /// three needles are enough and depth is a count, whatever the nesting.
+    /// Skips an object or an array. Outside of strings only brackets of its own kind matter, so three needles and a
+    /// count are enough for any nesting.
     fn skip_nested(&mut self, open: u8, close: u8) -> Result<(), KeyError> {
         let mut depth = 0_usize;
         loop {
@@ -279,7 +278,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Feeds `sink` a form of `value` that white space and escapes do not change.
+/// Passes a canonical form of `value` to `sink`: without white space and escapes.
 pub(super) fn canonical(value: &[u8], mut sink: impl FnMut(&[u8])) -> Result<(), KeyError> {
     let mut cursor = Cursor::new(value);
     while let Some(byte) = cursor.peek() {

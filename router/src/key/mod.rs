@@ -1,9 +1,9 @@
-//! The routing key: a request's prompt in the order in which the engine will see it.
+//! The routing key: the prompt of a request in the order in which the engine reads it.
 //!
-//! Model, adapter, cache salt and extra key are the root; below it come the tools, then each message's role
-//! and content (or the bare prompt), cut in blocks of 64 bytes (token ids: of 16), each block
-//! hashed with all before it. Two requests share exactly the blocks of the prefix that they share.
-//! The body is read in place and forwarded as it came.
+//! Model, adapter, cache salt and extra key form the root. Below it come the tools, then role and content of each
+//! message, or the bare prompt. They are cut into blocks of 64 bytes, or of 16 token ids, and the hash of each
+//! block covers all blocks before it. So two requests share exactly the blocks of their common prefix. The body is
+//! scanned in place and forwarded unchanged.
 
 mod blocks;
 pub(crate) mod json;
@@ -19,13 +19,13 @@ use prompt::Kind;
 
 use crate::names::ModelName;
 
-/// More answers than one request is thought to ask for; engines refuse that many.
+/// Largest number of completions that counts. Engines refuse as many.
 const MOST_ANSWERS: u32 = 1 << 12;
 
-/// Tokens of a block: exact for ids, the usual four bytes a token for text.
+/// Tokens in a block: exact for token ids, four bytes a token for text.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// What the endpoint says about where the prompt lies in the body.
+/// The place of the prompt in the body, by endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     ChatCompletions,
@@ -35,49 +35,47 @@ pub enum Route {
     Other,
 }
 
-/// The prompt as chained block hashes below a root.
+/// The routing key of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one body")]
 pub struct RouteKey {
-    /// Hash of model, adapter, cache salt and extra key. The first block's hash covers it, too.
+    /// Hash of model, adapter, cache salt and extra key. The hashes of the blocks cover it.
     pub root: u64,
+    /// Chained hashes of the blocks.
     pub blocks: Vec<u64>,
-    /// What the body's `stream` says.
+    /// Whether `stream` is true.
     pub stream: bool,
-    /// It is neither true nor false, as `1` is: some engines take that for true, some refuse it.
+    /// Whether `stream` is neither true nor false, such as `1`. Engines differ on such values.
     pub stream_unclear: bool,
-    /// It has the field `continuation`, which only a router may add.
+    /// Whether the body has the field `continuation`, which only a router may add.
     pub continues: bool,
-    /// It has the field `stream_options`, whatever that says.
+    /// Whether the body has the field `stream_options`.
     pub has_stream_options: bool,
-    /// Answers that are asked for beyond the first: of each prompt of a batch, and of each as many as
-    /// the body's `n` says.
+    /// Number of completions minus one: `n` for each prompt of a batch.
     pub more_answers: u32,
-    /// Hash of what names the client's session: the body's `user`, unless the request's head says
-    /// something better.
+    /// Hash of the client's session: the body's `user`. The header `x-mla-session` replaces it.
     pub session: Option<u64>,
-    /// Bytes of decoded text, or token ids; over all prompts of a batch.
+    /// Length of the prompt in bytes of decoded text, or in token ids; summed over a batch.
     pub prompt_len: usize,
-    /// The prompt's length in tokens, as near as a router without a tokenizer can tell,
+    /// Estimated length of the prompt in tokens.
     pub prompt_tokens: u64,
-    /// and how near that is.
+    /// Quality of this estimate.
     pub measure: Measure,
 }
 
-/// What the router can tell of a prompt's length in tokens.
+/// The quality of an estimated prompt length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
-    /// Four bytes to a token, as is usual.
+    /// Four bytes a token.
     #[default]
     Text,
-    /// Token ids, counted.
+    /// Exact: counted token ids.
     Ids,
-    /// A batch, images and the like among the text, or text that the body only names: not to be compared to what a worker
-    /// counts.
+    /// Not comparable with the count of a worker: a batch, images, or text that the body only refers to.
     Unknown,
 }
 
-/// Why a body has no key. The request is still forwarded: validation is the worker's.
+/// Why a body has no key. The request is forwarded anyway: the worker validates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum KeyError {
     #[error("the body is not a JSON object (byte {at})")]
@@ -92,7 +90,7 @@ pub enum KeyError {
     NoPrompt,
 }
 
-/// The fields that matter, as they stand in the body; `null` counts as absent.
+/// The raw values of the fields for the key; `null` counts as absent.
 #[derive(Default)]
 struct Fields<'a> {
     model: Option<&'a [u8]>,
@@ -145,14 +143,14 @@ impl<'a> Fields<'a> {
                 }
                 _ => return Ok(()),
             };
-            // The last of several fields of one name wins, as in Python's parser.
+            // The last of several fields of one name counts, as in Python's parser.
             *slot = Some(value).filter(|value| *value != b"null");
             Ok(())
         })?;
         Ok(fields)
     }
 
-    /// Those beyond the first of all answers to so many prompts.
+    /// Number of completions of `prompts` prompts, minus one.
     fn more_answers(&self, prompts: usize) -> u32 {
         let n = self.n.and_then(|n| str::from_utf8(n).ok()?.parse::<u32>().ok()).unwrap_or(1);
         let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
@@ -163,39 +161,38 @@ impl<'a> Fields<'a> {
         prompt::root(kind, &[self.model, self.adapter, self.salt, self.extra_key])
     }
 
-    /// Those that the engine tells the model of.
-    fn told_tools(&self) -> Option<&'a [u8]> {
+    /// The tools that the engine puts into the prompt.
+    fn prompt_tools(&self) -> Option<&'a [u8]> {
         self.tools.filter(|_| self.choice != Some(b"\"none\""))
     }
 
-    /// What the Responses API lets the engine put before the input and the body only names.
-    fn named(&self) -> [Option<&'a [u8]>; 3] {
+    /// Fields by which the Responses API refers to text that the engine puts before the input.
+    fn references(&self) -> [Option<&'a [u8]>; 3] {
         [self.previous, self.conversation, self.prompt]
     }
 
-    /// That of the chat that says the same, if nothing is only named.
+    /// The root of a request to the Responses API. Without references it equals the root of the same chat.
     fn root_of_responses(&self) -> Result<u64, KeyError> {
         let mut parts = vec![self.model, self.adapter, self.salt, self.extra_key];
-        if self.named().iter().any(Option::is_some) {
-            parts.extend(self.named());
+        if self.references().iter().any(Option::is_some) {
+            parts.extend(self.references());
         }
         prompt::root(Kind::Text, &parts)
     }
 }
 
-/// The model that a body names, if it is an object that names one.
+/// The model in a body. `None` if the body is no object or has none.
 pub fn model_of(body: &[u8]) -> Option<ModelName> {
     let name: String = serde_json::from_slice(Fields::scan(body).ok()?.model?).ok()?;
     Some(ModelName::new(&name))
 }
 
-/// The hash of a session's name. Without a name there is no session, or all who send none would
-/// share one.
+/// The hash of a session name. An empty name is no session: all requests with it would share one.
 pub fn session_of(name: &[u8]) -> Option<u64> {
     (!name.is_empty()).then(|| xxh3_64(name))
 }
 
-/// The session of a body's `user`, which in a request's head would be the same.
+/// The session of the field `user`. The same name in the header gives the same session.
 fn session_of_user(user: &[u8]) -> Option<u64> {
     if user[0] != b'"' {
         return session_of(user);
@@ -206,7 +203,7 @@ fn session_of_user(user: &[u8]) -> Option<u64> {
 }
 
 impl RouteKey {
-    /// Reads the key of `body`, whose prompt lies where `route` says.
+    /// Reads the key of `body`. Fails if the body has no readable prompt.
     pub fn extract(route: Route, body: &[u8]) -> Result<Self, KeyError> {
         let fields = Fields::scan(body)?;
         let (value, name) = match route {
@@ -243,7 +240,7 @@ impl RouteKey {
         let messages = fields.messages.ok_or(KeyError::Missing("messages"))?;
         let root = fields.root(Kind::Text)?;
         let mut blocks = Blocks::new(root, messages.len());
-        prompt::chat(fields.told_tools(), messages, &mut blocks)?;
+        prompt::chat(fields.prompt_tools(), messages, &mut blocks)?;
         Ok(Self::new(fields, root, blocks, 1))
     }
 
@@ -251,15 +248,15 @@ impl RouteKey {
         let input = fields.input.ok_or(KeyError::Missing("input"))?;
         let root = fields.root_of_responses()?;
         let mut blocks = Blocks::new(root, input.len());
-        prompt::responses(fields.told_tools(), fields.instructions, input, &mut blocks)?;
+        prompt::responses(fields.prompt_tools(), fields.instructions, input, &mut blocks)?;
         let mut key = Self::new(fields, root, blocks, 1);
-        if fields.named().iter().any(Option::is_some) {
+        if fields.references().iter().any(Option::is_some) {
             key.measure = Measure::Unknown;
         }
         Ok(key)
     }
 
-    /// Of a prompt in units of `unit` bytes.
+    /// Builds the key of a prompt whose units, bytes or ids, have `unit` bytes.
     fn new(fields: &Fields<'_>, root: u64, blocks: Blocks, unit: usize) -> Self {
         let (blocks, bytes, has_media) = blocks.finish();
         Self {
@@ -280,7 +277,7 @@ impl RouteKey {
     }
 }
 
-/// Tokens that so many bytes are, going by blocks.
+/// Number of tokens of `bytes` bytes of blocks.
 fn tokens(bytes: usize) -> u64 {
     (bytes * BLOCK_TOKENS as usize / BLOCK_BYTES) as u64
 }

@@ -1,8 +1,8 @@
-//! The prompt of a body in the order in which the engine will see it.
+//! Reads the prompt of a body in the order in which the engine reads it.
 //!
-//! What a chat template puts around the messages is not known here and need not be: two prompts
-//! share a prefix under any template if they share tools and leading messages. Marks stand where
-//! the template would write its own, so that text cannot move from one role to another unnoticed.
+//! The router does not know the chat template, and does not need it: two prompts share a prefix under any template
+//! if they share tools and leading messages. Control characters mark the places where the template writes its own
+//! text, so that text cannot move from one role to another without a change of the hash.
 
 use memchr::memchr_iter;
 use xxhash_rust::xxh3::Xxh3;
@@ -13,7 +13,7 @@ use super::{
     json::{Cursor, canonical},
 };
 
-/// The field of the body that an error names.
+/// The name of a body field, for errors.
 type Name = &'static str;
 
 const MESSAGES: Name = "messages";
@@ -26,7 +26,7 @@ const CONTENT: &[u8] = b"\x1f";
 const CALLS: &[u8] = b"\x1c";
 const MEDIA: &[u8] = b"\x1b";
 
-/// Between the parts of the root: no UTF-8 text has this byte.
+/// Separator of the parts of the root. UTF-8 text never has this byte.
 const SEPARATOR: &[u8] = b"\xff";
 
 /// Pushes tools and messages.
@@ -39,8 +39,7 @@ pub(super) fn chat(
     opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
 }
 
-/// Pushes what the Responses API calls tools, instructions and input, so that it equals the chat that
-/// says the same.
+/// Pushes tools, instructions and input of the Responses API. The result equals that of the same chat.
 pub(super) fn responses(
     tools: Option<&[u8]>,
     instructions: Option<&[u8]>,
@@ -67,7 +66,7 @@ fn push_tools(tools: Option<&[u8]>, blocks: &mut Blocks) -> Result<(), KeyError>
     canonical(tools, |bytes| blocks.push(bytes))
 }
 
-/// What stands before the content of a message without a name.
+/// Pushes the role of a message without a name.
 fn push_role(role: &[u8], blocks: &mut Blocks) {
     blocks.push(ROLE);
     blocks.push(role);
@@ -75,8 +74,8 @@ fn push_role(role: &[u8], blocks: &mut Blocks) {
     blocks.push(CONTENT);
 }
 
-/// A message of a chat, or an item of the Responses API's input: a message, or a call, a call's
-/// output and the like, which have no role.
+/// Pushes a message of a chat, or an item of the input of the Responses API, which may also be a tool call or its
+/// output, without a role.
 fn message(item: &mut Cursor<'_>, field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
     if item.peek() != Some(b'{') {
         return Err(KeyError::Unreadable(field));
@@ -115,7 +114,7 @@ fn message(item: &mut Cursor<'_>, field: Name, blocks: &mut Blocks) -> Result<()
     Ok(())
 }
 
-/// Text, or a list of parts.
+/// Pushes content: text, or a list of parts.
 fn content(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
     match value[0] {
         b'"' => text(value, field, blocks),
@@ -123,8 +122,8 @@ fn content(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyErro
     }
 }
 
-/// One part of a content list: text by its text, so that it equals the same content written as a
-/// string; anything else (image, video, audio) by the hash of its data.
+/// Pushes one part of a content list: text as it is, so that it equals the same content as a string, and media
+/// (image, video, audio) by the hash of their data.
 fn part(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> {
     if value[0] == b'"' {
         return text(value, field, blocks);
@@ -138,7 +137,7 @@ fn part(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> 
                 let mut hasher = Xxh3::new();
                 hasher.update(field);
                 canonical(value, |bytes| hasher.update(bytes))?;
-                // A sum: clients differ in the order in which they write a part's fields.
+                // A sum, so that the order of the fields does not matter.
                 media = media.wrapping_add(hasher.digest());
             }
         }
@@ -152,7 +151,7 @@ fn part(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), KeyError> 
     Ok(())
 }
 
-/// What a prompt consists of. Text and ids never share blocks, so it is part of the root.
+/// The kind of a prompt. It is part of the root: text and ids never share blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
@@ -160,7 +159,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Bytes that one unit of the prompt's length, a byte or an id, takes in a block.
+    /// Bytes of one unit, a byte or an id, in a block.
     pub(super) fn unit(self) -> usize {
         match self {
             Self::Text => 1,
@@ -172,16 +171,16 @@ impl Kind {
 /// A prompt that is not a chat: text, token ids, or a batch of either.
 pub(super) struct Plain<'a> {
     pub(super) kind: Kind,
-    /// Of a batch the first prompt: the batch goes to one worker as a whole, and what its prompts
-    /// have in common is what the first begins with.
+    /// The prompt, or the first one of a batch. A batch goes to one worker, and its prompts share a prefix with the
+    /// first one.
     pub(super) first: &'a [u8],
-    /// Bytes of text, or ids, that the prompts after the first add (text still with its escapes).
+    /// Length of the other prompts of a batch: bytes of text, with escapes, or ids.
     pub(super) others: usize,
-    /// How many there are.
+    /// Number of prompts.
     pub(super) prompts: usize,
 }
 
-/// Finds out what kind of prompt `value`, the value of `field`, is.
+/// Determines the kind of the prompt `value` of the field `field`. Fails if it is neither text nor ids.
 pub(super) fn plain<'a>(value: &'a [u8], field: Name) -> Result<Plain<'a>, KeyError> {
     let one = |kind, first| Plain { kind, first, others: 0, prompts: 1 };
     match (value[0], Cursor::new(&value[1..]).peek()) {
@@ -223,7 +222,7 @@ pub(super) fn ids(value: &[u8], field: Name, blocks: &mut Blocks) -> Result<(), 
     })
 }
 
-/// A cursor on `value`, which must open with `byte`.
+/// Returns a cursor on `value`. Fails unless it starts with `byte`.
 fn opening(value: &[u8], byte: u8, field: Name) -> Result<Cursor<'_>, KeyError> {
     match value.first() {
         Some(first) if *first == byte => Ok(Cursor::new(value)),
@@ -231,7 +230,7 @@ fn opening(value: &[u8], byte: u8, field: Name) -> Result<Cursor<'_>, KeyError> 
     }
 }
 
-/// Hash of what must be equal, besides the prompt, for two requests to share a cached block.
+/// Hash of everything except the prompt that must be equal for two requests to share cached blocks.
 pub(super) fn root(kind: Kind, parts: &[Option<&[u8]>]) -> Result<u64, KeyError> {
     let mut hasher = Xxh3::new();
     hasher.update(match kind {

@@ -1,10 +1,28 @@
-//! Observations of a histogram, at one moment or between two.
+//! The buckets of a histogram, at one time or between two times.
 
 use std::time::Duration;
 
-use super::histogram::{BOUNDS, BOUNDS_NS};
+/// Bounds within a decade, in tenths.
+const STEPS: [u64; 6] = [10, 15, 20, 30, 50, 70];
+const DECADES: usize = 9;
+pub(super) const BOUNDS: usize = STEPS.len() * DECADES + 1;
 
-/// The number of observations in each bucket. What lies beyond the last bound is left out.
+/// Upper bounds of the buckets in nanoseconds: 1 us to 1,000 s.
+pub(super) const BOUNDS_NS: [u64; BOUNDS] = {
+    let mut bounds = [0; BOUNDS];
+    let mut unit = 100;
+    let mut index = 0;
+    while index < BOUNDS {
+        bounds[index] = STEPS[index % STEPS.len()] * unit;
+        index += 1;
+        if index.is_multiple_of(STEPS.len()) {
+            unit *= 10;
+        }
+    }
+    bounds
+};
+
+/// Number of observations in each bucket. Observations above the last bound are left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buckets([u64; BOUNDS]);
 
@@ -25,8 +43,7 @@ impl Buckets {
         Self(std::array::from_fn(|at| self.0[at].saturating_sub(before.0[at])))
     }
 
-    /// The time in seconds below which the share `q` of the observations lies, interpolated within a
-    /// bucket. `None` without observations.
+    /// The `q` quantile in seconds, interpolated within its bucket. `None` without observations.
     pub fn quantile(&self, q: f64) -> Option<f64> {
         let rank = q * self.0.iter().sum::<u64>() as f64;
         let mut below = 0.0;

@@ -1,11 +1,11 @@
-//! Counters: one, or one for each value of a label.
+//! Counters, single or one for each value of a label, and gauges.
 
 use std::{
     marker::PhantomData,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// Counts up.
+/// A counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -23,7 +23,7 @@ impl Counter {
     }
 }
 
-/// What there is now, noted by the only one who knows.
+/// A present value. One task sets it.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 
@@ -37,18 +37,18 @@ impl Gauge {
     }
 }
 
-/// A label whose values are known when the router is compiled. `labels!` makes one.
+/// A label with a closed set of values. `labels!` declares one.
 pub trait Label: Copy + 'static {
-    /// In the order of [`Label::index`].
+    /// All values, in the order of [`Label::index`].
     const ALL: &'static [Self];
 
-    /// As the metrics show it.
+    /// The value in the metrics.
     fn as_str(self) -> &'static str;
 
     fn index(self) -> usize;
 }
 
-/// A counter for each value of a label: an array, so that to count is to index.
+/// A counter for each value of a label, as an array.
 #[derive(Debug)]
 pub struct Counters<L> {
     counts: Box<[Counter]>,
@@ -83,7 +83,7 @@ impl<L: Label> Counters<L> {
     }
 }
 
-/// Declares an enum that is a metric's label, each variant with its text.
+/// Declares an enum that is a label of a metric, with the text of each variant.
 macro_rules! labels {
     (
         $(#[$attribute:meta])*
@@ -94,7 +94,7 @@ macro_rules! labels {
         $visible enum $name { $($(#[$doc])* $variant,)+ }
 
         impl $name {
-            /// As metrics and logs show it.
+            /// The value in metrics and logs.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $text,)+ }
             }

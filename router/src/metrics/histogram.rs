@@ -1,40 +1,23 @@
-//! How long something takes, counted by ranges.
+//! Histograms of latencies.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-use super::{Buckets, Counter, Family, page::Page};
+use super::{
+    buckets::{BOUNDS, BOUNDS_NS, Buckets},
+    counter::Counter,
+    page::{Family, Page},
+};
 
-/// Latencies in buckets of a factor of 1.4 to 1.7, from 1 us to 1,000 s, for all alike: what is shown
-/// of them starts with the first bucket and ends with the last that holds something.
+/// A histogram. All histograms have the same buckets: from 1 us to 1,000 s, in steps of a factor of 1.3 to 1.7.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: [Counter; BOUNDS],
     sum_ns: AtomicU64,
     count: Counter,
 }
-
-/// Steps within a decade.
-const STEPS: [u64; 6] = [10, 15, 20, 30, 50, 70];
-const DECADES: usize = 9;
-pub(super) const BOUNDS: usize = STEPS.len() * DECADES + 1;
-
-/// Upper bounds of the buckets in nanoseconds: 1 us to 1,000 s.
-pub(super) const BOUNDS_NS: [u64; BOUNDS] = {
-    let mut bounds = [0; BOUNDS];
-    let mut unit = 100;
-    let mut index = 0;
-    while index < BOUNDS {
-        bounds[index] = STEPS[index % STEPS.len()] * unit;
-        index += 1;
-        if index.is_multiple_of(STEPS.len()) {
-            unit *= 10;
-        }
-    }
-    bounds
-};
 
 impl Default for Histogram {
     fn default() -> Self {
@@ -66,7 +49,7 @@ impl Histogram {
         Buckets::new(|at| self.buckets[at].get())
     }
 
-    /// Observations up to each bound, which comes in seconds.
+    /// Pairs of bound in seconds and number of observations up to it.
     pub fn cumulative(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut sum = 0;
         BOUNDS_NS.iter().zip(&self.buckets).map(move |(bound, bucket)| {
@@ -82,7 +65,7 @@ impl Histogram {
             cumulative = count;
             page.part("_bucket", Some(&bound.to_string()), count);
         }
-        // Observations go on meanwhile, and no bucket may exceed the total.
+        // Observations may be added meanwhile. No bucket may exceed the total.
         let count = self.count().max(cumulative);
         page.part("_bucket", Some("+Inf"), count);
         page.part("_sum", None, self.sum().as_secs_f64());

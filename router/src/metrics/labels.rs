@@ -1,21 +1,20 @@
-//! The labels of the router's counters. Values are written here and nowhere else: whatever clients
-//! send, the number of series stays the same.
+//! The labels of the router's counters. All label values are written here, so clients cannot create series.
 
 use super::labels;
 
 labels! {
-    /// How a request to a worker went wrong.
+    /// The failure of a request to a worker.
     pub enum UpstreamFailure {
         Connect => "connect",
-        /// The connection broke before there was an answer.
+        /// The connection broke before the response.
         Reset => "reset",
-        /// The worker is dead or frozen, as its health checks have found.
+        /// Health checks found the worker dead or frozen.
         Lost => "lost",
         /// 429 or 503 from the worker.
         Busy => "busy",
         /// 500, 502 or 504 from the worker.
         Status => "status",
-        /// A 200 that makes no sense.
+        /// Status 200 with a body that is not an answer of the API.
         Garbage => "garbage",
         /// The response broke off after its first byte.
         Body => "body",
@@ -26,21 +25,21 @@ labels! {
 }
 
 labels! {
-    /// What became of a stream whose worker broke and that could be continued.
+    /// The outcome of an attempt to continue a stream.
     pub enum ReplayOutcome {
-        /// Another worker went on.
+        /// Another worker continued the stream.
         Continued => "continued",
-        /// The next worker answered with something else.
+        /// The next worker did not send a continuation.
         Refused => "refused",
         /// No worker answered.
         Failed => "failed",
-        /// It had broken too often already.
+        /// The stream had broken too often already.
         GivenUp => "given_up",
     }
 }
 
 labels! {
-    /// Where the connection for a request to a worker came from.
+    /// The origin of the connection for a request.
     pub enum ConnectionSource {
         Opened => "opened",
         Reused => "reused",
@@ -48,36 +47,36 @@ labels! {
 }
 
 labels! {
-    /// What has taken a worker out of rotation.
+    /// The cause for taking a worker out of rotation.
     pub enum Ejection {
         HealthCheck => "health_check",
-        /// A request could not reach it, or its connection broke.
+        /// A request could not reach the worker, or its connection broke.
         Request => "request",
-        /// Its breaker has opened: requests keep failing, or it is stuck.
+        /// The breaker opened: requests keep failing, or the worker is stuck.
         Breaker => "breaker",
     }
 }
 
 labels! {
-    /// How the wait for a worker ended.
+    /// The end of a wait for a worker.
     pub enum QueueEnd {
         Served => "served",
         /// The queue was full.
         Full => "full",
-        /// By the rate at which requests left the queue, its wait would have been too long.
+        /// The expected wait was too long.
         Slow => "slow",
-        /// --queue-timeout-secs was over.
+        /// The wait exceeded --queue-timeout-secs.
         Timeout => "timeout",
     }
 }
 
 labels! {
-    /// What became of the trace of a request.
+    /// The outcome of the export of a trace.
     pub enum TraceOutcome {
         Sent => "sent",
-        /// Too many were waiting for the collector.
+        /// Too many traces were waiting for the collector.
         Dropped => "dropped",
-        /// The collector did not take it.
+        /// The collector did not accept the trace.
         Failed => "failed",
     }
 }

@@ -1,20 +1,18 @@
-//! What the router counts, as Prometheus text.
+//! The metrics of the router, as Prometheus text.
 //!
-//! Plain atomics in arrays indexed by enums: a request touches a handful of words, without hashing
-//! or a lock, and a label can only take the values written here. What is counted for each worker
-//! lies in the worker (`fleet/metrics.rs`), and what is read when it is asked for is `admin`'s.
+//! Counters are atomics in arrays indexed by enums. A request touches a few words, without a hash or a lock, and a
+//! label takes only the values written here. Counters of a worker are in the worker (`fleet/counters.rs`). Present
+//! values are read when the page is requested (`admin`).
 //!
-//! To add a metric: a field here or there, a [`Family`] with its name and meaning, a line that writes
-//! it, and its line in `docs/metrics.md` (a test prints it).
+//! To add a metric: a field, a [`Family`] with its name and help text, a line that writes it, and its line in
+//! `docs/metrics.md`, which a test prints.
 
 mod buckets;
 mod counter;
-mod family;
 mod histogram;
 mod labels;
 mod page;
 mod process;
-mod queue;
 mod requests;
 
 use http::StatusCode;
@@ -22,15 +20,13 @@ use http::StatusCode;
 pub use buckets::Buckets;
 pub(crate) use counter::labels;
 pub use counter::{Counter, Counters, Gauge, Label};
-pub use family::{Family, Kind};
 pub use histogram::Histogram;
 pub use labels::{
     ConnectionSource, Ejection, QueueEnd, ReplayOutcome, StatusClass, TraceOutcome, UpstreamFailure,
 };
-pub use page::Page;
+pub use page::{Family, Kind, Page};
 pub use process::Process;
-pub use queue::Queue;
-pub use requests::Requests;
+pub use requests::{Queue, Requests};
 
 use crate::endpoint::Endpoint;
 
@@ -41,55 +37,52 @@ const UPSTREAM_ERRORS: Family = Family::counter(
 );
 const RETRIES: Family = Family::counter(
     "mla_router_retries_total",
-    "Requests sent to another worker before the first byte, by what had gone wrong.",
+    "Requests sent to another worker before the first byte, by the failure of the previous attempt.",
     &["cause"],
 );
 const REPLAYS: Family = Family::counter(
     "mla_router_replays_total",
-    "Broken streams that were to be continued on another worker, by outcome.",
+    "Attempts to continue a broken stream on another worker, by outcome.",
     &["outcome"],
 );
 const CLIENT_ABORTS: Family = Family::counter(
     "mla_router_client_aborts_total",
-    "Requests whose client left before the end.",
+    "Requests whose client disconnected before the end.",
     &[],
 );
 const UPSTREAM_CONNECTIONS: Family = Family::counter(
     "mla_router_upstream_connections_total",
-    "Connections used for requests to workers, new or kept.",
+    "Connections used for requests to workers, opened or reused.",
     &["state"],
 );
 const CLIENT_CONNECTIONS: Family =
-    Family::gauge("mla_router_client_connections", "Connections of clients that are open.", &[]);
-const ACCEPTED: Family = Family::counter(
-    "mla_router_client_connections_total",
-    "Connections of clients that were accepted.",
-    &[],
-);
+    Family::gauge("mla_router_client_connections", "Open connections of clients.", &[]);
+const ACCEPTED: Family =
+    Family::counter("mla_router_client_connections_total", "Accepted connections of clients.", &[]);
 const OVERHEAD: Family = Family::histogram(
     "mla_router_overhead_seconds",
     "Time to choose a worker: scan of the body, tree, policy.",
 );
 const FIRST_BYTE: Family = Family::histogram(
     "mla_router_first_byte_seconds",
-    "From the last byte of the request to the first byte of the response's body.",
+    "Time from the last byte of the request to the first byte of the response body.",
 );
 const FIRST_TOKEN: Family = Family::histogram(
     "mla_router_first_token_seconds",
-    "From the last byte of the request to the first byte of the response's body, of streamed answers.",
+    "Time from the last byte of the request to the first byte of the response body, for streamed answers.",
 );
 const DURATION: Family = Family::histogram(
     "mla_router_request_seconds",
-    "From the last byte of the request to the end of its response, however it ended.",
+    "Time from the last byte of the request to the end of its response.",
 );
 
 const TRACES: Family = Family::counter(
     "mla_router_traces_total",
-    "Traces of requests, by what became of them on their way to the collector.",
+    "Traces of requests, by the outcome of their export to the collector.",
     &["outcome"],
 );
 
-/// The counters of a router. Fields are public: to count is `metrics.retries.increment()`.
+/// The counters of a router.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub requests: Requests,
@@ -102,9 +95,9 @@ pub struct Metrics {
     pub upstream_connections: Counters<ConnectionSource>,
     pub overhead: Histogram,
     pub first_byte: Histogram,
-    /// The same of streamed answers: others come when their last token is there.
+    /// As `first_byte`, for streamed answers only: other answers come after their last token.
     pub first_token: Histogram,
-    /// From the last byte of the request to the end of its response, however it ended.
+    /// Time from the last byte of the request to the end of its response.
     pub duration: Histogram,
     pub queue: Queue,
     pub traces: Counters<TraceOutcome>,
@@ -119,7 +112,8 @@ impl Metrics {
         self.upstream_errors.increment(failure);
     }
 
-    /// A request goes on to another worker; `cause` is what has gone wrong before, if anything has.
+    /// Counts a retry. `cause` is the failure of the previous attempt; `None` for the first attempt, which is not
+    /// counted.
     pub fn retry(&self, cause: Option<UpstreamFailure>) {
         if let Some(cause) = cause {
             self.retries.increment(cause);
@@ -135,7 +129,7 @@ impl Metrics {
         self.upstream_connections.increment(source);
     }
 
-    /// All that is counted here.
+    /// Writes these counters to the page.
     pub fn write(&self, page: &mut Page) {
         self.requests.write(page);
         page.counters(&UPSTREAM_ERRORS, &self.upstream_errors);

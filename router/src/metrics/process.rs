@@ -1,9 +1,9 @@
-//! What the router's process costs, under the names that every Prometheus client library uses. Within
-//! a Python program it is that program's process.
+//! Metrics of the router's process, under the names of the Prometheus client libraries. In a Python program it is
+//! the process of that program.
 
 use std::{fs, io};
 
-use super::{Family, page::Page};
+use super::page::{Family, Page};
 
 const CPU: Family = Family::counter(
     "process_cpu_seconds_total",
@@ -23,10 +23,10 @@ const START: Family = Family::gauge(
     &[],
 );
 
-/// Ticks a second in `/proc`: part of Linux' ABI, whatever the kernel's own clock.
+/// Ticks a second in `/proc`. The value is part of Linux' ABI.
 const TICKS: f64 = 100.0;
 
-/// The process, as `/proc` has it.
+/// The figures of the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     pub cpu_s: f64,
@@ -36,7 +36,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// An error where there is no `/proc`.
+    /// Reads the figures from `/proc`. Fails where there is no `/proc`.
     pub fn read() -> io::Result<Self> {
         let stat = fs::read_to_string("/proc/self/stat")?;
         let status = fs::read_to_string("/proc/self/status")?;
@@ -45,17 +45,17 @@ impl Process {
             let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
             rest.split_whitespace().next()?.parse().ok()
         };
-        // The name of the program may hold anything, but only it holds parentheses.
+        // Only the program name, field 2, can contain parentheses and spaces.
         let (_, rest) = stat.rsplit_once(')').unwrap_or(("", &stat));
         let ticks: Vec<f64> =
             rest.split_whitespace().map(|field| field.parse().unwrap_or(0.0)).collect();
-        // In proc(5) they are fields 14, 15 and 22; the name is field 2.
+        // Fields 14, 15 and 22 of proc(5).
         let [user, kernel, started] =
             [11, 12, 19].map(|index| ticks.get(index).map_or(0.0, |ticks| ticks / TICKS));
         Ok(Self {
             cpu_s: user + kernel,
             resident_bytes: field(&status, "VmRSS:").unwrap_or(0) * 1024,
-            // The list holds the directory itself, too, while it is read.
+            // The open directory itself is in the list.
             open_fds: (fs::read_dir("/proc/self/fd")?.count() as u64).saturating_sub(1),
             started_s: field(&system, "btime ").unwrap_or(0) as f64 + started,
         })

@@ -1,8 +1,12 @@
-//! Answered requests, by endpoint and class of status.
+//! Requests: those that were answered, and those that waited in the queue.
 
 use http::StatusCode;
 
-use super::{Counters, Family, labels::StatusClass, page::Page};
+use super::{
+    Counters, Histogram,
+    labels::{QueueEnd, StatusClass},
+    page::{Family, Page},
+};
 use crate::endpoint::Endpoint;
 
 const REQUESTS: Family = Family::counter(
@@ -11,7 +15,17 @@ const REQUESTS: Family = Family::counter(
     &["endpoint", "status"],
 );
 
-/// A table: a row for each endpoint, a column for each class.
+const ENDS: Family = Family::counter(
+    "mla_router_queue_requests_total",
+    "Requests that had to wait for a worker, by the end of their wait.",
+    &["end"],
+);
+const WAIT: Family = Family::histogram(
+    "mla_router_queue_wait_seconds",
+    "Time that requests waited for a worker, for those that had to wait.",
+);
+
+/// Answered requests: a row for each endpoint, a column for each status class.
 #[derive(Debug, Default)]
 pub struct Requests([Counters<StatusClass>; Endpoint::ALL.len()]);
 
@@ -20,7 +34,7 @@ impl Requests {
         self.0[endpoint as usize].increment(status.into());
     }
 
-    /// Answers of that class to requests of the data plane.
+    /// Number of responses of that class on data-plane endpoints.
     pub fn served(&self, class: StatusClass) -> u64 {
         let endpoints = Endpoint::ALL.into_iter().filter(|endpoint| *endpoint != Endpoint::Admin);
         endpoints.map(|endpoint| self.0[endpoint as usize].get(class)).sum()
@@ -30,11 +44,25 @@ impl Requests {
         page.family(&REQUESTS);
         for endpoint in Endpoint::ALL {
             for (class, count) in self.0[endpoint as usize].iter() {
-                // A series appears with its first request; all of them would be mostly zeros.
+                // Most pairs never occur, so a series appears with its first request.
                 if count > 0 {
                     page.sample(&[endpoint.as_str(), class.as_str()], count);
                 }
             }
         }
+    }
+}
+
+/// Requests that waited for a worker.
+#[derive(Debug, Default)]
+pub struct Queue {
+    pub ends: Counters<QueueEnd>,
+    pub wait: Histogram,
+}
+
+impl Queue {
+    pub(super) fn write(&self, page: &mut Page) {
+        page.counters(&ENDS, &self.ends);
+        self.wait.write(page, &WAIT);
     }
 }

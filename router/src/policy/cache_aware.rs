@@ -1,33 +1,29 @@
-//! The default: the worker whose load grows least.
+//! The default policy: the worker on which the request adds the least waiting time for all requests.
 //!
-//! **Cost.** The work of a request is the part of its prompt that has to be computed, which depends on
-//! the worker, and its answer; the load of a worker is the work of all requests there, times its
-//! slowness. They run together, so each takes about as long as the whole load, and the sum of the
-//! squared loads stands for the time that all requests wait. The cost of a request is its increase of
-//! that sum: `slowness^2 * work * (2 * load + work)`, where slowness is the time of a prompt token on
-//! this worker, by that of the fastest. Always taking the least is within 1 + sqrt(2) of
-//! the best that could be done with all future requests known, for jobs that take longer on some
-//! machines than on others (Awerbuch et al., Load Balancing in the Lp Norm, 1995). A cached prefix makes
-//! a worker cheaper; a worker that many requests want becomes dearer with each, until computing the
-//! prefix once more elsewhere is cheaper.
+//! **Cost.** The work of a request is its uncached prompt tokens on a worker plus its answer. The load of a worker
+//! is the work of all its requests, times its slowness: its time for a prompt token relative to the fastest worker.
+//! The requests of a worker run together, so each takes about as long as the whole load, and the sum of the squared
+//! loads stands for the waiting time of all requests. The cost is the increase of that sum:
+//! `slowness^2 * work * (2 * load + work)`. The greedy choice of the least cost is within 1 + sqrt(2) of the optimum
+//! with all future requests known (Awerbuch et al., Load Balancing in the Lp Norm, 1995). A cached prefix makes a
+//! worker cheaper. A worker with many requests becomes expensive, until another computation of the prefix elsewhere
+//! is cheaper.
 //!
-//! **Bound.** That comes late where nearly all of a prompt is cached: the cost knows this request, not
-//! the following ones with the same prefix. So each request above an eighth more than the worker's
-//! share, and a few, counts as [`EXCESS_TOKENS`] more to compute: consistent hashing with bounded loads
-//! (Mirrokni et al., arXiv:1608.01350), with a price in place of a gate. One computed prefix takes the
-//! rest of its group along, to a worker with less to do; a prefix of 100,000 tokens is not computed
-//! again for the sake of one request.
+//! **Bound.** Where nearly all of a prompt is cached, that happens late: the cost knows this request, but not the
+//! next ones with the same prefix. So each request above the worker's share plus one eighth plus [`FEW_REQUESTS`]
+//! counts as [`EXCESS_TOKENS`] more tokens to compute. This is consistent hashing with bounded loads (Mirrokni et
+//! al., arXiv:1608.01350) with a price instead of a gate: one computed prefix takes the rest of its group to a less
+//! loaded worker, and a prefix of 100,000 tokens is not computed again for one request.
 //!
-//! **Home.** What this router has not sent may be cached all the same: other routers may have sent it. So
-//! each prompt has a home, the worker to which a hash points in every router alike: the hash of the 256
-//! bytes behind the part that more than half of the workers hold, such as a system prompt. Of what is not
-//! known to be cached there, a share counts as cached: as much as was found of prompts of which no worker
-//! was known to hold more than that part. For a router that is alone that is nothing, and the home only
-//! decides between equal workers.
+//! **Rendezvous owner.** Other routers may have sent a prompt that this router does not know. So each prompt has a
+//! rendezvous owner: the worker with the highest hash, the same in every router. The hashed part is the 256 bytes
+//! behind the prefix that more than half of the workers hold, such as a system prompt. A share of the unknown
+//! tokens counts as cached at the owner: the share that was found cached for earlier unknown prompts. Without other
+//! routers the share is zero, and the owner only breaks ties.
 //!
-//! LMetric (arXiv:2603.15202) has `(pending + uncached) * (requests + 1)`. It counts the queue as if
-//! this request had put it there, and so leaves a worker that is just computing the very prefix it
-//! needs, for another that has to compute it again.
+//! LMetric (arXiv:2603.15202) uses `(pending + uncached) * (requests + 1)`. It multiplies a queue that exists
+//! anyway, so a request leaves the worker that is computing its prefix for another worker that must compute the
+//! prefix again.
 
 use std::{
     cmp::Reverse,
@@ -42,63 +38,61 @@ use super::{
 };
 use crate::key::BLOCK_TOKENS;
 
-/// Equal costs are decided by 256 bytes of the prompt: requests of one group meet at one worker from the
-/// first on, in every router that has the same workers, without a word between the routers. Shorter
-/// beginnings than that are not worth a cache.
+/// Blocks of the prompt (256 bytes) whose hash selects the rendezvous owner. Requests of one group meet at one
+/// worker, in every router with the same workers. A shorter common prefix is not worth a cache.
 const ANCHOR_BLOCKS: usize = 4;
 
-/// The work of an answer, in prompt tokens; how long it gets nobody knows. A token of an answer takes as
-/// long in a batch as about two of a prompt (Llama 3.1 8B on an A100, see `mla-mock-worker --help`), so
-/// this is an answer of 192. With half of it workers stand idle while a prefix is hot; with several times
-/// as much prefixes are computed anew for the sake of small differences.
+/// The estimated work of an answer in prompt tokens: 192 output tokens, each as expensive in a batch as two prompt
+/// tokens. A smaller estimate leaves workers idle while a prefix is hot; a larger one computes prefixes again for
+/// small differences.
 const ANSWER_TOKENS: u64 = 384;
 
-/// By how many requests a worker may exceed an eighth above its share: so few cost an engine next to
-/// nothing, and where there are few, chance alone makes such differences.
+/// Requests that a worker may have above its share plus one eighth, free of charge. A few requests cost an engine
+/// little.
 const FEW_REQUESTS: u64 = 8;
 
-/// The price of each request beyond, in prompt tokens. A prefix of this length is computed again for the
-/// sake of one, a longer one for as many as it is longer.
+/// The price of each further request, in prompt tokens. One excess request outweighs a cached prefix of this length.
 const EXCESS_TOKENS: u64 = 2048;
 
-/// Slowness in units of 1/16, so that equal costs are equal to the last bit. Workers whose measured times
-/// differ by less than [`ALIKE`] are taken for equal: then the prompt's hash decides, not noise.
+/// Slowness of the fastest worker. Slowness is an integer in units of 1/16, so equal costs are equal to the last bit.
 const USUAL: u32 = 16;
+/// Workers whose times differ by less than this factor count as equally fast: the hash decides between them, not noise.
 const ALIKE: f32 = 1.5;
+/// Upper limit of the factor.
 const SLOWEST: f32 = 16.0;
 
 #[derive(Debug, Default)]
 pub struct CacheAware {
-    /// Decides between equal workers where the prompt can't.
+    /// Breaks ties for requests without a prompt.
     turn: AtomicU64,
 }
 
-/// A hash of what comes in the prompt after its first `common` blocks.
+/// The hash of the prompt behind its first `common` blocks; `None` without a prompt.
 fn anchor(request: &PolicyRequest<'_>, common: u32) -> Option<u64> {
     let blocks = &request.key?.blocks;
     blocks.get(common as usize + ANCHOR_BLOCKS - 1).or(blocks.last()).copied()
 }
 
-/// The leading blocks that more than half of the workers hold.
+/// Number of leading blocks that more than half of the workers hold.
 fn widely_held(workers: &[Candidate]) -> u32 {
     let mut held: SmallVec<[u32; 128]> = workers.iter().map(|it| it.matched_blocks).collect();
     let place = (held.len() - 1) / 2;
     *held.select_nth_unstable(place).1
 }
 
-/// Prompt tokens that the prompt's home will probably have to compute. Other routers are only expected to
-/// have brought the part behind the first `common` blocks there.
-fn uncached_at_home(request: &PolicyRequest<'_>, home: &Candidate, common: u32) -> u32 {
-    let uncached = request.uncached_tokens(home);
-    let missing = common.saturating_sub(home.matched_blocks).saturating_mul(BLOCK_TOKENS);
+/// Prompt tokens that the rendezvous owner will probably have to compute. Other routers are expected to have sent
+/// only the part behind the first `common` blocks to the owner.
+fn uncached_at_owner(request: &PolicyRequest<'_>, owner: &Candidate, common: u32) -> u32 {
+    let uncached = request.uncached_tokens(owner);
+    let missing = common.saturating_sub(owner.matched_blocks).saturating_mul(BLOCK_TOKENS);
     let unknown = f64::from(uncached.saturating_sub(missing));
     #[expect(clippy::cast_sign_loss, reason = "a share of a count")]
-    let found = (unknown * request.home_share.clamp(0.0, 1.0)) as u32;
+    let found = (unknown * request.owner_share.clamp(0.0, 1.0)) as u32;
     (uncached - found).max(BLOCK_TOKENS)
 }
 
-/// By how much the square of the worker's load would grow with so many answers. In u128 nothing
-/// overflows.
+/// The increase of the squared load of `worker` by a request with `uncached` tokens and `answers` completions. The
+/// result fits into u128.
 fn cost(uncached: u32, answers: u64, excess: u64, slowness: u32, worker: &Candidate) -> u128 {
     let of_answers = |count| u128::from(ANSWER_TOKENS) * u128::from(count);
     let load = u128::from(worker.pending_tokens) + of_answers(u64::from(worker.requests));
@@ -107,17 +101,18 @@ fn cost(uncached: u32, answers: u64, excess: u64, slowness: u32, worker: &Candid
     u128::from(slowness).pow(2) * work * (2 * load + work)
 }
 
-/// What the workers are to each other: how fast, and how many requests each should have at most.
+/// Figures of all candidates together: their speeds and their requests.
 struct Fleet {
-    /// Seconds for a prompt token of the fastest worker, as far as known.
+    /// Seconds for a prompt token on the fastest worker; infinite if no speed is known.
     fastest: f32,
+    /// Requests of all workers and all routers, with the present one.
     requests: u64,
+    /// Sum of the speeds.
     speeds: u64,
 }
 
 impl Fleet {
-    /// With the request that is to be placed now, which counts as one even if it asks for many answers:
-    /// it cannot be divided.
+    /// Sums the candidates. The present request counts once even if it asks for many completions: it cannot be divided.
     fn of(workers: &[Candidate]) -> Self {
         let known = workers.iter().filter_map(|worker| worker.token_seconds);
         let mut fleet = Self {
@@ -129,7 +124,7 @@ impl Fleet {
         fleet
     }
 
-    /// Of all routers.
+    /// Requests on the worker, of all routers.
     fn requests(worker: &Candidate) -> u64 {
         u64::from(worker.requests) + u64::from(worker.others)
     }
@@ -146,14 +141,14 @@ impl Fleet {
         u64::from((USUAL << 16) / self.slowness(worker))
     }
 
-    /// The most requests for its speed, and a few.
+    /// The number of requests that the worker may have free of charge, by its speed.
     fn most_requests(&self, worker: &Candidate) -> u64 {
         let share = u128::from(9 * self.requests) * u128::from(self.speed(worker));
         let share = share.div_ceil(8 * u128::from(self.speeds));
         FEW_REQUESTS.saturating_add(u64::try_from(share).unwrap_or(u64::MAX))
     }
 
-    /// The requests beyond that, with one more.
+    /// The number of requests above that, with the present one.
     fn excess(&self, worker: &Candidate) -> u64 {
         (Self::requests(worker) + 1).saturating_sub(self.most_requests(worker))
     }
@@ -168,20 +163,20 @@ impl Policy for CacheAware {
         let longest = workers.iter().map(|worker| worker.matched_blocks).max()?;
         let common = if longest > 0 { widely_held(workers) } else { 0 };
         let anchor = anchor(request, common);
-        let home = anchor.and_then(|anchor| highest(anchor, workers));
+        let owner = anchor.and_then(|anchor| highest(anchor, workers));
         let is_unknown = longest == common;
-        // What more than half of the workers hold is in use: computing it once more serves later requests,
-        // too, and half of that counts for this one. Else a new worker would stand idle beside busy ones.
+        // A prefix that more than half of the workers hold serves later requests as well, so half of its tokens are not
+        // charged to this one. Otherwise a new worker would stay idle beside busy ones.
         let invested = |worker: &Candidate| {
             common.saturating_sub(worker.matched_blocks).saturating_mul(BLOCK_TOKENS) / 2
         };
-        let uncached = |index: usize| match home {
-            Some(home) if home == index => uncached_at_home(request, &workers[index], common),
+        let uncached = |index: usize| match owner {
+            Some(owner) if owner == index => uncached_at_owner(request, &workers[index], common),
             _ => request.uncached_tokens(&workers[index]),
         };
         let salt = anchor.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed));
         let fleet = Fleet::of(workers);
-        // Of equal costs the longer match, lest a whole prompt in two caches where one would do.
+        // Ties go to the longer match: one cache with the whole prompt is enough.
         let (index, chosen) = workers.iter().enumerate().min_by_key(|(index, worker)| {
             let preference = (worker.matched_blocks, bid(salt, worker));
             let (excess, slowness) = (fleet.excess(worker), fleet.slowness(worker));
@@ -191,14 +186,14 @@ impl Policy for CacheAware {
         })?;
         let reason = match chosen.matched_blocks {
             _ if anchor.is_none() => Reason::NoPrefix,
-            _ if longest == 0 && home == Some(index) => Reason::Home,
+            _ if longest == 0 && owner == Some(index) => Reason::RendezvousOwner,
             _ if longest == 0 => Reason::Cold,
             matched if matched == longest => Reason::CacheHit,
             _ => Reason::Balance,
         };
         let is_sample = is_unknown && anchor.is_some() && chosen.matched_blocks == longest;
-        let at_home = is_sample.then_some(home == Some(index));
-        Some(Choice { index, uncached_tokens: uncached(index), reason, at_home })
+        let at_owner = is_sample.then_some(owner == Some(index));
+        Some(Choice { index, uncached_tokens: uncached(index), reason, at_owner })
     }
 
     fn uses_tree(&self) -> bool {
@@ -220,8 +215,8 @@ mod tests {
         choose_with(key, states, 0.0)
     }
 
-    fn choose_with(key: &RouteKey, states: &[(u32, u64, u32)], home_share: f64) -> Choice {
-        let request = PolicyRequest { key: Some(key), home_share };
+    fn choose_with(key: &RouteKey, states: &[(u32, u64, u32)], owner_share: f64) -> Choice {
+        let request = PolicyRequest { key: Some(key), owner_share };
         CacheAware::default().choose(&request, &workers(states)).expect("there are workers")
     }
 
@@ -242,9 +237,15 @@ mod tests {
             ("a prefill is worth it", &[(0, 0, 0), (0, 3345, 90)], 1, 160, Reason::CacheHit),
             ("behind a long prefill", &[(0, 0, 0), (0, 3346, 90)], 0, 1600, Reason::Balance),
             ("others wait, yet sooner", &[(0, 0, 0), (2, 1500, 100)], 1, 16, Reason::CacheHit),
-            ("rather behind many", &[(0, 12_000, 0), (16, 0, 0)], 1, 1600, Reason::Home),
-            ("nobody has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::Home),
-            ("nor at home", &[(0, 0, 0), (1, 0, 0)], 0, 1600, Reason::Cold),
+            ("rather behind many", &[(0, 12_000, 0), (16, 0, 0)], 1, 1600, Reason::RendezvousOwner),
+            ("no worker has it", &[(1, 0, 0), (0, 0, 0)], 1, 1600, Reason::RendezvousOwner),
+            (
+                "no worker has it, and the owner is busy",
+                &[(0, 0, 0), (1, 0, 0)],
+                0,
+                1600,
+                Reason::Cold,
+            ),
         ];
         for (case, states, index, uncached_tokens, reason) in table {
             let choice = choose(&key, states);
@@ -275,18 +276,18 @@ mod tests {
         for group in 0..400 {
             let short = choose(&prompt(group, 8), &idle);
             let long = choose(&prompt(group, 50), &idle);
-            assert_eq!((short.index, short.reason), (long.index, Reason::Home));
+            assert_eq!((short.index, short.reason), (long.index, Reason::RendezvousOwner));
             chosen[short.index] += 1;
         }
         assert!(chosen.iter().all(|groups| (25..=80).contains(groups)), "{chosen:?}");
     }
 
     #[test]
-    fn the_more_other_routers_have_brought_home_the_more_it_may_have_to_do() {
+    fn an_owner_with_prompts_of_other_routers_may_have_more_load() {
         let key = prompt(1, 100);
-        let home = choose(&key, &[(0, 0, 0); 2]).index;
-        // Requests at home, blocks that the other worker holds, and the share found at homes.
-        for (requests, matched, share, at_home) in [
+        let owner = choose(&key, &[(0, 0, 0); 2]).index;
+        // Requests on the owner, blocks that the other worker holds, and the share found at owners.
+        for (requests, matched, share, at_owner) in [
             (1, 0, 0.1, false),
             (1, 0, 0.3, true),
             (5, 0, 0.6, false),
@@ -295,12 +296,12 @@ mod tests {
             (0, 50, 0.6, true),
         ] {
             let mut states = [(0, 0, matched); 2];
-            states[home] = (requests, 0, 0);
+            states[owner] = (requests, 0, 0);
             let choice = choose_with(&key, &states, share);
-            assert_eq!(choice.index == home, at_home, "{requests} {matched} {share}");
+            assert_eq!(choice.index == owner, at_owner, "{requests} {matched} {share}");
         }
         let certain = choose_with(&key, &[(0, 0, 0); 2], 1.0);
-        assert_eq!((certain.uncached_tokens, certain.reason), (16, Reason::Home));
+        assert_eq!((certain.uncached_tokens, certain.reason), (16, Reason::RendezvousOwner));
     }
 
     #[test]
@@ -310,7 +311,7 @@ mod tests {
         let mut chosen = [0; 4];
         for _ in 0..4000 {
             let choice = policy
-                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &all)
+                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &all)
                 .expect("workers");
             assert_eq!((choice.uncached_tokens, choice.reason), (16, Reason::NoPrefix));
             chosen[choice.index] += 1;
@@ -318,8 +319,8 @@ mod tests {
         assert!(chosen.iter().all(|requests| (700..=1300).contains(requests)), "{chosen:?}");
     }
 
-    /// Sends 1,024 prompts of these groups at once to eight workers, 2,048 of each's 2,176 tokens common
-    /// to its group. The requests of each worker, and how many times a prefix is computed.
+    /// Sends one prompt for each entry of `groups` at once to eight workers. 2,048 of its 2,176 tokens are common
+    /// to its group. Returns the requests of each worker, and how many times a prefix was computed.
     fn burst(groups: &[u64]) -> ([u32; 8], usize) {
         let mut states = [(0, 0, 0); 8];
         let mut holders = HashSet::new();
@@ -383,23 +384,24 @@ mod tests {
     fn a_slower_worker_gets_less_to_do_and_noise_decides_nothing() {
         let mut workers = workers(&[(0, 0, 0); 2]);
         let key = prompt(1, 100);
-        let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+        let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
         let policy = CacheAware::default();
-        let home = policy.choose(&request, &workers).expect("two").index;
+        let owner = policy.choose(&request, &workers).expect("two").index;
         let chosen = |workers: &[Candidate]| policy.choose(&request, workers).expect("two").index;
-        (workers[home].token_seconds, workers[1 - home].token_seconds) = (Some(1.4e-4), Some(1e-4));
-        assert_eq!(chosen(&workers), home, "nearly as fast");
-        workers[home].token_seconds = Some(3e-4);
-        assert_eq!(chosen(&workers), 1 - home, "three times slower");
-        workers[1 - home].token_seconds = None;
-        assert_eq!(chosen(&workers), home, "nothing to compare it to");
-        workers[1 - home].token_seconds = Some(1e-4);
-        workers[1 - home].requests = 30;
-        assert_eq!(chosen(&workers), home, "it is not left idle");
+        (workers[owner].token_seconds, workers[1 - owner].token_seconds) =
+            (Some(1.4e-4), Some(1e-4));
+        assert_eq!(chosen(&workers), owner, "nearly as fast");
+        workers[owner].token_seconds = Some(3e-4);
+        assert_eq!(chosen(&workers), 1 - owner, "three times slower");
+        workers[1 - owner].token_seconds = None;
+        assert_eq!(chosen(&workers), owner, "nothing to compare it to");
+        workers[1 - owner].token_seconds = Some(1e-4);
+        workers[1 - owner].requests = 30;
+        assert_eq!(chosen(&workers), owner, "it is not left idle");
     }
 
     #[test]
-    fn the_home_is_found_behind_a_system_prompt_and_only_the_unknown_is_expected_there() {
+    fn the_owner_follows_from_the_part_behind_a_system_prompt_and_only_unknown_tokens_count() {
         let chained = |group: u64| {
             let blocks = (0..100).map(|block| if block < 50 { block } else { group << 32 | block });
             RouteKey { blocks: blocks.collect(), prompt_tokens: 1600, ..RouteKey::default() }
@@ -407,23 +409,23 @@ mod tests {
         let mut chosen = [0; 8];
         for group in 1..=400 {
             let choice = choose_with(&chained(group), &[(0, 0, 50); 8], 0.75);
-            assert_eq!((choice.reason, choice.at_home), (Reason::CacheHit, Some(true)));
+            assert_eq!((choice.reason, choice.at_owner), (Reason::CacheHit, Some(true)));
             assert_eq!(choice.uncached_tokens, 200, "a quarter of the other fifty blocks");
             chosen[choice.index] += 1;
         }
         assert!(chosen.iter().all(|groups| (25..=80).contains(groups)), "{chosen:?}");
-        // A home that lacks the system prompt has to compute that all the same.
-        let home = choose(&chained(1), &[(0, 0, 50); 8]).index;
+        // An owner without the system prompt has to compute it anyway.
+        let owner = choose(&chained(1), &[(0, 0, 50); 8]).index;
         let mut states = [(0, 0, 50); 8];
-        states[home].2 = 0;
+        states[owner].2 = 0;
         let choice = choose_with(&chained(1), &states, 0.75);
-        assert_eq!((choice.index, choice.uncached_tokens), (home, 800 + 200));
-        assert_ne!(choose(&chained(1), &states).index, home);
-        // A worker is known to hold more, which says nothing about other routers.
-        states[home].2 = 50;
-        states[(home + 1) % 8].2 = 60;
+        assert_eq!((choice.index, choice.uncached_tokens), (owner, 800 + 200));
+        assert_ne!(choose(&chained(1), &states).index, owner);
+        // A worker is known to hold more. That says nothing about other routers.
+        states[owner].2 = 50;
+        states[(owner + 1) % 8].2 = 60;
         let choice = choose_with(&chained(1), &states, 0.75);
-        assert_eq!((choice.index, choice.at_home), (home, None));
+        assert_eq!((choice.index, choice.at_owner), (owner, None));
     }
 
     #[test]

@@ -1,19 +1,20 @@
-//! The rule of SGLang's router (v0.4), with its flags: while the workers' loads are in balance, a prompt
-//! goes to the worker that holds most of it, if that is more than `--cache-threshold` of it; otherwise
+//! The rule of SGLang's router (v0.4), with its flags. While the loads are balanced, a prompt goes to the worker
+//! that holds the longest prefix of it, if that is more than `--cache-threshold` of the prompt. Otherwise it goes
 //! to the least loaded worker.
 //!
-//! In v0.4 a miss went to the worker with the smallest tree instead, which is the one that has just
-//! been restarted or evicts the most, and so often the one in trouble (sglang#14305).
+//! In v0.4 a miss went to the worker with the smallest tree. That is often a worker in trouble: it has just
+//! restarted, or evicts most (sglang#14305).
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded};
 use crate::{config::Config, key::BLOCK_TOKENS};
 
 #[derive(Debug)]
 pub struct CacheAwareThreshold {
-    /// Share of the prompt that makes a hit.
+    /// Share of the prompt that must be cached for a hit.
     hit: f64,
-    /// By how many requests the workers may differ, and by which ratio.
+    /// Largest difference between the request counts of balanced workers.
     difference: u32,
+    /// Largest ratio between them.
     ratio: f64,
 }
 
@@ -32,7 +33,7 @@ impl CacheAwareThreshold {
         most - least <= self.difference || f64::from(most) <= f64::from(least) * self.ratio
     }
 
-    /// Whether that many blocks are enough of the prompt.
+    /// Whether `blocks` cached blocks are a hit.
     fn is_hit(&self, request: &PolicyRequest<'_>, blocks: u32) -> bool {
         let tokens = request.key.map_or(0, |key| key.prompt_tokens).max(1);
         let held = u64::from(blocks) * u64::from(BLOCK_TOKENS);
@@ -97,7 +98,7 @@ mod tests {
         ];
         for (case, states, index, reason) in table {
             let choice = policy
-                .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, &workers(states));
+                .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, &workers(states));
             let choice = choice.expect("workers");
             assert_eq!((choice.index, choice.reason), (index, reason), "{case}");
         }
@@ -115,7 +116,7 @@ mod tests {
         let key = prompt(1, 100);
         let chosen = |states: &[(u32, u64, u32)]| {
             policy
-                .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, &workers(states))
+                .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, &workers(states))
                 .map(|c| c.index)
         };
         assert_eq!(chosen(&[(0, 0, 11), (0, 0, 0)]), Some(0));

@@ -1,5 +1,5 @@
-//! A session's worker is decided by hash, so that all routers send it to the same one without a table.
-//! Requests without a session go to the least loaded worker.
+//! A hash of the session selects the worker, so all routers choose the same one without a table. Requests without a
+//! session go to the least loaded worker.
 
 use super::{
     Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded, rendezvous,
@@ -36,7 +36,7 @@ mod tests {
         let idle = workers(&[(0, 0, 0); 8]);
         for session in 0..100 {
             let key = in_session(session);
-            let request = PolicyRequest { key: Some(&key), home_share: 0.0 };
+            let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
             let choice = ConsistentHash.choose(&request, &idle).expect("workers");
             let mut busy = idle.clone();
             busy[choice.index].requests = 1000;
@@ -48,7 +48,8 @@ mod tests {
     #[test]
     fn without_a_session_the_least_loaded_worker_takes_it() {
         let workers = workers(&[(2, 0, 0), (1, 0, 0)]);
-        let choice = ConsistentHash.choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers);
+        let choice =
+            ConsistentHash.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers);
         let choice = choice.expect("workers");
         assert_eq!((choice.index, choice.reason), (1, Reason::LeastLoad));
     }

@@ -1,5 +1,4 @@
-//! The worker with the fewest outstanding requests; of several, the one with the fewest prompt tokens to
-//! compute.
+//! The worker with the fewest requests; ties go to the worker with the fewest pending prompt tokens.
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason};
 
@@ -24,8 +23,8 @@ pub(super) fn load(worker: &Candidate) -> (u32, u64) {
     (worker.requests, worker.pending_tokens)
 }
 
-/// Equal workers are chosen from by lot: several routers that all took the first would all take the
-/// same one.
+/// Returns the index of the least loaded worker. Ties are broken at random: several routers would otherwise all
+/// choose the first worker.
 pub fn least_loaded(workers: &[Candidate]) -> Option<usize> {
     let least = workers.iter().map(load).min()?;
     let equal = || (0..workers.len()).filter(|index| load(&workers[*index]) == least);

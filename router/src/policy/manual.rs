@@ -1,8 +1,7 @@
-//! A session stays where its first request went, as long as that worker is there. New sessions, and
-//! requests without one, go to the least loaded worker.
+//! A session stays on the worker of its first request while that worker exists. New sessions, and requests without
+//! a session, go to the least loaded worker.
 //!
-//! The table is bounded: of the sessions that were not seen during the last 65,536 changes to it the
-//! oldest are forgotten.
+//! The table is bounded. It forgets the oldest sessions that were not used during its last 65,536 changes.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -10,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded};
 use crate::names::WorkerId;
 
+/// Sessions in one generation of the table.
 const GENERATION: usize = 1 << 16;
 
 #[derive(Debug, Default)]
@@ -17,9 +17,9 @@ pub struct Manual {
     table: Mutex<Table>,
 }
 
-/// Two generations of sessions. One that is seen moves to the young one; when that is full it becomes
-/// the old one, and what nobody has asked for in the meantime is dropped with the old one. Constant
-/// time, and recency to within a generation, without a list through the entries.
+/// Two generations of sessions. A session that is used moves to the young generation. A full young generation
+/// becomes the old one, and the previous old one is dropped. This is an approximate LRU in constant time, without a
+/// linked list.
 #[derive(Debug)]
 struct Table {
     young: FxHashMap<u64, WorkerId>,
@@ -28,7 +28,7 @@ struct Table {
 
 impl Default for Table {
     fn default() -> Self {
-        // Full size at once: a table that grows stalls the request that it grows under.
+        // Allocated in full: a table that grows stalls a request.
         let map = || FxHashMap::with_capacity_and_hasher(GENERATION, rustc_hash::FxBuildHasher);
         Self { young: map(), old: map() }
     }
@@ -86,7 +86,7 @@ mod tests {
     fn choose(policy: &Manual, session: u64, workers: &[Candidate]) -> Choice {
         let key = in_session(session);
         policy
-            .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, workers)
+            .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, workers)
             .expect("workers")
     }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_keeps_who_comes_back() {
+    fn the_table_is_bounded_and_keeps_sessions_in_use() {
         let policy = Manual::default();
         let all = workers(&[(0, 0, 0), (1, 0, 0)]);
         choose(&policy, 0, &all);

@@ -1,5 +1,5 @@
-//! Policies: which worker gets a request. A policy is a pure function of the request's key and a
-//! snapshot of the workers that can take it; it does no I/O and books nothing.
+//! Policies: the choice of a worker for a request. A policy is a pure function of the request's key and a snapshot
+//! of the candidates. It does no I/O and reserves nothing.
 //!
 //! To add one: a file here, a name in [`PolicyName`], a line in [`of`].
 
@@ -33,51 +33,50 @@ use crate::{
     names::WorkerId,
 };
 
-/// A request as a policy sees it.
+/// The input of a policy for one request.
 #[derive(Debug)]
 pub struct PolicyRequest<'a> {
-    /// `None` if the body has none that the router can read.
+    /// `None` if the router cannot read a prompt in the body.
     pub key: Option<&'a RouteKey>,
-    /// The share of prompt tokens, not known to be held by any worker, that was cached at the worker to
-    /// which the prompt's hash points: other routers had sent it there.
-    pub home_share: f64,
+    /// Share of unknown prompt tokens that was found cached at the rendezvous owner of the prompt: other routers
+    /// had sent the prompt there.
+    pub owner_share: f64,
 }
 
-/// A worker that can take the request, as it was when the snapshot was taken.
+/// A worker that can take the request, at the time of the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     pub id: WorkerId,
-    /// Outstanding requests of this router,
+    /// Requests of this router on the worker.
     pub requests: u32,
-    /// and of others, as far as the worker has reported them lately.
+    /// Requests of other routers, by the latest report of the worker.
     pub others: u32,
-    /// Prompt tokens booked, not cached there, and not yet prefilled.
+    /// Reserved prompt tokens that the worker has yet to compute.
     pub pending_tokens: u64,
-    /// Leading blocks of the request that the worker is believed to hold.
+    /// Leading blocks of the prompt that the worker probably holds.
     pub matched_blocks: u32,
-    /// Stable hash of the worker's URL, the same in every router.
+    /// Hash of the URL, the same in every router.
     pub hash_seed: u64,
-    /// Seconds that the worker takes for a prompt token, if that is known.
+    /// Seconds for a prompt token on the worker, if known.
     pub token_seconds: Option<f32>,
 }
 
 labels! {
-    /// Why a worker was chosen; a metric label and a log field.
+    /// The reason of a choice: a metric label and a log field.
     pub enum Reason {
         /// No other worker holds more of the prompt.
         CacheHit => "cache_hit",
-        /// Another worker holds more of the prompt or is where its hash points to, but has too much
-        /// to do.
+        /// Another worker holds more of the prompt, or is the owner by hash, but has too much load.
         Balance => "balance",
-        /// No worker holds any of the prompt, or none enough of it to matter.
+        /// No worker holds enough of the prompt.
         Cold => "cold",
-        /// The same, and this is the worker to which all routers send such a prompt.
-        Home => "home",
-        /// There is no prompt, or too little of it to be found in a cache.
+        /// As `Cold`, and the worker is the rendezvous owner of the prompt.
+        RendezvousOwner => "home",
+        /// There is no prompt, or less than one block of it.
         NoPrefix => "no_prefix",
-        /// The hash of the session or of the prompt's beginning points to it.
+        /// The hash of the session or of the prompt selects the worker.
         Hash => "hash",
-        /// The session has been there before.
+        /// The session was on this worker before.
         Session => "session",
         LeastLoad => "least_load",
         Random => "random",
@@ -85,32 +84,32 @@ labels! {
     }
 }
 
-/// A policy's answer.
+/// The choice of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Into the slice of candidates.
+    /// Index into the slice of candidates.
     pub index: usize,
-    /// Prompt tokens that the chosen worker will have to compute: what to book.
+    /// Prompt tokens that the chosen worker will have to compute; they are reserved.
     pub uncached_tokens: u32,
     pub reason: Reason,
-    /// Where no worker is known to hold more of the prompt than the chosen one and most others do:
-    /// whether this is the worker to which the prompt's hash points.
-    pub at_home: Option<bool>,
+    /// Whether the chosen worker is the rendezvous owner. `None` unless the prompt is a sample for `OwnerShare`: no
+    /// worker is known to hold more of it than the chosen one and most others.
+    pub at_owner: Option<bool>,
 }
 
-/// How a router chooses workers.
+/// A routing policy.
 pub trait Policy: Send + Sync {
-    /// As in `--policy`.
+    /// The name for `--policy`.
     fn name(&self) -> &'static str;
 
-    /// `None` only if there are no workers.
+    /// Chooses one of `workers`. `None` only if there are none.
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice>;
 
-    /// Whether the router should look prompts up and remember where they went.
+    /// Whether the policy needs prefix matches: then the router keeps the tree.
     fn uses_tree(&self) -> bool;
 }
 
-/// The policy that `config` asks for, with its settings.
+/// Creates the policy of `config`.
 pub fn of(config: &Config) -> Box<dyn Policy> {
     match config.policy {
         PolicyName::CacheAware => Box::<CacheAware>::default(),
@@ -126,24 +125,23 @@ pub fn of(config: &Config) -> Box<dyn Policy> {
 }
 
 impl PolicyRequest<'_> {
-    /// A hash that names the client's session, if it has one.
+    /// The hash of the client's session, if there is one.
     fn session(&self) -> Option<u64> {
         self.key?.session
     }
 
-    /// Answers that it asks for.
+    /// Number of completions.
     fn answers(&self) -> u64 {
         1 + self.key.map_or(0, |key| u64::from(key.more_answers))
     }
 
-    /// The choice of `workers[index]`.
+    /// Returns the choice of `workers[index]`.
     fn choice(&self, workers: &[Candidate], index: usize, reason: Reason) -> Choice {
         let uncached_tokens = self.uncached_tokens(&workers[index]);
-        Choice { index, uncached_tokens, reason, at_home: None }
+        Choice { index, uncached_tokens, reason, at_owner: None }
     }
 
-    /// Prompt tokens that `worker` does not hold. At least one block: the last token is always
-    /// computed, and a request is never free.
+    /// Prompt tokens that `worker` does not hold. At least one block, because an engine always computes the last token.
     fn uncached_tokens(&self, worker: &Candidate) -> u32 {
         let Some(key) = self.key else {
             return BLOCK_TOKENS;
@@ -165,10 +163,10 @@ mod tests {
         for name in PolicyName::value_variants() {
             let policy = of(&Config { policy: *name, ..Config::default() });
             assert_eq!(policy.name(), name.as_str());
-            assert_eq!(policy.choose(&PolicyRequest { key: None, home_share: 0.0 }, &[]), None);
+            assert_eq!(policy.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &[]), None);
             let one = testing::workers(&[(3, 100, 0)]);
             let choice = policy
-                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &one)
+                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &one)
                 .expect("one worker");
             assert_eq!((choice.index, choice.uncached_tokens), (0, BLOCK_TOKENS), "{name:?}");
         }

@@ -1,5 +1,5 @@
-//! The less loaded of two workers drawn by lot: nearly as even as asking all, and many routers that do
-//! not know of each other do not all run to the same worker.
+//! The less loaded of two random workers. The load is nearly as even as with a comparison of all workers, and
+//! several routers do not all choose the same worker.
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason, least_load::load};
 
@@ -41,7 +41,8 @@ mod tests {
         let workers = workers(&[(1, 0, 0), (5, 0, 0), (3, 0, 0), (2, 0, 0)]);
         let mut chosen = [0; 4];
         for _ in 0..1200 {
-            let choice = PowerOfTwo.choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers);
+            let choice =
+                PowerOfTwo.choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers);
             chosen[choice.expect("workers").index] += 1;
         }
         // Of six pairs it wins three, none, one and two.

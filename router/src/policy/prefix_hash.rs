@@ -1,16 +1,16 @@
-//! Prompts that begin alike go to the same worker, decided by hash, as long as that worker has not much
-//! more to do than the others: consistent hashing with bounded loads (arXiv:1608.01350).
+//! A hash of the prompt's first 256 tokens selects the worker, unless that worker has more than 5/4 of the mean load:
+//! consistent hashing with bounded loads (arXiv:1608.01350).
 //!
-//! Needs no tree and no memory, and all routers agree; but it does not know what is cached.
+//! It needs no tree and no memory, and all routers agree. It does not know which prefixes are cached.
 
 use super::{
     Candidate, Choice, Policy, PolicyRequest, Reason, least_load::least_loaded, rendezvous,
 };
 
-/// 256 tokens: as much of a prompt as decides where it goes.
+/// Blocks of the prompt that are hashed: 256 tokens.
 const BLOCKS: usize = 16;
 
-/// A worker may have 5/4 of the mean load.
+/// The largest load of a worker relative to the mean: 5/4.
 const LOAD_FACTOR: (u64, u64) = (5, 4);
 
 #[derive(Debug)]
@@ -22,13 +22,13 @@ impl Policy for PrefixHash {
     }
 
     fn choose(&self, request: &PolicyRequest<'_>, workers: &[Candidate]) -> Option<Choice> {
-        // A block's hash covers all before it.
+        // The hash of a block covers all blocks before it.
         let blocks = request.key.map_or(&[][..], |key| &key.blocks);
         let Some(prefix) = blocks.get(BLOCKS - 1).or(blocks.last()) else {
             return Some(request.choice(workers, least_loaded(workers)?, Reason::NoPrefix));
         };
         let total: u64 = workers.iter().map(|worker| u64::from(worker.requests)).sum();
-        // With this request; rounded up, so that some worker is always below.
+        // The present request is included. Rounded up, so that some worker is always below the limit.
         let count = workers.len() as u64;
         let limit = ((total + 1) * LOAD_FACTOR.0).div_ceil((count * LOAD_FACTOR.1).max(1));
         let has_room = |worker: &Candidate| u64::from(worker.requests) < limit;
@@ -51,7 +51,7 @@ mod tests {
     fn choose(group: u64, blocks: u64, workers: &[Candidate]) -> Choice {
         let key = prompt(group, blocks);
         PrefixHash
-            .choose(&PolicyRequest { key: Some(&key), home_share: 0.0 }, workers)
+            .choose(&PolicyRequest { key: Some(&key), owner_share: 0.0 }, workers)
             .expect("workers")
     }
 

@@ -1,4 +1,4 @@
-//! Any worker, whatever it holds and has to do.
+//! A random worker, regardless of cache and load.
 
 use super::{Candidate, Choice, Policy, PolicyRequest, Reason};
 
@@ -33,7 +33,7 @@ mod tests {
         let mut chosen = [0; 3];
         for _ in 0..3000 {
             let choice = Random
-                .choose(&PolicyRequest { key: None, home_share: 0.0 }, &workers)
+                .choose(&PolicyRequest { key: None, owner_share: 0.0 }, &workers)
                 .expect("workers");
             chosen[choice.index] += 1;
         }

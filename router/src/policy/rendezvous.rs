@@ -1,21 +1,21 @@
-//! Rendezvous hashing: each worker bids for an item, and the highest bid has it. Every router that has
-//! the same workers comes to the same answer, and a worker that comes or goes moves no items but its own.
+//! Rendezvous hashing: each worker has a bid for an item, and the highest bidder owns the item. All routers with
+//! the same workers find the same owner. A worker that is added or removed moves only its own items.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Candidate;
 
-/// What `worker` bids for `item`.
+/// The bid of `worker` for `item`.
 pub(super) fn bid(item: u64, worker: &Candidate) -> u64 {
     xxh3_64_with_seed(&item.to_le_bytes(), worker.hash_seed)
 }
 
-/// The highest bidder for `item`.
+/// The owner of `item`: the index of the highest bidder.
 pub(super) fn highest(item: u64, workers: &[Candidate]) -> Option<usize> {
     highest_of(item, workers, |_| true)
 }
 
-/// The highest bidder for `item` among the workers that `admits` admits.
+/// The index of the highest bidder for `item` among the workers that `admits` accepts.
 pub(super) fn highest_of(
     item: u64,
     workers: &[Candidate],

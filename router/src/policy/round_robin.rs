@@ -1,4 +1,4 @@
-//! Each worker in turn, whatever it holds and has to do. The baseline of every comparison.
+//! Each worker in turn, regardless of cache and load. The baseline of comparisons.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn takes_turns() {
         let policy = RoundRobin::default();
-        let request = PolicyRequest { key: None, home_share: 0.0 };
+        let request = PolicyRequest { key: None, owner_share: 0.0 };
         let workers = workers(&[(3, 0, 0), (0, 0, 0), (90, 0, 0)]);
         let turns: Vec<_> = (0..6)
             .filter_map(|_| policy.choose(&request, &workers))

@@ -1,8 +1,8 @@
-//! Workers are tried until one has sent the beginning of its answer.
+//! Attempts on one worker after another, until one has sent the start of a response.
 //!
-//! What is worth another try: a connection that breaks or a worker that is lost, at once; a failure,
-//! garbage or a first byte that is late, as long as the retry budget allows; a worker that is busy,
-//! until all are. A 4xx is an answer.
+//! A broken connection or a lost worker is retried at once. An error status, garbage or a late first byte is
+//! retried within the retry budget. A busy worker is retried on the others until all are busy. A 4xx is a response,
+//! not a failure.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -14,56 +14,55 @@ use tokio::{
 };
 
 use super::{
-    Job, Reply,
-    beginning::Beginning,
-    exchange::{Exchange, Trouble},
-    expect::Expect,
-    rewrite,
+    attempt_error::AttemptError, exchange::Exchange, job::Job, peek::PeekedResponse, reply::Reply,
     waiting::Waiting,
 };
 use crate::{
     admission::Lane,
     config::Config,
+    engine::expect::Expect,
     error::{Error, Refusal},
     fleet::{
+        LoadGuard, Outcome,
         registry::{any_expected, any_healthy},
-        worker::{Booking, Outcome},
     },
     key::RouteKey,
     metrics::UpstreamFailure,
     names::WorkerId,
     router::{
         Router,
-        select::{Selection, Wish},
+        select::{Placement, RouteClass},
     },
     upstream::UpstreamError,
 };
 
-/// A request that so many workers have died of is not tried on another.
+/// A request is not retried after this many workers have died with it.
 const DEATHS: u32 = 2;
 
-/// Why a round of tries ends without a reply.
-pub(super) enum Stop {
-    For(Error),
-    AllBusy(Box<Refusal>),
+/// The decision at the end of a round without a response.
+pub(super) enum RetryDecision {
+    /// The request fails.
+    Fail(Error),
+    /// All workers are busy: the request waits in the queue. Holds the response of the last busy worker.
+    Queue(Box<Refusal>),
 }
 
-impl From<Error> for Stop {
+impl From<Error> for RetryDecision {
     fn from(error: Error) -> Self {
-        Self::For(error)
+        Self::Fail(error)
     }
 }
 
-/// One round over the workers, in which none is asked twice.
+/// One round over the workers. No worker is asked twice in a round.
 pub(super) struct Round<'a> {
     job: &'a mut Job,
     body: Bytes,
-    /// `body` is the client's own.
+    /// Whether `body` is the body of the client.
     is_original: bool,
     tried: SmallVec<[WorkerId; 4]>,
-    /// The answer of the last busy worker.
+    /// The response of the last busy worker.
     refusal: Option<Box<Refusal>>,
-    /// Why the next attempt is another one.
+    /// The failure of the previous attempt.
     cause: Option<UpstreamFailure>,
 }
 
@@ -74,117 +73,115 @@ impl<'a> Round<'a> {
         Self { job, body, is_original, tried: SmallVec::new(), refusal: None, cause: None }
     }
 
-    pub(super) async fn run(&mut self) -> Result<Reply, Stop> {
+    pub(super) async fn run(&mut self) -> Result<Reply, RetryDecision> {
         let mut last = None;
         loop {
-            let Some(booking) = self.choose(last.take())? else {
-                // Boxed, here and elsewhere, what is rare and large: it would be part of the future
-                // of every request.
+            let Some(guard) = self.choose(last.take())? else {
+                // Boxed because it is rare and large: it would be part of the future of every request.
                 Box::pin(self.wait_for_healthy()).await?;
-                // Who is healthy now has passed a health check since it failed.
+                // A worker that is healthy now has passed a health check after its failure.
                 self.tried.clear();
                 continue;
             };
-            let worker = Arc::clone(booking.worker());
-            let trouble = match self.attempt(booking).await {
+            let worker = Arc::clone(guard.worker());
+            let error = match self.attempt(guard).await {
                 Ok(reply) => return Ok(reply),
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
             self.tried.push(worker.id);
-            if !matches!(trouble, Trouble::Busy(_)) {
+            if !matches!(error, AttemptError::Busy(_)) {
                 self.job.failures += 1;
-                if !self.may_retry(&trouble) {
-                    return Err(self.give_up(trouble));
+                if !self.may_retry(&error) {
+                    return Err(self.decide(error));
                 }
-                if !trouble.is_free() {
+                if !error.needs_no_budget() {
                     sleep(pause(&self.job.router.config, self.job.failures)).await;
                 }
             }
-            self.cause = Some(trouble.failure());
-            if let Trouble::Busy(refusal) = &trouble {
+            self.cause = Some(error.failure());
+            if let AttemptError::Busy(refusal) = &error {
                 self.refusal = Some(refusal.clone());
             }
-            last = Some(trouble);
+            last = Some(error);
         }
     }
 
-    /// The next worker to try, after `last` has gone wrong. `None` if there is none and it is worth
-    /// waiting for one.
-    fn choose(&mut self, last: Option<Trouble>) -> Result<Option<Booking>, Stop> {
+    /// Chooses the next worker; `last` is the error of the previous attempt. Returns `None` if no worker is
+    /// healthy: then the request waits for one.
+    fn choose(&mut self, last: Option<AttemptError>) -> Result<Option<LoadGuard>, RetryDecision> {
         let begun = Instant::now();
         let job = &mut *self.job;
-        let wish = match job.endpoint.key_route() {
-            Some(_) => Wish::Policy(job.key.as_ref()),
-            None if job.endpoint.is_work() => Wish::LeastLoaded,
-            None => Wish::Light,
+        let class = match job.endpoint.key_route() {
+            Some(_) => RouteClass::Policy(job.key.as_ref()),
+            None if job.endpoint.is_work() => RouteClass::LeastLoaded,
+            None => RouteClass::Light,
         };
-        let selection = job.router.select(wish, job.model(), &self.tried);
-        // Waits for a slot, in line or for a worker are none of it.
+        let selection = job.router.select(class, job.model(), &self.tried);
+        // The overhead excludes the waits for a slot, in the queue, and for a healthy worker.
         if let Some(reading) = job.reading.take() {
             job.router.metrics.overhead.observe(reading + begun.elapsed());
         }
         match (selection, last) {
-            (Selection::Booked(booking), _) => Ok(Some(booking)),
-            // A busy worker will have room again, even if the other workers are lost.
-            (Selection::AllTried, Some(trouble)) => match self.refusal.take() {
-                Some(refusal) if trouble.is_free() => Err(Stop::AllBusy(refusal)),
-                _ => Err(self.give_up(trouble)),
+            (Placement::Worker(guard), _) => Ok(Some(guard)),
+            // A busy worker will have room again, even if the last one was lost.
+            (Placement::AllTried, Some(error)) => match self.refusal.take() {
+                Some(refusal) if error.needs_no_budget() => Err(RetryDecision::Queue(refusal)),
+                _ => Err(self.decide(error)),
             },
-            // All tried and yet no trouble: cannot be told from none healthy, so wait likewise.
-            (Selection::NoneHealthy | Selection::AllTried, _) => Ok(None),
+            // All workers tried, but without an error: handled like no healthy worker.
+            (Placement::NoneHealthy | Placement::AllTried, _) => Ok(None),
         }
     }
 
     async fn wait_for_healthy(&mut self) -> Result<(), Error> {
         if !self.job.endpoint.is_work() {
-            // Such a request asks for the state of things, and this is it.
+            // A light request does not wait: it reports the present state.
             return Err(Error::NoHealthyWorker { waited: Duration::ZERO });
         }
         let until = self.job.patience();
         let model = self.job.model();
-        let Job { router, alarm, client, .. } = &mut *self.job;
+        let Job { router, timer, client, .. } = &mut *self.job;
         let queue = &router.queue;
         let place =
             if self.is_original { queue.place(*client) } else { Ok(queue.place_again(*client)) };
         let place = place.map_err(|refusal| {
-            // A worker that is not down yet may be back after its next health check.
+            // A suspect worker may be back after its next health check.
             let is_expected =
                 router.queue.is_on() && any_expected(&router.registry.workers(), model);
             if is_expected { refusal } else { Error::NoHealthyWorker { waited: Duration::ZERO } }
         })?;
         let healthy = router.registry.wait_until(|workers| any_healthy(workers, model));
-        if alarm.limit(until, healthy).await.is_none() {
-            place.give_up();
-            return Err(self.nobody_came());
+        if timer.limit(until, healthy).await.is_none() {
+            place.expired();
+            return Err(self.no_worker_in_time());
         }
         place.served();
         Ok(())
     }
 
-    fn nobody_came(&self) -> Error {
+    fn no_worker_in_time(&self) -> Error {
         if Instant::now() >= self.job.deadline {
             return self.job.out_of_time();
         }
         Error::NoHealthyWorker { waited: self.job.router.config.queue_timeout_secs.get() }
     }
 
-    /// One worker.
-    async fn attempt(&mut self, booking: Booking) -> Result<Reply, Trouble> {
+    /// Sends the request to one worker.
+    async fn attempt(&mut self, guard: LoadGuard) -> Result<Reply, AttemptError> {
         let Job { deadline, failures, .. } = *self.job;
         let model = self.job.lane();
-        let asking = self.is_original.then(|| rewrite::asking_usage(self.job, booking.worker()));
-        let asking = asking.flatten();
-        let Job { router, request, key, endpoint, alarm, journal, attempts, deaths, .. } =
+        let asking = self.is_original.then(|| self.job.body_with_usage(guard.worker())).flatten();
+        let Job { router, request, key, endpoint, timer, log, attempts, deaths, .. } =
             &mut *self.job;
         *attempts += 1;
         let begun = Instant::now();
         router.metrics.retry(self.cause.take());
-        let worker = Arc::clone(booking.worker());
-        if let Some(trace) = journal.as_ref().and_then(|j| j.sent_to(&worker, booking.reason)) {
+        let worker = Arc::clone(guard.worker());
+        if let Some(trace) = log.as_ref().and_then(|log| log.sent_to(&worker, guard.reason)) {
             request.name_trace(trace);
         }
         let key = key.as_ref();
-        let mut pending = Pending { router, key, booking: Some(booking) };
+        let mut pending = Pending { router, key, guard: Some(guard) };
         let expect = Expect::of(*endpoint, key);
         let prefilled = Notify::new();
         let exchange = Exchange {
@@ -194,7 +191,7 @@ impl<'a> Round<'a> {
             metrics: &router.metrics,
             prefilled: &prefilled,
         };
-        let prefix = pending.booking().prefix_computed().map(Box::pin);
+        let prefix = pending.guard().prefix_computed().map(Box::pin);
         let asked = async {
             if let Some(prefix) = prefix {
                 prefix.await;
@@ -205,81 +202,81 @@ impl<'a> Round<'a> {
             tokio::select! {
                 biased;
                 outcome = asked => outcome,
-                () = worker.lost() => Err(Trouble::Lost),
+                () = worker.lost() => Err(AttemptError::Lost),
             }
         });
         let may_leave = || {
-            // Moved once, a request that is late again is slow itself.
+            // A request that has moved once and is late again is slow itself.
             failures < router.config.retries()
                 && *deaths + 1 < DEATHS
                 && has_other(router, model, worker.id, &self.tried)
                 && afford_retry(router)
         };
-        let waiting = Waiting { alarm, deadline, expect, prefilled: &prefilled };
-        let outcome = waiting.on(pending.booking(), answer, may_leave).await;
+        let waiting = Waiting { timer, deadline, expect, prefilled: &prefilled };
+        let outcome = waiting.on(pending.guard(), answer, may_leave).await;
         match outcome {
-            Ok(beginning) => Ok(pending.has_begun(beginning, asking.is_some())),
-            Err(trouble) => {
-                *deaths += u32::from(trouble.is_death());
-                note(router, &trouble, pending.booking(), begun);
-                Err(trouble)
+            Ok(peek) => Ok(pending.start(peek, asking.is_some())),
+            Err(error) => {
+                *deaths += u32::from(error.is_death());
+                record_failure(router, &error, pending.guard(), begun);
+                Err(error)
             }
         }
     }
 
-    fn may_retry(&self, trouble: &Trouble) -> bool {
+    fn may_retry(&self, error: &AttemptError) -> bool {
         let Job { router, deaths, failures, .. } = &*self.job;
-        let allowed = match trouble {
-            Trouble::Deadline => false,
-            // It has been paid for already.
-            Trouble::Late(_) => true,
-            _ => trouble.is_free() || afford_retry(router),
+        let allowed = match error {
+            AttemptError::Deadline => false,
+            // `may_leave` has taken it from the budget already.
+            AttemptError::Late(_) => true,
+            _ => error.needs_no_budget() || afford_retry(router),
         };
         allowed && *deaths < DEATHS && *failures <= router.config.retries()
     }
 
-    /// What the client is told when nobody else can be asked.
-    fn give_up(&self, trouble: Trouble) -> Stop {
+    /// Ends the round: no other worker can be asked.
+    fn decide(&self, error: AttemptError) -> RetryDecision {
         let Job { deaths, attempts, .. } = *self.job;
-        Stop::For(match trouble {
-            Trouble::Busy(refusal) => return Stop::AllBusy(refusal),
+        RetryDecision::Fail(match error {
+            AttemptError::Busy(refusal) => return RetryDecision::Queue(refusal),
             _ if deaths >= DEATHS => Error::Poisonous { deaths },
-            Trouble::Failed(refusal) => refusal.into(),
-            Trouble::Deadline => self.job.out_of_time(),
-            trouble => Error::WorkersFailed { attempts, last: trouble.to_string() },
+            AttemptError::Failed(refusal) => refusal.into(),
+            AttemptError::Deadline => self.job.out_of_time(),
+            error => Error::WorkersFailed { attempts, last: error.to_string() },
         })
     }
 }
 
-/// A request on a worker of which nothing has come yet. If nothing ever does, because it fails or its
-/// client leaves, then what the tree has noted of it is not so.
+/// A request on a worker before the start of its response. If it is dropped in this state, because the attempt
+/// failed or the client disconnected, its insertion into the tree is taken back.
 struct Pending<'a> {
     router: &'a Router,
     key: Option<&'a RouteKey>,
-    booking: Option<Booking>,
+    guard: Option<LoadGuard>,
 }
 
 impl Pending<'_> {
-    fn booking(&mut self) -> &mut Booking {
-        self.booking.as_mut().expect("contract: it is there until the request has begun")
+    fn guard(&mut self) -> &mut LoadGuard {
+        self.guard.as_mut().expect("contract: the guard is there until the response has started")
     }
 
-    fn has_begun(mut self, beginning: Beginning, asked_usage: bool) -> Reply {
-        let Beginning { head, first, rest } = beginning;
+    fn start(mut self, peek: PeekedResponse, asked_usage: bool) -> Reply {
+        let PeekedResponse { head, first, rest } = peek;
         if head.status.is_client_error() {
             self.unlearn();
         }
-        let mut booking = self.booking.take().expect("contract: it begins once");
+        let mut guard = self.guard.take().expect("contract: a response starts once");
         let streams = self.key.is_some_and(|key| key.stream);
-        booking.prefill_done(streams && head.status.is_success());
-        booking.record(Outcome::Begun);
-        booking.worker().heard(Instant::now());
-        Reply { head, first, rest, booking, asked_usage }
+        guard.prefill_done(streams && head.status.is_success());
+        guard.record(Outcome::Begun);
+        guard.worker().received(Instant::now());
+        Reply { head, first, rest, guard, asked_usage }
     }
 
     fn unlearn(&mut self) {
-        if let (Some(key), Some(booking)) = (self.key, &mut self.booking) {
-            self.router.unlearn(key, booking);
+        if let (Some(key), Some(guard)) = (self.key, &mut self.guard) {
+            self.router.unlearn(key, guard);
         }
     }
 }
@@ -290,31 +287,31 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Tells those who keep count of an attempt that `begun` then.
-fn note(router: &Router, trouble: &Trouble, booking: &mut Booking, begun: Instant) {
-    if let Some(outcome) = trouble.outcome() {
-        booking.record(outcome);
+/// Records the failure of an attempt that was sent at `begun`: on the worker, in the metrics, in the log.
+fn record_failure(router: &Router, error: &AttemptError, guard: &mut LoadGuard, begun: Instant) {
+    if let Some(outcome) = error.outcome() {
+        guard.record(outcome);
     }
-    let worker = booking.worker();
-    match trouble {
-        // The kernel of a busy worker's machine has no place for one more connection.
-        Trouble::Broken(UpstreamError::ConnectTimeout(_))
-            if worker.heard_since(begun) || !router.registry.has_other(worker) =>
+    let worker = guard.worker();
+    match error {
+        // The listen backlog of a busy worker may be full.
+        AttemptError::Broken(UpstreamError::ConnectTimeout(_))
+            if worker.received_since(begun) || !router.registry.has_other(worker) =>
         {
-            router.metrics.upstream_error(trouble.failure());
+            router.metrics.upstream_error(error.failure());
         }
-        Trouble::Broken(error) if !error.is_local() => {
-            router.suspect(worker, trouble.failure(), error);
+        AttemptError::Broken(cause) if !cause.is_local() => {
+            router.suspect(worker, error.failure(), cause);
         }
-        Trouble::Broken(_) | Trouble::Garbage(_) | Trouble::Late(_) => {
-            router.metrics.upstream_error(trouble.failure());
-            tracing::warn!("worker {}: {trouble}", worker.url);
+        AttemptError::Broken(_) | AttemptError::Garbage(_) | AttemptError::Late(_) => {
+            router.metrics.upstream_error(error.failure());
+            tracing::warn!("worker {}: {error}", worker.url);
         }
-        _ => router.metrics.upstream_error(trouble.failure()),
+        _ => router.metrics.upstream_error(error.failure()),
     }
 }
 
-/// A worker that has not been asked in this round takes requests for the model.
+/// Whether another worker, not yet asked in this round, takes requests for the model.
 fn has_other(router: &Router, model: Lane, current: WorkerId, tried: &[WorkerId]) -> bool {
     let is_other = |id| id != current && !tried.contains(&id);
     router
@@ -329,7 +326,7 @@ fn afford_retry(router: &Router) -> bool {
     router.budget.spend(router.queue.ended(now), now)
 }
 
-/// With jitter, or all that have failed together would come back together.
+/// The pause before a retry. It has jitter: requests that failed together must not come back together.
 fn pause(config: &Config, failures: u32) -> Duration {
     let first = Duration::from_millis(config.retry_initial_backoff_ms);
     let most = Duration::from_millis(config.retry_max_backoff_ms);

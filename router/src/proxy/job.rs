@@ -1,4 +1,4 @@
-//! One request of a client, from its last byte to its end.
+//! One request of a client, from its last byte to the end of its response.
 
 use std::{cell::OnceCell, sync::Arc, time::Duration};
 
@@ -7,56 +7,57 @@ use tokio::{task::spawn_blocking, time::Instant};
 
 use crate::{
     admission::{Client, Lane, Slot},
-    alarm::Alarm,
+    deadline_timer::DeadlineTimer,
     endpoint::Endpoint,
+    engine::{Runtime, continuation, include_usage},
     error::Error,
-    fleet::registry::known,
+    fleet::{Worker, registry::known},
     key::{self, Route, RouteKey},
     names::ModelName,
-    proxy::{replay, request::WorkerRequest},
+    proxy::request::WorkerRequest,
     router::Router,
     shutdown::InFlight,
-    telemetry::journal::Journal,
+    telemetry::request_log::RequestLog,
 };
 
-/// All that a request holds while no worker is chosen for it. Once the response has begun its body
-/// owns this, so that dropping the body at any moment lets go of everything.
+/// All resources of a request except its load on a worker. The response body owns the job once the response has
+/// started, so dropping the body releases everything.
 pub struct Job {
     pub router: Arc<Router>,
     pub endpoint: Endpoint,
     pub request: WorkerRequest,
-    /// Whose turns it takes in the queue; `None` if the clients do not take turns.
+    /// The client for the fair queue; `None` if clients do not take turns.
     pub(super) client: Option<Client>,
-    /// `None` if the endpoint has no prompt, or the body none that the router can read. Such a
-    /// request still goes to a worker, which is the one to judge it.
+    /// `None` if the endpoint has no prompt, or the router cannot read it. The request still goes to a worker,
+    /// which decides on it.
     pub key: Option<RouteKey>,
-    /// The model that the body names, once somebody has asked.
+    /// The model in the body; read on first use.
     model: OnceCell<Option<ModelName>>,
-    /// When its last byte had been read.
+    /// When the last byte of the request was read.
     pub received: Instant,
-    /// When it must have ended.
+    /// When the response must have ended.
     pub deadline: Instant,
-    pub alarm: Alarm,
-    pub journal: Option<Arc<Journal>>,
-    /// What it took to read the key, until the first choice of a worker adds its own time.
+    pub timer: DeadlineTimer,
+    pub log: Option<Arc<RequestLog>>,
+    /// Time to read the key. The first choice of a worker takes it and adds its own time.
     pub(super) reading: Option<Duration>,
-    /// Workers that have been asked.
+    /// Attempts so far.
     pub(super) attempts: u32,
-    /// Attempts in a row that count against --max-retries: all but those on busy workers.
+    /// Failed attempts that count against --max-retries: all except attempts on busy workers.
     pub(super) failures: u32,
-    /// Workers that have broken the connection or frozen when they had this request.
+    /// Workers that broke the connection or froze while they had this request.
     pub deaths: u32,
-    /// From the moment in which it need not wait in the queue any more.
+    /// The slot under --max-concurrent-requests, once the request has one.
     pub(super) slot: Option<Slot>,
-    /// When waiting in the queue will have taken too long; once it has waited.
+    /// End of the time in the queue; set when the request first waits.
     patient_until: Option<Instant>,
     _in_flight: InFlight,
 }
 
-/// About a millisecond's work to read.
+/// Bytes of a body whose key takes about a millisecond to read.
 const LARGE_BODY: usize = 2 << 20;
 
-/// In which a client may say how many milliseconds it will wait for the end of the response.
+/// Request header with the time limit of the client in milliseconds, for the whole response.
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 impl Job {
@@ -66,13 +67,15 @@ impl Job {
         mut request: WorkerRequest,
         client: Option<Client>,
         in_flight: InFlight,
-        journal: Option<Arc<Journal>>,
+        log: Option<Arc<RequestLog>>,
     ) -> Self {
         let received = Instant::now();
         let limit = router.config.request_timeout_secs.get();
-        let wish = request.headers().get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
-        let wish = wish.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-        let deadline = received + wish.map_or(limit, |wish| wish.min(limit));
+        let limit_of_client =
+            request.headers().get(TIMEOUT_HEADER).and_then(|value| value.to_str().ok());
+        let limit_of_client =
+            limit_of_client.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+        let deadline = received + limit_of_client.map_or(limit, |own| own.min(limit));
         let mut key = match endpoint.key_route() {
             Some(route) => read_key(route, &request.body).await,
             None => None,
@@ -81,7 +84,7 @@ impl Job {
         if let Some(key) = &mut key {
             key.session = request.session().or(key.session);
         }
-        if replay::is_possible(&router.config, endpoint, key.as_ref(), &request.body) {
+        if continuation::is_possible(&router.config, endpoint, key.as_ref(), &request.body) {
             request.ask_for_replay();
         }
         Self {
@@ -93,8 +96,8 @@ impl Job {
             model: OnceCell::new(),
             received,
             deadline,
-            alarm: Alarm::new(deadline),
-            journal,
+            timer: DeadlineTimer::new(deadline),
+            log,
             reading,
             attempts: 0,
             failures: 0,
@@ -105,38 +108,49 @@ impl Job {
         }
     }
 
-    /// The model that it names, where that matters.
+    /// The model in the body, if the workers serve different models.
     pub(super) fn model(&self) -> Option<ModelName> {
         let matters = self.router.registry.is_mixed();
-        // Read once: it takes a look at the whole body.
+        // Read once: it scans the whole body.
         let model = || *self.model.get_or_init(|| key::model_of(&self.request.body));
         matters.then(model).flatten()
     }
 
-    /// The line in which it waits: one for each model that is served, and one for all other requests.
+    /// The line for this request: one for each served model, one for all other requests.
     pub(super) fn lane(&self) -> Lane {
         known(&self.router.registry.workers(), self.model())
     }
 
-    /// Until when it may wait in the queue, all its waits together.
+    /// End of the time in the queue, for all waits of the request together.
     pub(super) fn patience(&mut self) -> Instant {
         let limit = self.router.config.queue_timeout_secs.get();
         let until = self.patient_until.get_or_insert_with(|| Instant::now() + limit);
         self.deadline.min(*until)
     }
 
-    /// The waits until now were for its first answer; that one has broken.
+    /// Resets the time in the queue: the earlier waits were for a response that has broken.
     pub(super) fn wait_anew(&mut self) {
         self.patient_until = None;
     }
 
-    /// Why it waits no longer.
+    /// The error for a request whose time in the queue has ended.
     pub(super) fn out_of_patience(&self) -> Error {
         if Instant::now() >= self.deadline {
             return self.out_of_time();
         }
         let waited = self.router.config.queue_timeout_secs.get();
         Error::QueueTimeout { waited, retry_after: self.router.queue.advice() }
+    }
+
+    /// The body with a request for token counts, if `worker` reports the counts of a stream only on request and the
+    /// client leaves `stream_options` open. This project's workers report the counts in the head of the response.
+    pub(super) fn body_with_usage(&self, worker: &Worker) -> Option<Bytes> {
+        let key = self.key.as_ref().filter(|key| key.stream && !key.has_stream_options)?;
+        let is_openai = matches!(self.endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
+        let runtime = worker.info.load().runtime;
+        let understands = matches!(runtime, Some(Runtime::Sglang | Runtime::Vllm));
+        let is_asked = is_openai && understands && !key.continues;
+        is_asked.then(|| include_usage::ask(&self.request.body)).flatten()
     }
 
     pub(super) fn out_of_time(&self) -> Error {
@@ -150,23 +164,24 @@ impl Drop for Job {
     }
 }
 
-/// Where it takes longer than the other requests of this thread should wait, on another thread.
+/// Reads the key of `body`. A large body is read on another thread, so that the other requests of this thread do
+/// not wait.
 async fn read_key(route: Route, body: &Bytes) -> Option<RouteKey> {
     if body.len() < LARGE_BODY {
         return RouteKey::extract(route, body).ok();
     }
     let body = body.clone();
     let reading = spawn_blocking(move || RouteKey::extract(route, &body).ok());
-    // An error would be a panic in it, and then there is no key.
+    // An error means that the task has panicked: then there is no key.
     reading.await.ok().flatten()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Config, fleet::worker::WorkerInfo};
+    use crate::{config::Config, engine::WorkerInfo};
 
-    /// Each attempt asks for the model, and a body may have hundreds of megabytes.
+    /// Each attempt needs the model, and a body may have hundreds of megabytes.
     #[tokio::test]
     async fn the_body_is_read_once_for_its_model() {
         let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"];

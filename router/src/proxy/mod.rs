@@ -1,18 +1,19 @@
-//! One request until the beginning of its answer is there: read it, choose a worker, send, try again.
+//! One request until the start of its response: read it, choose a worker, send it, retry.
 //!
-//! A client that leaves drops the future (before the response) or the body (in it), and with it the
-//! connection to the worker: nothing here has to notice.
+//! If the client disconnects, the future of the request is dropped (before the response) or its body (after that),
+//! and with it the connection to the worker. No code here has to detect the disconnect.
 
 mod attempt;
-mod beginning;
+mod attempt_error;
+mod dispatch;
 mod exchange;
-mod expect;
 mod job;
-mod obtain;
-pub mod replay;
+mod peek;
+mod reply;
 pub mod request;
-pub mod rewrite;
 mod waiting;
 
+pub use dispatch::dispatch;
 pub use job::Job;
-pub use obtain::{Reply, Rest, obtain};
+pub use peek::Rest;
+pub use reply::Reply;

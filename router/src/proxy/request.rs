@@ -1,4 +1,4 @@
-//! A client's request on its way to a worker: read whole, sent as often as it takes.
+//! A client's request on its way to a worker: read completely, and sent once for each attempt.
 
 use std::{error::Error as _, io};
 
@@ -8,43 +8,42 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
-use super::replay;
 use crate::{
-    admission::Held, config::ApiKey, error::Error, fleet::worker::Worker, key::session_of,
-    router::Router, telemetry, wire::headers,
+    admission::MemoryReservation, config::ApiKey, engine::continuation, error::Error,
+    fleet::Worker, key::session_of, router::Router, telemetry, wire::headers,
 };
 
-/// Room reserved on a client's word about its body; beyond it, memory follows what really arrives.
+/// Bytes that are reserved by the client's Content-Length. Beyond it, memory grows with the bytes that arrive.
 const TRUSTED_LENGTH: usize = 1 << 20;
 
-/// The client's request as each worker in turn gets it. Copies share the body's bytes.
+/// The client's request as it is sent to workers. Copies share the bytes of the body.
 pub struct WorkerRequest {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
     pub body: Bytes,
-    /// Of `body`, while that is held.
-    memory: Option<Held>,
+    /// Memory of `body`; `None` once the body is dropped.
+    memory: Option<MemoryReservation>,
 }
 
 impl WorkerRequest {
-    /// Reads the client's request whole.
+    /// Reads the client's request completely. Fails if the body is too large or cannot be read.
     pub async fn read(request: Request<Incoming>, router: &Router) -> Result<Self, Error> {
         let (mut head, body) = request.into_parts();
         headers::for_worker(&mut head.headers);
         if router.config.has_keys() {
-            // The client has shown it to the router, whom it was meant for.
+            // The key of the client was for the router.
             head.headers.remove(header::AUTHORIZATION);
         }
-        // In the form in which an origin server wants it, whatever form the client has used.
+        // The origin form, also if the client sent an absolute URI.
         let path = head.uri.into_parts().path_and_query;
         let uri = path.map_or_else(Uri::default, Uri::from);
-        let mut memory = Held::new(&router.bodies);
+        let mut memory = MemoryReservation::new(&router.bodies);
         let body = read_body(body, router.config.max_payload_size, &mut memory).await?;
         Ok(Self { method: head.method, uri, headers: head.headers, body, memory: Some(memory) })
     }
 
-    /// With nothing but a body.
+    /// A request with only a body.
     #[cfg(test)]
     pub(super) fn of_body(body: &'static [u8]) -> Self {
         Self {
@@ -60,39 +59,40 @@ impl WorkerRequest {
         &self.headers
     }
 
-    /// Hash of the session that the client names in the request's head.
+    /// Hash of the session in the header `x-mla-session`.
     pub fn session(&self) -> Option<u64> {
         self.headers.get("x-mla-session").and_then(|name| session_of(name.as_bytes()))
     }
 
-    /// The next worker is told of the trace that the request belongs to.
+    /// Sets the trace context for the next worker.
     pub fn name_trace(&mut self, traceparent: HeaderValue) {
         self.headers.insert(telemetry::HEADER, traceparent);
     }
 
-    /// The worker is to be ready to have its answer continued by another one.
+    /// Asks the worker for a stream that another worker can continue.
     pub fn ask_for_replay(&mut self) {
-        self.headers.insert(replay::HEADER, replay::ASK);
+        self.headers.insert(continuation::HEADER, continuation::ASK);
     }
 
-    /// Lets the worker know that `body`, which continues a stream, is the router's word.
+    /// Signs `body`, which continues a stream.
     pub fn sign(&mut self, key: &ApiKey, body: &[u8]) {
         let target = self.uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let signature = replay::sign(key, target, body);
-        self.headers.insert(replay::SIGNATURE, signature);
+        let signature = continuation::sign(key, target, body);
+        self.headers.insert(continuation::SIGNATURE, signature);
     }
 
-    /// For a request that will not be sent again.
+    /// Frees the body of a request that will not be sent again.
     pub fn drop_body(&mut self) {
         self.body = Bytes::new();
         self.memory = None;
     }
 
+    /// Whether a continuable stream was requested.
     pub fn is_replayable(&self) -> bool {
-        self.headers.contains_key(replay::HEADER)
+        self.headers.contains_key(continuation::HEADER)
     }
 
-    /// With `body`, which is the client's own or one made from it.
+    /// Builds the request for `worker`. `body` is the client's body, or one made from it.
     pub fn to(&self, worker: &Worker, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = self.method.clone();
@@ -106,11 +106,11 @@ impl WorkerRequest {
     }
 }
 
-/// The whole body. One that came in a single piece, as most do, is not copied.
+/// Reads a whole body. A body in one piece, the usual case, is not copied.
 pub(crate) async fn read_body(
     mut body: Incoming,
     limit: usize,
-    held: &mut Held,
+    held: &mut MemoryReservation,
 ) -> Result<Bytes, Error> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
@@ -142,7 +142,7 @@ pub(crate) async fn read_body(
 async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| unread(&error))?;
-        // Trailers are the other kind of frame; nothing after the proxy could use them.
+        // Trailers are dropped: no worker uses them.
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
@@ -150,7 +150,7 @@ async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
     Ok(None)
 }
 
-/// Why a body could not be read to its end: the reason of the connection's guard, if it has one.
+/// The error for a body that could not be read: the reason of the connection's guard, if there is one.
 fn unread(error: &hyper::Error) -> Error {
     let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     let reason = io.and_then(|error| error.get_ref()?.downcast_ref::<Error>());

@@ -1,45 +1,45 @@
-//! How long a request waits on one worker for the beginning of its answer. A worker that is slow is
-//! waited for; one that is silent as a whole for longer than it should be is left, if there is another.
+//! The wait of a request for the start of its response. The request waits for a slow worker. It leaves a worker
+//! that has been silent, on all its responses, for longer than expected, if there is another worker.
 
 use std::pin::Pin;
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::{beginning::Beginning, exchange::Trouble, expect::Expect};
+use super::{attempt_error::AttemptError, peek::PeekedResponse};
 use crate::{
-    alarm::Alarm,
-    fleet::worker::{Booking, Outcome},
+    deadline_timer::DeadlineTimer,
+    engine::expect::Expect,
+    fleet::{LoadGuard, Outcome},
 };
 
-type Asked = Result<Beginning, Trouble>;
+type Asked = Result<PeekedResponse, AttemptError>;
 
-/// A streamed request on a worker that serves others is left after this many times its limit.
+/// A streamed request leaves a worker that still serves others after this many times its limit.
 const OVERDUE: u32 = 3;
 
 pub(super) struct Waiting<'a> {
-    pub(super) alarm: &'a mut Alarm,
-    /// Of the request.
+    pub(super) timer: &'a mut DeadlineTimer,
+    /// Deadline of the request.
     pub(super) deadline: Instant,
     pub(super) expect: Expect,
-    /// Rings when the worker says that the prompt is computed.
+    /// Notified when the worker reports that the prompt is computed.
     pub(super) prefilled: &'a Notify,
 }
 
 impl Waiting<'_> {
-    /// What `asking` resolves to, or why it is not waited for any longer. `may_leave` says whether
-    /// the request may go elsewhere, and pays for it.
+    /// Returns the result of `asking`, or the error for a wait that is given up. `may_leave` tells whether the
+    /// request may go to another worker, and takes the retry from the budget.
     pub(super) async fn on(
         self,
-        booking: &mut Booking,
+        guard: &mut LoadGuard,
         mut asking: Pin<&mut impl Future<Output = Asked>>,
         may_leave: impl Fn() -> bool,
     ) -> Asked {
         let begun = Instant::now();
         let streamed = self.expect.is_stream();
         if !streamed {
-            // The first byte comes with the last, and the prompt's tokens must not count as load until
-            // then.
-            let at = self.deadline.min(begun + booking.expected_prefill());
+            // The first byte comes after the last token. The tokens of the prompt must not count as load until then.
+            let at = self.deadline.min(begun + guard.expected_prefill());
             let prefilled = async {
                 tokio::select! {
                     biased;
@@ -47,28 +47,28 @@ impl Waiting<'_> {
                     () = self.prefilled.notified() => None,
                 }
             };
-            if let Some(Some(outcome)) = self.alarm.limit(at, prefilled).await {
+            if let Some(Some(outcome)) = self.timer.limit(at, prefilled).await {
                 return outcome;
             }
-            booking.prefill_done(false);
+            guard.prefill_done(false);
         }
-        let worker = booking.worker().clone();
+        let worker = guard.worker().clone();
         for round in 1.. {
-            let limit = if streamed { booking.first_token_limit() } else { worker.answer_limit() };
+            let limit = if streamed { guard.first_token_limit() } else { worker.answer_limit() };
             let Some(at) = begun.checked_add(limit.saturating_mul(round)) else { break };
             if at >= self.deadline {
                 break;
             }
-            if let Some(outcome) = self.alarm.limit(at, asking.as_mut()).await {
+            if let Some(outcome) = self.timer.limit(at, asking.as_mut()).await {
                 return outcome;
             }
             let silent = worker.is_silent_for(limit);
             let overdue = streamed && round >= OVERDUE && !worker.makes_progress();
             if (silent || overdue) && may_leave() {
-                return Err(Trouble::Late(limit));
+                return Err(AttemptError::Late(limit));
             }
-            booking.record(Outcome::Late(limit));
+            guard.record(Outcome::Late(limit));
         }
-        self.alarm.limit(self.deadline, asking).await.unwrap_or(Err(Trouble::Deadline))
+        self.timer.limit(self.deadline, asking).await.unwrap_or(Err(AttemptError::Deadline))
     }
 }

@@ -1,4 +1,4 @@
-//! What the answers of workers change: the tree, what is known of their caches, what is counted.
+//! Feedback from responses: to the tree, to what is known about the caches, and to the metrics.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use tokio::time::Instant;
 use super::Router;
 use crate::{
     correct::{Finding, Report, Usage},
-    fleet::worker::Booking,
+    fleet::LoadGuard,
     key::{Measure, RouteKey},
 };
 
 impl Router {
-    /// Takes in what a worker says of a request's prompt, as often as it says something: the first
-    /// time that it tells cached tokens counts.
-    pub fn learn(&self, key: &RouteKey, booking: &mut Booking, usage: Usage) {
-        let worker = Arc::clone(booking.worker());
-        let prediction = &mut booking.prediction;
+    /// Applies a report of a worker on a prompt. A response may have several reports; the first one with cached tokens
+    /// counts.
+    pub fn learn(&self, key: &RouteKey, guard: &mut LoadGuard, usage: Usage) {
+        let worker = Arc::clone(guard.worker());
+        let prediction = &mut guard.prediction;
         let (report, finding) = worker.learned.learn(&self.tree, worker.id, key, prediction, usage);
         if let Some(Report { prompt, predicted, cached }) = report {
-            worker.counters.cache(booking.reason, prompt, predicted, cached);
-            booking.computed(prompt - cached);
-            // A prompt whose beginning the router does not see may be known to a worker all the same.
-            let at_home = booking.at_home.filter(|_| key.measure != Measure::Unknown);
-            if let Some(at_home) = at_home {
+            worker.counters.cache(guard.reason, prompt, predicted, cached);
+            guard.computed(prompt - cached);
+            // A worker may know a prompt whose text the router does not see, so such prompts are no evidence.
+            let at_owner = guard.at_owner.filter(|_| key.measure != Measure::Unknown);
+            if let Some(at_owner) = at_owner {
                 let (unknown, found) = (prompt - predicted, cached.saturating_sub(predicted));
-                self.home.observe(at_home, unknown, found, Instant::now());
+                self.owner_share.observe(at_owner, unknown, found, Instant::now());
             }
         }
         let url = &worker.url;
@@ -49,11 +49,11 @@ impl Router {
         }
     }
 
-    /// A request has ended without its prompt being computed: what the tree noted of it when its
-    /// worker was chosen is not so. Without effect once the worker has told cached tokens.
-    pub fn unlearn(&self, key: &RouteKey, booking: &mut Booking) {
-        if let Some(note) = booking.prediction.take_note() {
-            self.tree.retract(key, booking.worker().id, &note);
+    /// Takes back the insertion of a prompt that was not computed. Has no effect once the worker has reported cached
+    /// tokens.
+    pub fn unlearn(&self, key: &RouteKey, guard: &mut LoadGuard) {
+        if let Some(receipt) = guard.prediction.take_receipt() {
+            self.tree.retract(key, guard.worker().id, &receipt);
         }
     }
 }

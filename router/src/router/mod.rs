@@ -1,6 +1,5 @@
-//! Everything that lives as long as the router: what each request and each health check shares.
+//! The state of the router, shared by all requests and health checks.
 
-mod engine_watch;
 mod learn;
 mod sampling;
 pub mod select;
@@ -14,11 +13,11 @@ use tokio::runtime;
 use crate::{
     admission::{BodyMemory, Budget, Queue},
     config::{ApiKey, Config},
-    correct::HomeShare,
+    correct::OwnerShare,
     error::{Error, StartError},
     fleet::{
+        Worker,
         registry::{self, Registry},
-        worker::Worker,
     },
     history::History,
     metrics::{Metrics, UpstreamFailure},
@@ -39,33 +38,33 @@ pub struct Router {
     pub registry: Registry,
     pub tree: PrefixTree,
     pub policy: Box<dyn Policy>,
-    /// What other routers have cached for this one.
-    home: HomeShare,
+    /// Share of unknown prompts that were cached at their rendezvous owner.
+    owner_share: OwnerShare,
     pub metrics: Arc<Metrics>,
     pub history: History,
     pub gate: Arc<Gate>,
     pub started: Instant,
-    /// If traces are wanted.
+    /// `None` if traces are off.
     pub tracer: Option<Arc<Tracer>>,
     pub queue: Arc<Queue>,
     pub budget: Budget,
     pub bodies: Arc<BodyMemory>,
     dialer: Arc<Dialer>,
-    /// Makes choosing and booking one step: without it, requests that arrive together would all see
-    /// the same idle worker and all go there.
+    /// Makes the choice of a worker and the reservation one step. Without it, requests that arrive together would
+    /// all choose the same idle worker.
     choosing: Mutex<Scratch>,
-    /// Health checks run here, whatever thread adds the worker.
+    /// Runtime of the health checks, whichever thread adds the worker.
     runtime: runtime::Handle,
 }
 
 impl Router {
-    /// Must be called within a tokio runtime. The workers of the config are registered at once.
+    /// Creates a router and registers the workers of the config. Must be called within a tokio runtime.
     pub fn new(config: Config) -> Result<Arc<Self>, StartError> {
         let policy = policy::of(&config);
         Self::with_policy(config, policy)
     }
 
-    /// The same with a policy of the caller's instead of the config's.
+    /// Creates a router with `policy` instead of the policy of the config.
     pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Arc<Self>, StartError> {
         let metrics = Arc::<Metrics>::default();
         let collector = config.otlp_traces_endpoint.clone();
@@ -74,7 +73,7 @@ impl Router {
             registry: Registry::default(),
             tree: PrefixTree::new(config.default_cache_blocks()),
             policy,
-            home: HomeShare::default(),
+            owner_share: OwnerShare::default(),
             gate: Arc::default(),
             started: Instant::now(),
             queue: Arc::new(Queue::new(&config, Arc::clone(&metrics))),
@@ -97,7 +96,7 @@ impl Router {
         Ok(router)
     }
 
-    /// Registers a worker. It takes requests after its first good health check, which starts now.
+    /// Registers a worker and starts its health check. It takes requests after the first good check.
     pub fn add_worker(self: &Arc<Self>, address: WorkerAddress) -> Result<Arc<Worker>, Error> {
         let url = address.url().clone();
         let pool = Pool::new(
@@ -107,20 +106,20 @@ impl Router {
             self.config.worker_key().map(ApiKey::bearer),
         );
         let worker = self.registry.add(url, pool, &self.config)?;
-        let check = watch::run(Arc::downgrade(self), Arc::clone(&worker));
+        let check = watch::health(Arc::downgrade(self), Arc::clone(&worker));
         worker.attach_health_check(self.runtime.spawn(check).abort_handle());
-        self.runtime.spawn(engine_watch::run(Arc::downgrade(self), Arc::clone(&worker)));
+        self.runtime.spawn(watch::engine(Arc::downgrade(self), Arc::clone(&worker)));
         Ok(worker)
     }
 
-    /// Registers a worker that a client has named, if it lies where workers may lie.
+    /// Registers a worker by a client's request. Its addresses must lie within --worker-networks.
     pub async fn add_named_worker(self: &Arc<Self>, url: WorkerUrl) -> Result<Arc<Worker>, Error> {
         let networks = Networks::new(&self.config.worker_networks);
         let limit = self.config.connect_timeout_secs.get();
         self.add_worker(WorkerAddress::checked(url, networks, limit).await?)
     }
 
-    /// Takes a worker out for good. What it is serving now it may finish.
+    /// Removes a worker. Its requests in flight finish.
     pub fn remove_worker(&self, url: &WorkerUrl) -> Result<(), Error> {
         let worker = self.registry.remove(url)?;
         worker.retire();
@@ -129,7 +128,7 @@ impl Router {
         Ok(())
     }
 
-    /// Whether a worker should get no requests for now, whatever its health.
+    /// Withholds requests from a worker, or ends that, whatever its health is.
     pub fn withhold(&self, url: &WorkerUrl, withheld: bool) {
         if let Some(worker) = self.find(url) {
             worker.withhold(withheld);
@@ -139,11 +138,11 @@ impl Router {
         }
     }
 
-    /// A request has failed on a worker in a way that speaks against the worker.
+    /// Takes a worker out of rotation after a request failed on it by its fault.
     pub fn suspect(&self, worker: &Worker, failure: UpstreamFailure, error: &dyn Display) {
         self.metrics.upstream_error(failure);
         if worker.suspect() {
-            worker.note_trouble(error);
+            worker.record_failure(error);
             self.registry.announce();
             let url = &worker.url;
             tracing::warn!("worker {url} out of rotation until a good health check: {error}");
@@ -154,7 +153,7 @@ impl Router {
         self.registry.workers().iter().find(|worker| worker.url == *url).cloned()
     }
 
-    /// Ends the health checks and closes idle connections.
+    /// Stops the health checks and closes idle connections.
     pub fn retire(&self) {
         for worker in self.registry.workers().iter() {
             worker.stop();

@@ -1,4 +1,4 @@
-//! The history's sample of each second, from what is counted anyway.
+//! Takes one sample a second for the history, from the counters.
 
 use std::{sync::Weak, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Router;
 use crate::{
-    fleet::worker::Worker,
+    fleet::Worker,
     history::{Counts, RouterMoment, WorkerMoment},
     metrics::{Label, StatusClass, UpstreamFailure},
 };
@@ -31,7 +31,7 @@ pub(super) async fn run(router: Weak<Router>) {
 fn of_router(router: &Router) -> RouterMoment {
     let metrics = &router.metrics;
     let answered: u64 = StatusClass::ALL.iter().map(|class| metrics.requests.served(*class)).sum();
-    // A busy worker's 429 or 503 is no error; a client that gets one sees it as an answer.
+    // 429 and 503 of a busy worker are no errors.
     let tries =
         metrics.upstream_errors.total() - metrics.upstream_errors.get(UpstreamFailure::Busy);
     let errors = metrics.requests.served(StatusClass::ServerError) + tries;

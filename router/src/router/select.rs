@@ -1,64 +1,66 @@
-//! Which worker takes a request: a snapshot of the workers, the tree's word on each, the policy's
-//! choice, and the booking that makes the choice visible to the next request.
+//! The choice of a worker: a snapshot of the workers, the prefix match of each, the choice of the policy, and the
+//! reservation that makes the choice visible to the next request.
 
 use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    fleet::{registry::known, worker::Booking},
+    fleet::{LoadGuard, registry::known},
     key::RouteKey,
     names::{ModelName, WorkerId},
     policy::{Candidate, Choice, PolicyRequest, Reason, least_loaded},
 };
 
-/// What a request brings to the choice.
+/// The class of a request, for the choice of a worker.
 #[derive(Clone, Copy)]
-pub enum Wish<'a> {
-    /// A prompt; without a key when the body could not be read as one.
+pub enum RouteClass<'a> {
+    /// A prompt, for the policy. Without a key if the router cannot read the prompt.
     Policy(Option<&'a RouteKey>),
-    /// Nothing that a cache could help with.
+    /// Work for an engine without a prompt: the least loaded worker gets it.
     LeastLoaded,
-    /// Nor anything that an engine would be needed for.
+    /// A request that needs no engine, such as `/v1/models`.
     Light,
 }
 
-/// Outcome of one look at the workers.
-pub enum Selection {
-    Booked(Booking),
-    /// There are healthy workers, and the request has failed on each of them.
+/// The result of [`Router::select`].
+pub enum Placement {
+    /// One worker serves the whole request; its load is reserved.
+    Worker(LoadGuard),
+    /// There are healthy workers, and the request has been tried on each of them.
     AllTried,
+    /// No worker in rotation can take the request.
     NoneHealthy,
 }
 
-/// Reused between choices, so that a choice allocates nothing.
+/// Buffers that are reused, so that a choice allocates nothing.
 #[derive(Default)]
 pub struct Scratch {
     candidates: Vec<Candidate>,
-    /// The place in the registry's snapshot of each candidate.
+    /// Index of each candidate in the snapshot of the registry.
     places: Vec<usize>,
-    /// The tree's word: the blocks of the prompt that each worker probably has.
+    /// Prefix matches from the tree: leading blocks of the prompt that each worker probably has.
     matches: Vec<(WorkerId, u32)>,
-    /// The same by the worker's number, 0 between two choices.
+    /// The matches by worker id. All zero between two choices.
     held: Vec<u32>,
 }
 
 impl Router {
-    /// Chooses among the healthy workers that are not in `tried` and books the request there.
+    /// Chooses among the healthy workers that are not in `tried`, and reserves the load of the request.
     pub fn select(
         &self,
-        wish: Wish<'_>,
+        class: RouteClass<'_>,
         model: Option<ModelName>,
         tried: &[WorkerId],
-    ) -> Selection {
-        let key = match wish {
-            Wish::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
+    ) -> Placement {
+        let key = match class {
+            RouteClass::Policy(Some(key)) if self.policy.uses_tree() => Some(key),
             _ => None,
         };
         let workers = self.registry.workers();
         let now = Instant::now();
         let mut healthy = 0;
-        // One choice at a time, from the look at the tree to the note in it: two requests of a new
-        // group that arrive together must not both find it cold. It takes about a microsecond.
+        // One choice at a time, from the look-up in the tree to the insertion: two requests with the same new
+        // prefix that arrive together must not both find it cold.
         let mut choosing = self.choosing.lock();
         let Scratch { candidates, places, matches, held } = &mut *choosing;
         matches.clear();
@@ -71,7 +73,7 @@ impl Router {
             held[id] = *blocks;
         }
         let model = known(&workers, model);
-        // When every breaker of those that are left is open, trying is better than refusing.
+        // If the breakers of all remaining workers are open, an attempt is better than a refusal.
         let heed_breakers = workers.iter().any(|worker| {
             worker.takes_requests() && worker.may_serve(model) && !tried.contains(&worker.id)
         });
@@ -94,43 +96,43 @@ impl Router {
         for (id, _) in &*matches {
             held[id.0 as usize] = 0;
         }
-        let choice = match wish {
-            Wish::Policy(key) => {
-                let home_share = self.home.share(now);
-                self.policy.choose(&PolicyRequest { key, home_share }, candidates)
+        let choice = match class {
+            RouteClass::Policy(key) => {
+                let owner_share = self.owner_share.share(now);
+                self.policy.choose(&PolicyRequest { key, owner_share }, candidates)
             }
-            Wish::LeastLoaded | Wish::Light => None,
+            RouteClass::LeastLoaded | RouteClass::Light => None,
         };
-        let Choice { index, uncached_tokens, reason, at_home } = match choice {
+        let Choice { index, uncached_tokens, reason, at_owner } = match choice {
             Some(choice) => choice,
             None => match least_loaded(candidates) {
                 Some(index) => {
-                    Choice { index, uncached_tokens: 0, reason: Reason::NoPrefix, at_home: None }
+                    Choice { index, uncached_tokens: 0, reason: Reason::NoPrefix, at_owner: None }
                 }
-                None if healthy > 0 => return Selection::AllTried,
-                None => return Selection::NoneHealthy,
+                None if healthy > 0 => return Placement::AllTried,
+                None => return Placement::NoneHealthy,
             },
         };
         let worker = &workers[places[index]];
-        let mut booking = match wish {
-            Wish::Light => worker.book_light(u64::from(uncached_tokens), reason),
-            _ => worker.book(u64::from(uncached_tokens), reason),
+        let mut guard = match class {
+            RouteClass::Light => worker.reserve_light(u64::from(uncached_tokens), reason),
+            _ => worker.reserve(u64::from(uncached_tokens), reason),
         };
         worker.counters.selections.increment(reason);
-        if let Wish::Policy(Some(key)) = wish {
-            booking.add_answers(key.more_answers);
+        if let RouteClass::Policy(Some(key)) = class {
+            guard.add_answers(key.more_answers);
         }
         if let Some(key) = key {
-            let note = self.tree.insert(key, worker.id);
-            booking.at_home = at_home;
-            booking.share_prefix(key, note.held);
-            booking.prediction = worker.learned.predict(note);
-            // Removed meanwhile: its share was dropped before this insert, so drop it again.
+            let receipt = self.tree.insert(key, worker.id);
+            guard.at_owner = at_owner;
+            guard.share_prefix(key, receipt.held);
+            guard.prediction = worker.learned.predict(receipt);
+            // The worker was removed meanwhile, and its share dropped before this insertion: drop it again.
             if worker.is_removed() {
                 self.tree.remove_worker(worker.id);
             }
         }
         drop(choosing);
-        Selection::Booked(booking)
+        Placement::Worker(guard)
     }
 }

@@ -1,21 +1,24 @@
-//! When a worker's health is checked.
+//! The two background tasks of a worker: its health check, and the check of its engine.
 
 use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Router;
-use crate::fleet::{health::HealthCheck, worker::Worker};
+use crate::fleet::{Worker, engine_check::EngineCheck, health::HealthCheck};
 
-/// Many requests may doubt a worker at one time, and again and again.
+/// Shortest time between two health checks. Many requests may ask for one at the same time.
 const LEAST_PERIOD: Duration = Duration::from_millis(100);
 
-/// Checks `worker` until the router is gone, or it is removed and has finished what it was serving:
-/// until then, who waits for it wants to know if it dies.
-pub(super) async fn run(router: Weak<Router>, worker: Arc<Worker>) {
+/// Engine checks in a period of health checks.
+const ENGINE_CHECKS: u32 = 2;
+
+/// Checks the health of `worker` until the router is dropped, or the worker is removed and has finished its requests:
+/// until then, these requests need to know if it dies.
+pub(super) async fn health(router: Weak<Router>, worker: Arc<Worker>) {
     let mut check = {
         let Some(router) = router.upgrade() else { return };
         HealthCheck::new(Arc::clone(&worker), &router.config)
@@ -29,15 +32,33 @@ pub(super) async fn run(router: Weak<Router>, worker: Arc<Worker>) {
             check.tick(&router.config, &router.registry, &router.tree).await;
             router.config.health_check_interval_secs.get()
         };
-        // A little early, each at its own time: many routers must not ask one worker in step, and
-        // period and timeout together stay within two seconds.
+        // Slightly early and with jitter, so that several routers do not check one worker in step. Period and timeout
+        // together stay within two seconds.
         let next = began + period.mul_f64(0.9 + 0.1 * fastrand::f64());
         tokio::select! {
             () = sleep_until(next) => {}
-            () = worker.doubted() => sleep_until(next.min(began + LEAST_PERIOD)).await,
+            () = worker.probe_requested() => sleep_until(next.min(began + LEAST_PERIOD)).await,
         }
         if worker.is_removed() && worker.requests() == 0 {
             return;
         }
+    }
+}
+
+/// Checks the engine of `worker` until the router is dropped or the worker is removed.
+pub(super) async fn engine(router: Weak<Router>, worker: Arc<Worker>) {
+    let mut check = EngineCheck::new(Arc::clone(&worker));
+    loop {
+        let Some(period) =
+            router.upgrade().map(|router| router.config.health_check_interval_secs.get())
+        else {
+            return;
+        };
+        sleep(period / ENGINE_CHECKS).await;
+        if worker.is_removed() {
+            return;
+        }
+        let Some(router) = router.upgrade() else { return };
+        check.tick(&router.registry).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The body that the server hands to hyper: a response on its way out, and an eye on how it goes.
+//! The response body that the server passes to hyper. It counts bytes for the request log.
 
 use std::{
     pin::Pin,
@@ -12,32 +12,36 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     body::{BodyError, ResponseBody},
-    server::turn::Turn,
-    telemetry::journal::{End, Journal},
+    server::keep_alive::KeepAliveState,
+    telemetry::{record::End, request_log::RequestLog},
 };
 
-/// A response body that is counted if there is a journal.
+/// A response body, counted if the request has a log.
 pub(super) struct Answer {
     body: ResponseBody,
-    /// Ends with the body; only then is the next request looked at.
-    turn: Turn,
-    /// Boxed: most requests have none.
+    /// Notified at the end of the body: only then the next request is read.
+    keep_alive: KeepAliveState,
+    /// Boxed, because most requests have no log.
     tally: Option<Box<Tally>>,
 }
 
-/// Kept here until the end, so that no frame needs a lock.
+/// Counts of the body. They are written to the log at the end, so that no frame takes a lock.
 struct Tally {
-    journal: Arc<Journal>,
+    log: Arc<RequestLog>,
     first_byte: Option<Instant>,
     bytes: u64,
     end: End,
 }
 
 impl Answer {
-    pub(super) fn new(body: ResponseBody, turn: Turn, journal: Option<Arc<Journal>>) -> Self {
+    pub(super) fn new(
+        body: ResponseBody,
+        keep_alive: KeepAliveState,
+        log: Option<Arc<RequestLog>>,
+    ) -> Self {
         let end = if body.is_end_stream() { End::Complete } else { End::default() };
-        let tally = |journal| Box::new(Tally { journal, first_byte: None, bytes: 0, end });
-        Self { body, turn, tally: journal.map(tally) }
+        let tally = |log| Box::new(Tally { log, first_byte: None, bytes: 0, end });
+        Self { body, keep_alive, tally: log.map(tally) }
     }
 }
 
@@ -57,7 +61,7 @@ impl Body for Answer {
                 Some(Err(_)) => tally.end = End::Broken,
                 None => tally.end = End::Complete,
             }
-            // hyper does not ask a body of known length for its end.
+            // hyper does not poll a body of known length for its end.
             if tally.end == End::ClientGone && this.body.is_end_stream() {
                 tally.end = End::Complete;
             }
@@ -76,7 +80,7 @@ impl Body for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.turn.end();
+        self.keep_alive.end();
     }
 }
 
@@ -91,6 +95,6 @@ impl Tally {
 
 impl Drop for Tally {
     fn drop(&mut self) {
-        self.journal.ended(self.end, self.bytes, self.first_byte);
+        self.log.ended(self.end, self.bytes, self.first_byte);
     }
 }

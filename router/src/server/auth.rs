@@ -1,5 +1,5 @@
-//! Who may do what. Decided on the route that will answer, never on a path as text: what does not
-//! match a route does not get its rights either, however it is spelled.
+//! Authorization. It is decided by the route that answers, never by the text of a path: a path in another spelling
+//! that matches no route gets no rights of that route.
 
 use http::{HeaderMap, Method, header};
 use subtle::{Choice, ConstantTimeEq};
@@ -12,12 +12,12 @@ use crate::{
     server::sites::Sites,
 };
 
-/// Routes that answer without a key, as a prober has none.
+/// Routes that answer without a key: health probes have none.
 const PROBES: [&str; 4] = ["/health", "/health_generate", "/liveness", "/readiness"];
 
-/// Whether a request to `endpoint` may pass: it has a key, or needs none and no web page has sent it that may
-/// not. `route` is its path, for the routes of the router
-/// itself; there, whole and unchanged, it is the route.
+/// Checks whether a request to `endpoint` may pass: it has a valid key, or needs none and comes from no foreign web
+/// page. `route` is its path; for the router's own endpoints it equals the route. Fails with `Unauthorized`,
+/// `ForeignHost` or `ForeignOrigin`.
 pub(super) fn check(
     config: &Config,
     endpoint: Endpoint,
@@ -30,7 +30,7 @@ pub(super) fn check(
     let keys: [&[ApiKey]; 2] = match (own, admin.is_empty(), config.api_key.is_empty()) {
         (true, ..) if is_open(route) => return Ok(()),
         (true, false, _) => [admin, &[]],
-        // An admin key alone leaves the models open: it protects the router.
+        // An admin key alone protects the admin routes; the models stay open.
         (false, _, true) | (true, true, true) => return sites.check(endpoint, method, headers),
         (false, ..) | (true, true, false) => [admin, &config.api_key],
     };
@@ -40,15 +40,15 @@ pub(super) fn check(
     if known { Ok(()) } else { Err(Error::Unauthorized) }
 }
 
-/// Probes, and the page of the dashboard, which says nothing: its data needs a key.
+/// Whether a route needs no key: probes, and the static files of the dashboard, whose data needs a key.
 fn is_open(route: &str) -> bool {
     route == "/"
         || PROBES.contains(&route)
         || dashboard::FILES.iter().any(|file| file.path == route)
 }
 
-/// Takes as long for every key of one length: all are looked at, and each to its end. Else the time
-/// to refuse a key would tell how much of it is right.
+/// Compares in constant time: all keys, each to its end. Otherwise the time of a refusal would tell how much of a
+/// key is right.
 fn is_one_of<'a>(sent: &[u8], keys: impl Iterator<Item = &'a ApiKey>) -> bool {
     let found = keys.map(|key| sent.ct_eq(key.as_bytes()));
     found.fold(Choice::from(0), |any, this| any | this).into()

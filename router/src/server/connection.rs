@@ -1,4 +1,4 @@
-//! One client's connection: hyper over a guarded stream, and what each request on it meets first.
+//! The connection of one client: hyper over a guarded stream, and the first steps of each request.
 
 use std::{
     convert::Infallible,
@@ -21,9 +21,9 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
-    admission::Held,
-    alarm::Alarm,
+    admission::MemoryReservation,
     body::ResponseBody,
+    deadline_timer::DeadlineTimer,
     endpoint::Endpoint,
     error::Error,
     proxy::request::read_body,
@@ -34,62 +34,63 @@ use crate::{
         forward::forward,
         guard::{Guard, Limits},
         head::MAX_HEAD,
+        keep_alive::{KeepAliveState, REST_AFTER},
         places::{Place, Places},
         request_id,
         sites::{Sites, allow_reading},
         tls::Tls,
-        turn::{REST_AFTER, Turn},
     },
-    telemetry::journal::Journal,
+    telemetry::request_log::RequestLog,
     wire::transport::{self, Transport},
 };
 
-/// What hyper may hold of a response that its client does not take, or of a request. A stream whose
-/// client is slow holds its worker back beyond this. Room for a head, at least.
+/// hyper's buffer for a request, and for a response that the client does not read. Beyond it a slow client slows
+/// its worker down. At least one head must fit.
 const BUFFER: usize = MAX_HEAD + (16 << 10);
 
-/// How long a client may leave its connection idle; longer than clients and proxies usually do, so
-/// that it is they who close it and no request meets a closing connection.
+/// Longest idle time of a connection. Clients and proxies usually close earlier, so no request meets a closing
+/// connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// For the head of a request on a connection without a place: others may be waiting for theirs.
+/// Time limit for a head on a connection without a place.
 const HURRY: Duration = Duration::from_secs(2);
 
-/// For a place: an idle connection that was told to close for this one is gone by then.
+/// Longest wait for a place. An idle connection that was told to close is gone by then.
 const PLACE_WAIT: Duration = Duration::from_millis(100);
 
-/// Bodies of the router's own routes are a URL or a request id.
+/// Largest body of an admin request.
 const ADMIN_BODY_LIMIT: usize = 1 << 20;
 
-/// What a router is doing, for its connections to follow.
+/// The lifecycle of the router. Its connections follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Course {
+pub(crate) enum Lifecycle {
+    /// Requests are served.
     Serving,
-    /// Another router on the same port gets the new connections. What these bring is still served.
+    /// Another router on the same port gets the new connections. Requests on the open ones are still served.
     HandingOver,
-    /// No new requests; those in flight finish.
+    /// New requests are refused; requests in flight finish.
     Draining,
-    /// Connections close when their response is out, or at this time.
+    /// Connections close after their present response, or at this time.
     Stopping(Instant),
 }
 
-/// What a connection needs to answer requests.
+/// A connection, with everything that it needs to answer requests.
 pub(super) struct Serving {
     pub(super) router: Arc<Router>,
     pub(super) admin: axum::Router,
     pub(super) sites: Arc<Sites>,
     pub(super) places: Arc<Places>,
-    /// Empty if it came when there was none, until one is free for a request.
+    /// Empty if no place was free when the connection came; filled when one is free for a request.
     pub(super) place: OnceLock<Place>,
     pub(super) client: SocketAddr,
-    pub(super) course: watch::Receiver<Course>,
+    pub(super) lifecycle: watch::Receiver<Lifecycle>,
 }
 
 impl Serving {
     pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
         transport::prepare(&stream);
-        let turn = Turn::default();
-        if !self.hears_from(&stream, &turn).await {
+        let keep_alive = KeepAliveState::default();
+        if !self.awaits_bytes(&stream, &keep_alive).await {
             return;
         }
         let config = &self.router.config;
@@ -106,72 +107,76 @@ impl Serving {
                 Err(error) => return tracing::debug!("client connection: {error}"),
             },
         };
-        let mut guard = Guard::new(transport, turn.clone(), limits);
+        let mut guard = Guard::new(transport, keep_alive.clone(), limits);
         loop {
-            // Boxed, and in a statement of its own, so that the task has no room for it: an idle
-            // client, one of thousands, costs no buffers.
-            let talking = Box::pin(self.talk(guard, &turn));
+            // Boxed in a statement of its own, so that the task does not reserve room for it: an idle client costs
+            // no buffers.
+            let talking = Box::pin(self.talk(guard, &keep_alive));
             guard = match talking.await {
                 Ok(Some(resting)) => resting,
                 Ok(None) => return,
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
-            if !self.hears_from(guard.socket(), &turn).await {
-                // Nobody is there to be told of a failure.
+            if !self.awaits_bytes(guard.socket(), &keep_alive).await {
+                // A failure cannot be reported to the client.
                 let _closed = guard.shutdown().await;
                 return;
             }
         }
     }
 
-    /// Waits for an idle client to say something. False if its time is over.
-    async fn hears_from(&self, stream: &TcpStream, turn: &Turn) -> bool {
-        let mut course = self.course.clone();
-        // An error would be the handle gone, and with it whoever could want the router to go on.
-        let leaving = course.wait_for(|course| match course {
-            Course::Serving | Course::Draining => false,
-            Course::HandingOver => turn.is_used(),
-            Course::Stopping(_) => true,
+    /// Waits for bytes of an idle client. Returns false if the connection is to be closed.
+    async fn awaits_bytes(&self, stream: &TcpStream, keep_alive: &KeepAliveState) -> bool {
+        let mut lifecycle = self.lifecycle.clone();
+        // An error means that the handle was dropped: the router ends.
+        let leaving = lifecycle.wait_for(|lifecycle| match lifecycle {
+            Lifecycle::Serving | Lifecycle::Draining => false,
+            Lifecycle::HandingOver => keep_alive.is_used(),
+            Lifecycle::Stopping(_) => true,
         });
-        // A look at the bytes: a new socket counts as readable until one has looked.
+        // Peeks at the bytes: a new socket counts as readable until it is read.
         let mut first = [0];
-        let (_resting, told) = self.places.rest();
+        let (_resting, closed) = self.places.rest();
         tokio::select! {
             biased;
-            heard = timeout(IDLE_TIMEOUT, stream.peek(&mut first)) => heard.is_ok(),
+            readable = timeout(IDLE_TIMEOUT, stream.peek(&mut first)) => readable.is_ok(),
             _ = leaving => false,
-            _ = told => false,
+            _ = closed => false,
         }
     }
 
-    /// Answers requests until the connection has ended, or rests: then it is given back.
-    async fn talk(&self, guard: Guard, turn: &Turn) -> hyper::Result<Option<Guard>> {
-        // Boxed: between requests there is room for a pointer and not for a request.
-        let service = service_fn(|request| Box::pin(self.respond(request, turn)));
+    /// Answers requests until the connection ends, or is idle: then the guard is returned.
+    async fn talk(
+        &self,
+        guard: Guard,
+        keep_alive: &KeepAliveState,
+    ) -> hyper::Result<Option<Guard>> {
+        // Boxed: between requests only a pointer is reserved.
+        let service = service_fn(|request| Box::pin(self.respond(request, keep_alive)));
         let mut connection = http1::Builder::new()
-            // The guard has the time limits.
+            // The guard enforces the time limits.
             .header_read_timeout(None)
             .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(guard), service);
-        let mut alarm = Alarm::new(Instant::now() + REST_AFTER);
-        turn.is_quiet();
-        let mut course = self.course.clone();
+        let mut timer = DeadlineTimer::new(Instant::now() + REST_AFTER);
+        keep_alive.is_quiet();
+        let mut lifecycle = self.lifecycle.clone();
         loop {
-            match *course.borrow_and_update() {
-                // Whoever has just connected brings a request, and it gets its answer.
-                Course::HandingOver if !turn.is_used() => {}
-                Course::Serving => {}
-                Course::Draining => turn.drain(),
-                Course::HandingOver | Course::Stopping(_) => {
+            match *lifecycle.borrow_and_update() {
+                // A client that has just connected is about to send a request.
+                Lifecycle::HandingOver if !keep_alive.is_used() => {}
+                Lifecycle::Serving => {}
+                Lifecycle::Draining => keep_alive.drain(),
+                Lifecycle::HandingOver | Lifecycle::Stopping(_) => {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
             }
             tokio::select! {
-                // In this order: whether there is rest shows when hyper has done what it can.
+                // In this order: the connection is idle only if hyper has nothing left to do.
                 biased;
                 ended = &mut connection => return ended.map(|()| None),
-                () = turn.rests(&mut alarm) => return Ok(Some(connection.into_parts().io.into_inner())),
-                Ok(()) = course.changed() => {}
+                () = keep_alive.rests(&mut timer) => return Ok(Some(connection.into_parts().io.into_inner())),
+                Ok(()) = lifecycle.changed() => {}
             }
         }
     }
@@ -179,7 +184,7 @@ impl Serving {
     async fn respond(
         &self,
         mut request: Request<Incoming>,
-        turn: &Turn,
+        keep_alive: &KeepAliveState,
     ) -> Result<Response<Answer>, Infallible> {
         let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
         let endpoint = Endpoint::of(request.method(), request.uri().path());
@@ -187,23 +192,24 @@ impl Serving {
         let config = &self.router.config;
         let id = request_id::choose(&config.request_id_headers, request.headers());
         request.headers_mut().insert(request_id::HEADER, id.clone());
-        // Probes and dashboards would be most of the traces.
+        // Admin requests are not traced: they would be most of the traces.
         let tracer = self.router.tracer.as_ref().filter(|_| named != Endpoint::Admin);
         let trace = tracer.and_then(|tracer| tracer.begin(request.headers()));
-        let journal = (config.access_log || trace.is_some()).then(|| {
-            Arc::new(Journal::new(id.clone(), named, self.client, config.access_log, trace))
+        let log = (config.access_log || trace.is_some()).then(|| {
+            Arc::new(RequestLog::new(id.clone(), named, self.client, config.access_log, trace))
         });
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         let reader = self.sites.reader(plane, request.headers());
-        let answering = self.answer(endpoint, request, turn, journal.as_ref());
+        let answering = self.answer(endpoint, request, keep_alive, log.as_ref());
         let mut response = match answering.await {
             Ok(response) => response,
             Err(error) => error.to_response().map(ResponseBody::Own),
         };
         let headers = response.headers_mut();
-        // The end of an encoded body is known to hyper alone, and so is where the next head begins.
-        let is_last = *self.course.borrow() != Course::Serving || self.router.gate.is_draining();
-        if chunked || is_last || self.place.get().is_none() || !turn.is_uploaded() {
+        // Only hyper knows where a chunked body ends and the next head starts, so the connection is closed.
+        let is_last =
+            *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
+        if chunked || is_last || self.place.get().is_none() || !keep_alive.is_uploaded() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);
@@ -211,13 +217,13 @@ impl Serving {
             allow_reading(headers, origin);
         }
         self.router.metrics.request(named, response.status());
-        if let Some(journal) = &journal {
-            journal.answered(response.status());
+        if let Some(log) = &log {
+            log.answered(response.status());
         }
-        Ok(response.map(|body| Answer::new(body, turn.clone(), journal)))
+        Ok(response.map(|body| Answer::new(body, keep_alive.clone(), log)))
     }
 
-    /// Whether the connection has a place, or gets one soon.
+    /// Whether the connection has a place, or gets one within [`PLACE_WAIT`].
     async fn has_place(&self) -> bool {
         if self.place.get().is_some() {
             return true;
@@ -230,13 +236,13 @@ impl Serving {
         &self,
         endpoint: Result<Endpoint, Error>,
         request: Request<Incoming>,
-        turn: &Turn,
-        journal: Option<&Arc<Journal>>,
+        keep_alive: &KeepAliveState,
+        log: Option<&Arc<RequestLog>>,
     ) -> Result<Response<ResponseBody>, Error> {
-        if let Some(refusal) = turn.take_refusal() {
+        if let Some(refusal) = keep_alive.take_refusal() {
             return Err(refusal);
         }
-        // What the data plane refuses for its method is a path of the data plane all the same.
+        // A data-plane path with a wrong method is still a data-plane path.
         let plane = *endpoint.as_ref().unwrap_or(&Endpoint::OtherV1);
         if let Some(permission) = self.sites.preflight(&request) {
             return permission.map(|response| response.map(ResponseBody::Own));
@@ -249,17 +255,17 @@ impl Serving {
         match endpoint? {
             Endpoint::Admin | Endpoint::OpenApi => {
                 let (head, body) = request.into_parts();
-                let mut memory = Held::new(&self.router.bodies);
+                let mut memory = MemoryReservation::new(&self.router.bodies);
                 let body = read_body(body, ADMIN_BODY_LIMIT, &mut memory).await?;
-                turn.uploaded();
+                keep_alive.uploaded();
                 let request = Request::from_parts(head, axum::body::Body::from(body));
                 let Ok(response) = self.admin.clone().oneshot(request).await;
                 Ok(response.map(ResponseBody::Admin))
             }
-            // Boxed, because hyper moves the future of every request about.
+            // Boxed, because hyper moves the future of every request.
             endpoint => {
                 let answering =
-                    forward(&self.router, endpoint, request, self.client.ip(), turn, journal);
+                    forward(&self.router, endpoint, request, self.client.ip(), keep_alive, log);
                 let answered = self.router.gate.unless_cut(Box::pin(answering)).await;
                 answered.unwrap_or(Err(Error::Draining))
             }
@@ -267,7 +273,7 @@ impl Serving {
     }
 }
 
-/// Boxed, for it is large and over when the connection has just begun.
+/// Performs the TLS handshake. Boxed, because its future is large and short-lived.
 fn handshake(
     stream: TcpStream,
     tls: Arc<Tls>,

@@ -1,29 +1,30 @@
-//! What the data plane answers: a request from its first byte to the head of its response.
+//! A data-plane request from its first byte to the head of its response.
 
 use std::{net::IpAddr, sync::Arc};
 
 use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
-use super::turn::Turn;
+use super::keep_alive::KeepAliveState;
 use crate::{
     body::ResponseBody,
     endpoint::Endpoint,
     error::Error,
-    proxy::{Job, obtain, request::WorkerRequest},
+    proxy::{Job, dispatch, request::WorkerRequest},
     router::Router,
-    telemetry::journal::Journal,
+    telemetry::request_log::RequestLog,
     wire::headers,
 };
 
-/// Answers a request of the data plane, which has come from `address`, with the response of a worker.
+/// Answers a data-plane request of the client at `address` with the response of a worker. Fails with the error for
+/// the client.
 pub(super) async fn forward(
     router: &Arc<Router>,
     endpoint: Endpoint,
     request: Request<Incoming>,
     address: IpAddr,
-    turn: &Turn,
-    journal: Option<&Arc<Journal>>,
+    keep_alive: &KeepAliveState,
+    log: Option<&Arc<RequestLog>>,
 ) -> Result<Response<ResponseBody>, Error> {
     if router.gate.is_draining() {
         return Err(Error::Draining);
@@ -32,24 +33,25 @@ pub(super) async fn forward(
     let reading = AbortCount(Some(router));
     let request = WorkerRequest::read(request, router).await;
     let request = reading.disarm(request)?;
-    turn.uploaded();
-    // Not before: a drain does not wait for uploads.
+    keep_alive.uploaded();
+    // Entered after the upload: a drain does not wait for uploads.
     let in_flight = router.gate.enter().ok_or(Error::Draining)?;
-    let mut job = Job::new(router, endpoint, request, client, in_flight, journal.cloned()).await;
+    let mut job = Job::new(router, endpoint, request, client, in_flight, log.cloned()).await;
     if job.key.as_ref().is_some_and(|key| key.continues) {
-        let message = "`continuation` is a word between router and workers, not a field of the API";
+        let message =
+            "`continuation` is internal to router and workers; it is not a field of the API";
         return Err(Error::BadRequest { param: "continuation", message: message.to_owned() });
     }
-    // Declared after the job, so that an abort is counted before the request has left.
+    // Declared after the job, so that an abort is counted before the request has ended.
     let waiting = AbortCount(Some(router));
-    let reply = obtain(&mut job, None).await;
+    let reply = dispatch(&mut job, None).await;
     let mut reply = waiting.disarm(reply).map_err(|error| unless_stopping(router, error))?;
     headers::for_client(&mut reply.head.headers);
     reply.head.version = Version::HTTP_11;
     Ok(ResponseBody::of_worker(job, reply))
 }
 
-/// Workers that are stopped together with the router fail, and none of it is the request's fault.
+/// Replaces the error by `Draining` during shutdown: workers that stop together with the router fail, too.
 fn unless_stopping(router: &Router, error: Error) -> Error {
     match error {
         Error::WorkersFailed { .. } | Error::NoHealthyWorker { .. } | Error::Poisonous { .. }
@@ -61,7 +63,7 @@ fn unless_stopping(router: &Router, error: Error) -> Error {
     }
 }
 
-/// Counts a request whose future is dropped, which is how a client's leaving looks from here.
+/// Counts an abort when the future of a request is dropped: the client has disconnected.
 struct AbortCount<'a>(Option<&'a Router>);
 
 impl AbortCount<'_> {
@@ -73,7 +75,7 @@ impl AbortCount<'_> {
 
 impl Drop for AbortCount<'_> {
     fn drop(&mut self) {
-        // What the router itself gives up has a client that is still there.
+        // After the cut the router itself drops the requests.
         if let Some(router) = self.0.filter(|router| !router.gate.is_cut()) {
             router.metrics.client_abort();
         }

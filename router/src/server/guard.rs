@@ -1,11 +1,10 @@
-//! The stream between a client and hyper, which shows hyper one honest message at a time.
+//! The stream between a client and hyper. It passes one unambiguous message at a time to hyper.
 //!
-//! - A head is held back until it is whole and [`head::read`] has found one reading of it.
-//! - The next message is held back until the last response is out, so that it is always known where
-//!   a head begins.
-//! - A client has limited time for each part: its head, a pause in its body.
-//! - What is refused is replaced by a stand-in request, which the service answers with the refusal
-//!   like any other: in its shape, with its id, counted and logged.
+//! - A head is buffered until it is complete and [`head::read`] has found exactly one reading of it.
+//! - The next message is held back until the last response is sent, so that the start of a head is always known.
+//! - A client has limited time for each part of a request: for its head, and for a pause in its body.
+//! - A refused request is replaced by a stand-in request. The service answers it with the error, in the usual form,
+//!   counted and logged.
 
 use std::{
     io::{self, IoSlice},
@@ -22,76 +21,77 @@ use tokio::{
 };
 
 use crate::{
-    alarm::Alarm,
+    deadline_timer::DeadlineTimer,
     error::Error,
     server::{
         head::{self, BodyLength, Head},
-        turn::Turn,
+        keep_alive::KeepAliveState,
     },
     wire::transport::Transport,
 };
 
-/// After a last response, for the client to read it: a socket that is closed with bytes unread tells
-/// the peer to forget what it has not read yet.
+/// Time for the client to read the last response. A socket that is closed with unread bytes resets the connection,
+/// and the client may lose the response.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// The request that replaces a refused one.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
 
-/// How long the parts of a request may take.
+/// Time limits for the parts of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) head: Duration,
     pub(super) body_pause: Duration,
-    /// Bytes a second, on the whole; each body has `body_pause` on top.
+    /// Least mean rate of a body in bytes a second, beyond `body_pause`.
     pub(super) body_rate: u32,
 }
 
 pub(super) struct Guard {
     stream: Transport,
-    turn: Turn,
+    keep_alive: KeepAliveState,
     limits: Limits,
     at: Place,
-    /// Read from the client and not yet shown to hyper. Empty most of the time.
+    /// Bytes from the client that hyper has not read yet. Usually empty.
     held: Vec<u8>,
-    /// As much of `held` as hyper may read now.
+    /// Number of bytes of `held` that hyper may read now.
     released: usize,
-    /// Of a body that is waited for: since when, and how many bytes have come since.
+    /// Start of the wait for a body, and the bytes that have come since.
     upload: Option<(Instant, u64)>,
-    /// Bytes wait for the client to take them, by the last write or flush.
+    /// Whether the last write or flush was pending: bytes wait for the client.
     is_congested: bool,
     waiting: Option<(Wait, Instant)>,
-    alarm: Option<Alarm>,
+    timer: Option<DeadlineTimer>,
 }
 
-/// What the next byte of the client belongs to.
+/// The part of a message to which the next byte of the client belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Head,
     Body {
         left: u64,
     },
-    /// A body whose end only hyper knows. No other message follows on this connection.
+    /// A chunked body. Only hyper knows its end, so no other message follows on this connection.
     Chunked,
-    /// Nothing that is read any more.
+    /// After a refusal. Further bytes are not read.
     Refused,
 }
 
-/// What a client is given time for.
+/// A wait for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     Head,
     Body {
-        /// From then on what has come so far is too little.
+        /// Time from which on the body counts as too slow.
         slow_from: Instant,
     },
     Linger,
 }
 
 impl Guard {
-    pub(super) fn new(stream: Transport, turn: Turn, limits: Limits) -> Self {
+    pub(super) fn new(stream: Transport, keep_alive: KeepAliveState, limits: Limits) -> Self {
         Self {
             stream,
-            turn,
+            keep_alive,
             limits,
             at: Place::Head,
             held: Vec::new(),
@@ -99,7 +99,7 @@ impl Guard {
             upload: None,
             is_congested: false,
             waiting: None,
-            alarm: None,
+            timer: None,
         }
     }
 
@@ -107,35 +107,36 @@ impl Guard {
         self.stream.socket()
     }
 
-    /// A write that need not wait does not mean that its bytes are out: TLS keeps some until a flush.
-    fn note_write<T>(&mut self, polled: &Poll<T>) {
+    /// Records congestion after a write. A write that is ready does not prove the opposite: TLS keeps bytes until a
+    /// flush.
+    fn record_write<T>(&mut self, polled: &Poll<T>) {
         if polled.is_pending() {
-            self.note_congestion(true);
+            self.set_congestion(true);
         }
     }
 
-    fn note_congestion(&mut self, congested: bool) {
+    fn set_congestion(&mut self, congested: bool) {
         if self.is_congested != congested {
             self.is_congested = congested;
-            self.turn.congest(congested);
+            self.keep_alive.congest(congested);
         }
     }
 
-    /// Hands over what has been released of `held`.
+    /// Gives the released bytes to hyper.
     fn give(&mut self, buf: &mut ReadBuf<'_>) {
         let count = self.released.min(buf.remaining());
         buf.put_slice(&self.held[..count]);
         self.released -= count;
         self.held.drain(..count);
         if self.held.is_empty() {
-            // It was large once, and idle connections are many.
+            // Frees the buffer: idle connections are many.
             self.held = Vec::new();
         }
     }
 
-    /// A message of which `available` bytes are here has begun; how many of them are its own.
+    /// Starts a message with `available` bytes in the buffer. Returns how many of them belong to it.
     fn begin(&mut self, head: Head, available: usize) -> usize {
-        self.turn.begin(None);
+        self.keep_alive.begin(None);
         (self.waiting, self.upload) = (None, None);
         match head.body {
             BodyLength::Chunked => {
@@ -153,12 +154,12 @@ impl Guard {
     fn advance(&mut self, left: u64, by: u64) {
         self.at = if left == by { Place::Head } else { Place::Body { left: left - by } };
         if left == by {
-            self.turn.uploaded();
+            self.keep_alive.uploaded();
         }
     }
 
     fn refuse(&mut self, error: Error) {
-        self.turn.begin(Some(error));
+        self.keep_alive.begin(Some(error));
         self.at = Place::Refused;
         self.held = STAND_IN.to_vec();
         self.released = STAND_IN.len();
@@ -170,7 +171,7 @@ impl Guard {
         since + self.limits.body_pause + earned
     }
 
-    /// Ready when the client has had its time for `wait`, which begins with the first call for it.
+    /// Ready when the time for `wait` is over. It starts with the first call for this wait.
     fn poll_wait(&mut self, wait: Wait, cx: &mut Context<'_>) -> Poll<()> {
         let limit = match wait {
             Wait::Head => self.limits.head,
@@ -184,10 +185,10 @@ impl Guard {
             _ => Instant::now() + limit,
         };
         self.waiting = Some((wait, until));
-        self.alarm.get_or_insert_with(|| Alarm::new(until)).poll(until, cx)
+        self.timer.get_or_insert_with(|| DeadlineTimer::new(until)).poll(until, cx)
     }
 
-    /// Reads a head, or waits for one.
+    /// Reads a head.
     fn poll_head(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         loop {
@@ -205,7 +206,7 @@ impl Guard {
                 if self.held.is_empty() {
                     return Poll::Pending;
                 }
-                self.turn.disturb();
+                self.keep_alive.disturb();
                 ready!(self.poll_wait(Wait::Head, cx));
                 self.refuse(Error::HeadTimeout { after: self.limits.head });
                 return Poll::Ready(Ok(()));
@@ -214,7 +215,7 @@ impl Guard {
             if read.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            // Most heads come in one piece and go on without being copied.
+            // Most heads come in one piece and are not copied.
             if self.held.is_empty()
                 && let Ok(Some(head)) = head::read(read)
             {
@@ -226,7 +227,7 @@ impl Guard {
         }
     }
 
-    /// During a response: sees whether the client leaves. What it sends ahead has to wait.
+    /// Detects a disconnect during a response. Bytes of the next request are held back.
     fn poll_end(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.held.is_empty() {
             let before = buf.filled().len();
@@ -236,17 +237,17 @@ impl Guard {
             }
             self.hold_back(buf, before);
         }
-        self.turn.wake_at_end(cx.waker());
+        self.keep_alive.wake_at_end(cx.waker());
         Poll::Pending
     }
 
-    /// What has been read beyond `from` is not for hyper yet.
+    /// Holds back the bytes of `buf` from `from` on.
     fn hold_back(&mut self, buf: &mut ReadBuf<'_>, from: usize) {
         self.held.extend_from_slice(&buf.filled()[from..]);
         buf.set_filled(from);
     }
 
-    /// Reads within a body.
+    /// Reads a part of a body.
     fn poll_body(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         match Pin::new(&mut self.stream).poll_read(cx, buf)? {
@@ -256,8 +257,8 @@ impl Guard {
                     *bytes += (buf.filled().len() - before) as u64;
                 }
             }
-            Poll::Pending if self.turn.is_uploaded() => return Poll::Pending,
-            Poll::Pending if self.turn.is_draining() => {
+            Poll::Pending if self.keep_alive.is_uploaded() => return Poll::Pending,
+            Poll::Pending if self.keep_alive.is_draining() => {
                 return Poll::Ready(Err(io::Error::other(Error::Draining)));
             }
             Poll::Pending => {
@@ -291,7 +292,7 @@ impl AsyncRead for Guard {
         let this = self.get_mut();
         if this.released == 0 {
             ready!(match this.at {
-                Place::Head if this.turn.is_answering() => this.poll_end(cx, buf),
+                Place::Head if this.keep_alive.is_answering() => this.poll_end(cx, buf),
                 Place::Head => this.poll_head(cx, buf),
                 Place::Body { .. } | Place::Chunked => this.poll_body(cx, buf),
                 Place::Refused => Poll::Pending,
@@ -312,7 +313,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
-        this.note_write(&polled);
+        this.record_write(&polled);
         polled
     }
 
@@ -323,7 +324,7 @@ impl AsyncWrite for Guard {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
-        this.note_write(&polled);
+        this.record_write(&polled);
         polled
     }
 
@@ -334,7 +335,7 @@ impl AsyncWrite for Guard {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.stream).poll_flush(cx);
-        this.note_congestion(polled.is_pending());
+        this.set_congestion(polled.is_pending());
         polled
     }
 
@@ -348,7 +349,7 @@ impl AsyncWrite for Guard {
         loop {
             let mut sink = ReadBuf::uninit(&mut sink);
             let polled = Pin::new(&mut this.stream).poll_read(cx, &mut sink);
-            // Also when more comes and comes: a sender that does not stop gets no longer than that.
+            // Also for a client that does not stop sending.
             let is_over = this.poll_wait(Wait::Linger, cx).is_ready();
             match polled {
                 Poll::Ready(Ok(())) if !sink.filled().is_empty() && !is_over => {}

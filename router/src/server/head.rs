@@ -1,26 +1,25 @@
-//! What the head of a request must look like before hyper may see it.
+//! Checks the head of a request before hyper reads it.
 //!
-//! Two readings of one message are how requests are smuggled past a proxy. hyper is lenient where
-//! HTTP lets it: it takes bare line feeds, believes `Transfer-Encoding` over `Content-Length`, and
-//! asks for no `Host`. Here a message has one reading or is refused, and the refusal is an answer in
-//! OpenAI's shape instead of an empty one.
+//! A message with two readings can smuggle a request past a proxy. hyper is lenient where HTTP allows it: it
+//! accepts bare line feeds, prefers `Transfer-Encoding` to `Content-Length`, and requires no `Host`. Here a message
+//! has exactly one reading or is refused, and the refusal has OpenAI's error shape.
 
 use http::Uri;
 use memchr::memchr;
 
 use crate::error::Error;
 
-/// Head and request line together.
+/// Largest size of a head, including the request line, in bytes.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 const MAX_TARGET: usize = 8 << 10;
-/// As many as hyper takes.
+/// Largest number of fields; hyper's limit.
 const MAX_FIELDS: usize = 100;
 const MAX_METHOD: usize = 32;
 
-/// A head that has arrived whole.
+/// A complete head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Where it ends, blank line included.
+    /// Its length in bytes, including the blank line.
     pub(super) end: usize,
     pub(super) body: BodyLength,
 }
@@ -31,10 +30,11 @@ pub(super) enum BodyLength {
     Chunked,
 }
 
-/// Reads the head that `bytes` begin with. `None`: more of it is to come.
+/// Reads the head at the start of `bytes`. `None` if it is incomplete. Fails if it is ambiguous, malformed or too
+/// large.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<Head>, Error> {
     let mut lines = Lines { bytes, at: 0 };
-    // Old clients end a body with a line break too many; RFC 9112 wants it ignored.
+    // Old clients send an additional line break after a body. RFC 9112 says to ignore it.
     let request_line = loop {
         match lines.next()? {
             Some(b"") => {}
@@ -54,7 +54,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<Head>, Error> {
     Ok(Some(Head { end: lines.at, body: fields.body_length(is_http_11)? }))
 }
 
-/// The lines that are complete, without their ends.
+/// Iterates over the complete lines, without their ends.
 struct Lines<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -77,7 +77,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Whether it is HTTP/1.1, and not 1.0.
+/// Checks the request line. Returns whether its version is HTTP/1.1, and not 1.0.
 fn request_line_version(line: &[u8]) -> Result<bool, Error> {
     let mut words = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -94,7 +94,7 @@ fn request_line_version(line: &[u8]) -> Result<bool, Error> {
     let is_readable = match target {
         [b'/', ..] => target.iter().all(|byte| is_target(*byte)),
         b"*" => method == b"OPTIONS",
-        // As to a forward proxy. Rare, so that it may be read twice.
+        // The absolute form, as for a forward proxy. It is rare, so parsing it twice does not matter.
         _ => Uri::try_from(target).is_ok_and(|uri| {
             uri.scheme().is_some() && uri.authority().is_some_and(|a| !a.as_str().contains('@'))
         }),
@@ -109,7 +109,7 @@ fn request_line_version(line: &[u8]) -> Result<bool, Error> {
     }
 }
 
-/// What the fields say that matters for where the message ends and whom it is for.
+/// The fields that determine the end of the message and its host.
 #[derive(Default)]
 struct Fields {
     count: usize,
@@ -124,17 +124,17 @@ impl Fields {
         if self.count > MAX_FIELDS {
             return Err(Error::TooManyFields { limit: MAX_FIELDS });
         }
-        // A line that begins with a space would go on with the one before (obs-fold).
+        // A line that starts with a space continues the previous one (obs-fold): it has no name and is refused.
         let colon = memchr(b':', line).unwrap_or(0);
         let (name, value) = (&line[..colon], line[colon..].get(1..).unwrap_or_default());
         if name.is_empty() || !name.iter().all(|byte| is_token(*byte)) {
             return Err(Error::BadHead("a field must be NAME: VALUE, without a space in its name"));
         }
         if name.contains(&b'_') {
-            // Servers behind CGI-like interfaces read it as a dash, and so as another field.
+            // CGI-like servers read an underscore as a dash, and so as another field.
             return Err(Error::BadHead("the name of a field must not contain an underscore"));
         }
-        // Without a way out halfway, so that the compiler can look at many bytes at once.
+        // Without an early exit, so that the compiler can vectorise the loop.
         let controls = value.iter().fold(false, |found, byte| found | is_control(*byte));
         if controls {
             return Err(Error::BadHead("a field must not contain control characters"));
@@ -148,7 +148,7 @@ impl Fields {
                 }
             }
             14 if name.eq_ignore_ascii_case(b"content-length") => {
-                // More digits than this could overflow.
+                // Up to 18 digits fit into u64.
                 let is_number = (1..=18).contains(&value.len())
                     && value.iter().all(u8::is_ascii_digit)
                     && self.length.is_none();
@@ -190,13 +190,12 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// The characters of URIs, and those that clients often forget to escape.
+/// The characters of URIs, and some that clients often forget to escape.
 fn is_target(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=%{}|".contains(&byte)
 }
 
-/// A registered name or an address, with a port. No path, query or user, which others might read
-/// into it.
+/// The characters of a name or an address with a port. A path, query or user is refused.
 fn is_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:[]!$&'()*+;=%".contains(&byte)
 }
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_head_is_read_to_its_end_however_it_comes() {
+    fn a_valid_head_is_read_to_its_end_in_any_pieces() {
         let head = "\r\nPOST /v1/x?a={%20}&b=c|d HTTP/1.1\r\nhOST: [::1]:80\r\nAccept:\r\n\
                     X: \t caf\u{e9} \r\nCONTENT-length: 10 \r\n\r\n";
         let whole = Head { end: head.len(), body: BodyLength::Exact(10) };
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_two_readings_is_refused() {
+    fn an_ambiguous_head_is_refused() {
         for fields in [
             "content-length: 4\r\ntransfer-encoding: chunked\r\n",
             "transfer-encoding: chunked\r\ncontent-length: 4\r\n",
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_and_the_host_are_as_they_must_be() {
+    fn a_malformed_first_line_or_host_is_refused() {
         for head in [
             "GET / HTTP/1.1\r\n\r\n",
             "GET / HTTP/1.1\r\nhost: a/?x=\r\n\r\n",
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_before_the_head_is_whole() {
+    fn limits_apply_before_the_head_is_complete() {
         let long = "x".repeat(MAX_HEAD);
         assert_eq!(read_text(&long), Err(Error::HeadTooLarge));
         assert_eq!(read_text(&long[1..]), Ok(None));
@@ -321,9 +320,9 @@ mod tests {
         assert!(with(&"x: y\r\n".repeat(MAX_FIELDS - 1)).is_ok());
     }
 
-    /// Or hyper would refuse in its own words.
+    /// Otherwise hyper would refuse the request in another shape.
     #[test]
-    fn every_target_that_passes_is_one_for_hyper() {
+    fn hyper_accepts_every_target_that_passes() {
         for byte in (0..=255).filter(|byte| is_target(*byte)) {
             let target = [b'/', byte, b'?', byte];
             assert!(Uri::try_from(&target[..]).is_ok(), "{:?}", char::from(byte));

@@ -1,4 +1,4 @@
-//! The listening side: where, for whom, and how many at a time.
+//! The listening socket: opens the port, and accepts connections up to their limit.
 
 use std::{
     io,
@@ -26,26 +26,26 @@ use crate::{
     error::StartError,
     router::Router,
     server::{
-        connection::{Course, Serving},
+        connection::{Lifecycle, Serving},
         places::{Places, allow_files},
         sites::Sites,
         tls::Tls,
     },
 };
 
-/// Pause after a failed accept: out of file descriptors, most likely, which only time can mend.
+/// Pause after a failed accept. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// While no more connections can be accepted, until the next look for an idle one.
+/// Time between two attempts to close an idle connection while the limit is reached.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// Between two lines that say so.
+/// Least time between two warnings of the same kind.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
 
 /// Connections that the kernel completes while no accept is waiting.
 const BACKLOG: i32 = 4096;
 
-/// Opens the port, unless that would let strangers in.
+/// Opens the port. Fails if others could reach it without a key, unless --insecure is set.
 pub async fn bind(config: &Config) -> Result<TcpListener, StartError> {
     allow_files();
     let (host, port) = (&config.host, config.port);
@@ -57,12 +57,12 @@ pub async fn bind(config: &Config) -> Result<TcpListener, StartError> {
             return Err(StartError::Exposed { host: host.clone() });
         }
         tracing::warn!(
-            "--insecure: everybody who can reach {host}:{port} may use it, without a key"
+            "--insecure: every client that can reach {host}:{port} may use it without a key"
         );
     }
     let nowhere = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     let open = |address| open(address, config.reuse_port);
-    // The first one that works, as the standard library does.
+    // The first address that works, as in the standard library.
     let opened = addresses.into_iter().map(open).reduce(Result::or);
     opened.unwrap_or(Err(nowhere)).map_err(failed)
 }
@@ -80,8 +80,8 @@ fn open(address: SocketAddr, reuse_port: bool) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Of two routers on a port, the one that came later gets the new connections, from now on: the
-/// other can leave without one of them on its way to it. Alone on the port, it gets them anyway.
+/// Directs all new connections of the port to its second socket, which is this one if another router has the first.
+/// So the other router can stop without losing a connection.
 fn take_over(socket: &Socket) -> io::Result<()> {
     let second = 1;
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -90,12 +90,12 @@ fn take_over(socket: &Socket) -> io::Result<()> {
     Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
-/// Accepts until told to stop by a deadline; then lets open connections finish until then.
+/// Accepts connections until the lifecycle is `Stopping`. Then open connections may finish until its deadline.
 pub(crate) async fn accept(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     router: Arc<Router>,
-    mut course: watch::Receiver<Course>,
+    mut lifecycle: watch::Receiver<Lifecycle>,
     cores: Option<Cores>,
 ) {
     let workers = router.registry.workers().len();
@@ -108,19 +108,19 @@ pub(crate) async fn accept(
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
     let serve = {
-        let (course, places) = (course.clone(), Arc::clone(&places));
+        let (lifecycle, places) = (lifecycle.clone(), Arc::clone(&places));
         move |connections: &mut JoinSet<()>, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
             let sites = Arc::clone(&sites);
             let place = places.take().map_or_else(OnceLock::new, OnceLock::from);
-            let (places, course) = (Arc::clone(&places), course.clone());
-            let serving = Serving { router, admin, sites, places, place, client, course };
+            let (places, lifecycle) = (Arc::clone(&places), lifecycle.clone());
+            let serving = Serving { router, admin, sites, places, place, client, lifecycle };
             let tls = tls.clone();
             let Some(cores) = &cores else {
                 connections.spawn(serving.run(stream, tls));
                 return;
             };
-            // From the runtime that has accepted it to the one that will serve it.
+            // The stream moves from the accepting runtime to the serving one.
             let Ok(stream) = stream.into_std() else { return };
             let serve = async move {
                 if let Ok(stream) = TcpStream::from_std(stream) {
@@ -139,13 +139,13 @@ pub(crate) async fn accept(
                 Ok(accepted) => {
                     metrics.client_connections_accepted.increment();
                     let is_full = connections.len() >= places.most;
-                    // An idle one gives its place, or at least makes room for the next.
+                    // An idle connection is closed to free a place.
                     if is_full && !places.shed() && noted.now() {
                         tracing::warn!("all {} places for connections are taken", places.most);
                     }
                     serve(&mut connections, accepted);
                 }
-                // Gone before it was accepted, which is the client's business.
+                // The client has closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     if noted.now() {
@@ -158,13 +158,13 @@ pub(crate) async fn accept(
             () = sleep(FULL_PAUSE), if connections.len() >= most => {
                 places.shed();
             }
-            changed = course.changed() => match changed.map(|()| *course.borrow_and_update()) {
-                Ok(Course::Serving | Course::Draining) => {}
-                Ok(Course::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
+            changed = lifecycle.changed() => match changed.map(|()| *lifecycle.borrow_and_update()) {
+                Ok(Lifecycle::Serving | Lifecycle::Draining) => {}
+                Ok(Lifecycle::HandingOver) => for left in listener.take().into_iter().flat_map(close) {
                     serve(&mut connections, left);
                 },
-                Ok(Course::Stopping(deadline)) => break deadline,
-                // The handle is gone, and with it whoever could wait.
+                Ok(Lifecycle::Stopping(deadline)) => break deadline,
+                // The handle was dropped.
                 Err(_) => break Instant::now(),
             },
         }
@@ -183,8 +183,7 @@ async fn next(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAd
     }
 }
 
-/// Leaves the port to the other routers on it. Who is connected already is taken along: they would
-/// be reset with the socket.
+/// Closes the listening socket. Returns the connections in its backlog, which would be reset otherwise.
 fn close(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     let taken = listener.into_std().map(|listener| {
         let waiting = std::iter::from_fn(|| listener.accept().ok());
@@ -197,7 +196,7 @@ fn close(listener: TcpListener) -> Vec<(TcpStream, SocketAddr)> {
     taken.unwrap_or_default()
 }
 
-/// Keeps what happens often from filling the log.
+/// Limits the rate of a warning.
 #[derive(Default)]
 struct Throttle(Option<Instant>);
 

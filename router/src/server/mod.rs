@@ -1,9 +1,8 @@
-//! Towards clients: accepts connections, sees that what comes over them is one honest request at a
-//! time from somebody who may send it, and takes them down in order.
+//! The connections of clients: accepts them, checks that each request has one reading and may be sent, and closes
+//! them in order.
 //!
-//! [`listen`] accepts; each connection is a task of [`connection`], where hyper reads through a
-//! [`guard`] that judges each head by [`head`]. [`auth`] decides who may ask what;
-//! [`forward`] has a worker answer it.
+//! [`listen`] accepts. Each connection is a task of [`connection`], where hyper reads through a [`guard`] that
+//! checks each head with [`head`]. [`auth`] checks keys and origins. [`forward`] sends the request to a worker.
 
 mod answer;
 mod auth;
@@ -11,9 +10,9 @@ pub(crate) mod connection;
 mod forward;
 mod guard;
 mod head;
+mod keep_alive;
 pub mod listen;
 mod places;
 pub mod request_id;
 mod sites;
 pub(crate) mod tls;
-mod turn;

@@ -1,9 +1,9 @@
-//! How many connections may be open, and which of them give way.
+//! The limit on open connections.
 //!
-//! A connection with a place serves all requests. When all places are taken, the one that has been idle for
-//! longest is closed for the next. Where none is idle, further connections come in without a place: they get
-//! what is light, so that probes, operators and the router's metrics are answered however many clients there
-//! are, and are refused the rest.
+//! A connection with a place serves all requests. When all places are taken, the connection that was idle for
+//! longest is closed for a new one. If no connection is idle, some further ones are accepted without a place. They
+//! serve light requests only, so that probes and operators are answered under any number of clients; other requests
+//! on them are refused.
 
 use std::{
     collections::{BTreeMap, btree_map::OccupiedEntry},
@@ -22,45 +22,46 @@ use tokio::{
     time::Instant,
 };
 
-/// Connections beyond the places, at most.
+/// Largest number of connections without a place.
 const EXTRA: usize = 32;
 
-/// A client that has just connected is about to ask.
+/// Least idle time of a connection that is closed. A client that has just connected is about to send a request.
 const LEAST_IDLE: Duration = Duration::from_secs(1);
 
-/// Descriptors for files that are read again, name look-ups, and connections that close.
+/// Descriptors that are reserved for files, name look-ups and closing connections.
 const OTHER_FILES: usize = 8;
 
+/// The places of one router.
 pub(super) struct Places {
-    /// That there are.
+    /// Number of places.
     pub(super) most: usize,
-    /// Connections that may be open without one.
+    /// Largest number of connections without a place.
     pub(super) extra: usize,
     taken: AtomicUsize,
     freed: Notify,
     idle: Mutex<Idle>,
 }
 
-/// By their order.
+/// Idle connections in the order in which they became idle.
 #[derive(Default)]
 struct Idle {
     next: u64,
-    /// Dropped, they tell the connection to close.
+    /// Dropping the sender tells the connection to close.
     waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
 }
 
-/// Of one connection, until it is dropped.
+/// The place of one connection. Dropping it frees the place.
 pub(super) struct Place(Arc<Places>);
 
-/// A connection that is idle, until this is dropped.
+/// An idle connection. Dropping the value ends the idle state.
 pub(super) struct Resting<'a> {
     places: &'a Places,
     number: u64,
 }
 
 impl Places {
-    /// `asked` of them, or as many as open files allow: each connection may need one to a worker beside its
-    /// client's, and each of `workers` one for its health checks.
+    /// Creates `asked` places, or as many as the limit on open files allows: a request needs a descriptor for the
+    /// client and one for the worker, and each worker one for its health checks.
     pub(super) fn new(asked: usize, workers: usize) -> Self {
         let (files, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, 0));
         let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -86,7 +87,7 @@ impl Places {
         took.is_ok().then(|| Place(Arc::clone(self)))
     }
 
-    /// Resolves when there is one.
+    /// Takes a place, or waits for one.
     pub(super) async fn wait(self: &Arc<Self>) -> Place {
         loop {
             if let Some(place) = self.take() {
@@ -96,7 +97,7 @@ impl Places {
         }
     }
 
-    /// Tells the connection that has been idle for longest to close. False if none has been for long.
+    /// Closes the connection that was idle for longest. Returns false if none was idle for [`LEAST_IDLE`].
     pub(super) fn shed(&self) -> bool {
         let mut idle = self.idle.lock();
         let oldest = idle.waiting.first_entry();
@@ -104,14 +105,14 @@ impl Places {
         oldest.map(OccupiedEntry::remove).is_some()
     }
 
-    /// The connection is idle from now on; the receiver ends when it is to close.
+    /// Marks a connection as idle. The receiver ends when the connection must close.
     pub(super) fn rest(&self) -> (Resting<'_>, oneshot::Receiver<()>) {
-        let (sender, told) = oneshot::channel();
+        let (sender, closed) = oneshot::channel();
         let mut idle = self.idle.lock();
         let number = idle.next;
         idle.next += 1;
         idle.waiting.insert(number, (Instant::now(), sender));
-        (Resting { places: self, number }, told)
+        (Resting { places: self, number }, closed)
     }
 }
 
@@ -128,7 +129,7 @@ impl Drop for Resting<'_> {
     }
 }
 
-/// As many open files as the system lets the process have: what a shell allows is for other programs.
+/// Raises the limit on open files to the hard limit.
 pub(super) fn allow_files() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -148,12 +149,12 @@ mod tests {
         let ((_first, one), (second, two)) = (places.rest(), places.rest());
         let (_third, three) = places.rest();
         drop(second);
-        assert!(!places.shed(), "they have just come");
+        assert!(!places.shed(), "they have just become idle");
         tokio::time::advance(LEAST_IDLE).await;
         assert!(places.shed());
-        assert!(one.await.is_err(), "told");
+        assert!(one.await.is_err(), "it is told to close");
         assert!(places.shed());
-        assert!(three.await.is_err(), "told");
+        assert!(three.await.is_err(), "it is told to close");
         assert!(!places.shed(), "none is idle");
         drop(two);
     }

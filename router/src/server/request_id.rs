@@ -1,5 +1,4 @@
-//! The name of a request: the client's own, or a new one. The worker gets it, the client gets it back,
-//! and every log line and trace has it.
+//! The id of a request: the client's, or a new one. Worker, client, log lines and traces get it.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -7,11 +6,11 @@ use crate::config::HeaderField;
 
 pub const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longer than any UUID, trace id or ULID, and short enough for a log line.
+/// Largest length of an id in bytes.
 const MAX_BYTES: usize = 128;
 
-/// The first of `fields` that holds a name, else a new one. One that would be no word in a log (too
-/// long, spaces, not ASCII) counts as none.
+/// Returns the id in the first of `fields` that has a valid one, or a new id. An id with spaces or non-ASCII
+/// characters, or one that is too long, is invalid: it goes into log lines.
 pub fn choose(fields: &[HeaderField], headers: &HeaderMap) -> HeaderValue {
     let sent = fields.iter().filter_map(|field| headers.get(field.name()));
     sent.into_iter().find(|id| is_word(id.as_bytes())).cloned().unwrap_or_else(random)
@@ -21,7 +20,7 @@ fn is_word(id: &[u8]) -> bool {
     (1..=MAX_BYTES).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }
 
-/// A UUID of version 4, written without a detour over a string.
+/// Returns a random UUID (version 4), without an allocation for a string.
 fn random() -> HeaderValue {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let bits = fastrand::u128(..) & !(0xf << 76) & !(0xc << 60) | (0x4 << 76) | (0x8 << 60);
@@ -47,14 +46,14 @@ mod tests {
     }
 
     #[test]
-    fn the_clients_name_is_kept_in_the_order_of_the_setting() {
+    fn the_id_of_the_client_is_used_in_the_order_of_the_setting() {
         assert_eq!(chosen(&[("x-correlation-id", b"c"), ("x-request-id", b"r")]), "r");
         assert_eq!(chosen(&[("x-correlation-id", b"c")]), "c");
         assert_eq!(chosen(&[("x-request-id", b""), ("x-correlation-id", b"c")]), "c");
     }
 
     #[test]
-    fn what_is_no_word_in_a_log_is_replaced_by_a_uuid() {
+    fn an_invalid_id_is_replaced_by_a_uuid() {
         const LONG: [u8; 129] = [b'x'; 129];
         for id in [&b"two words"[..], b"tab\there", b"\x9b31m", &LONG] {
             let made = chosen(&[("x-request-id", id)]);

@@ -1,9 +1,9 @@
-//! Requests that a web page makes its reader's browser send.
+//! Protection against web pages that make their reader's browser send requests.
 //!
-//! A page of any site can send to a router on its reader's machine. Where a key is asked for that is
-//! harmless: no browser adds one by itself. Else the page's origin must be the router's own or an allowed one
-//! (against forged requests), and a router on loopback must be addressed as such (against DNS rebinding, by
-//! which a site's name comes to mean 127.0.0.1 and its pages the router's own origin).
+//! A page of any site can send requests to a router on the machine of its reader. With a key that is harmless: no
+//! browser adds a key by itself. Without a key, the origin of the page must be the router's own or an allowed one
+//! (cross-site request forgery), and a router on loopback must be addressed by its own names (DNS rebinding: the
+//! name of a site resolves to 127.0.0.1, so its pages have the origin of the router).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,14 +21,15 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const ASKS_PRIVATE: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOWS_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
-/// For how long a browser may remember a permission.
+/// Seconds for which a browser may cache a permission.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
+/// The allowed origins and host names.
 pub(super) struct Sites {
     origins: Vec<AllowedOrigin>,
-    /// Pages of all origins may use the models. The router's own routes are another matter.
+    /// Whether pages of all origins may use the models. Admin routes are excluded.
     any_origin: bool,
-    /// Names by which the router may be addressed. `None`: any.
+    /// Host names of the router; `None` allows any.
     hosts: Option<Vec<AllowedHost>>,
 }
 
@@ -46,7 +47,7 @@ impl Sites {
         }
     }
 
-    /// Judges a request that no key protects.
+    /// Checks a request to an endpoint without a key. Fails with `ForeignHost` or `ForeignOrigin`.
     pub(super) fn check(
         &self,
         endpoint: Endpoint,
@@ -60,7 +61,7 @@ impl Sites {
             return Err(Error::ForeignHost(name_of(host).to_owned()));
         }
         let Some(origin) = headers.get(header::ORIGIN) else {
-            // A browser tells at least this of a request that might change something.
+            // A browser sends at least this field with an unsafe request.
             let site = headers.get(FETCH_SITE).filter(|_| !method.is_safe());
             return match site.map(HeaderValue::as_bytes) {
                 None | Some(b"same-origin" | b"none") => Ok(()),
@@ -79,7 +80,7 @@ impl Sites {
             || self.origins.iter().any(|allowed| allowed.is(origin.as_bytes()))
     }
 
-    /// The origin that a request to the models comes from, if its pages may read the answer.
+    /// The origin of a request to the models, if its pages may read the response.
     pub(super) fn reader(&self, endpoint: Endpoint, headers: &HeaderMap) -> Option<HeaderValue> {
         if self.origins.is_empty() || endpoint == Endpoint::Admin {
             return None;
@@ -87,7 +88,7 @@ impl Sites {
         headers.get(header::ORIGIN).filter(|origin| self.allows(endpoint, origin)).cloned()
     }
 
-    /// The answer to a browser that asks whether a page may send a request to the models.
+    /// Answers a CORS preflight for the models. `None` if the request is no preflight.
     pub(super) fn preflight<B>(
         &self,
         request: &Request<B>,
@@ -125,7 +126,7 @@ impl Sites {
 pub(super) fn allow_reading(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
-    // A cache must not give one origin's permission to another.
+    // A cache must not serve the permission of one origin to another.
     headers.append(header::VARY, HeaderValue::from_static("origin"));
 }
 
@@ -133,7 +134,7 @@ fn foreign(origin: &HeaderValue) -> Error {
     Error::ForeignOrigin(String::from_utf8_lossy(origin.as_bytes()).into_owned())
 }
 
-/// Without the port.
+/// The host name without its port.
 fn name_of(host: &str) -> &str {
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
@@ -141,7 +142,8 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// No name of another site can pass: addresses cannot be made to mean anything else.
+/// Whether `host` is a name of this router: an address, localhost, or an allowed name. A site cannot make its own
+/// name an address.
 fn is_own(host: &str, allowed: &[AllowedHost]) -> bool {
     let name = name_of(host).trim_end_matches('.');
     let is_localhost = name
@@ -154,7 +156,7 @@ fn is_own(host: &str, allowed: &[AllowedHost]) -> bool {
     name.parse::<IpAddr>().is_ok() || is_localhost || allowed.iter().any(|host| host.is(name))
 }
 
-/// Whether `origin` is that of pages which come from `host`.
+/// Whether pages from `host` have this origin.
 fn is_at(origin: &[u8], host: &str) -> bool {
     let authority = [&b"http://"[..], b"https://"].iter().find_map(|s| origin.strip_prefix(*s));
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host.as_bytes()))
@@ -165,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_names_are_addresses_localhost_and_what_is_allowed() {
+    fn own_names_are_addresses_localhost_and_allowed_names() {
         let allowed = ["router.example".parse().expect("a name")];
         for host in [
             "127.0.0.1",

@@ -1,5 +1,4 @@
-//! HTTPS towards clients: `--tls-cert-path` and `--tls-key-path`, which may be renewed while the router
-//! runs.
+//! HTTPS for clients: `--tls-cert-path` and `--tls-key-path`. Both files may be renewed while the router runs.
 
 use std::{
     fmt::Display,
@@ -16,28 +15,28 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::{config::Config, error::StartError, settled::Settled};
+use crate::{config::Config, error::StartError, file_watch::DebouncedFileWatch};
 
-/// Where certificate and key are.
+/// The paths of certificate and key.
 #[derive(Clone)]
 struct Files {
     chain: PathBuf,
     key: PathBuf,
 }
 
-/// What is in the files.
+/// The contents of the files.
 #[derive(PartialEq)]
 struct Pem {
     chain: Vec<u8>,
     key: Vec<u8>,
 }
 
-/// The certificate that new connections get. Those that are open keep theirs.
+/// The certificate for new connections. Open connections keep theirs.
 pub(crate) struct Tls(ArcSwap<ServerConfig>);
 
 impl Tls {
-    /// And what keeps it up to date, for as long as that is polled. `None` if the config asks for
-    /// plain HTTP.
+    /// Reads the files. Returns the certificate and a future that follows their changes; `None` for plain HTTP.
+    /// Fails if a file cannot be used.
     pub(crate) fn start(
         config: &Config,
     ) -> Result<Option<(Arc<Self>, impl Future<Output = ()> + use<>)>, StartError> {
@@ -69,7 +68,7 @@ impl Tls {
             }
             Err(why) => tracing::warn!("{why}; the certificate in use stays"),
         };
-        Settled::on(Ok(current)).follow(move || reading.read(), changed).await;
+        DebouncedFileWatch::on(Ok(current)).follow(move || reading.read(), changed).await;
     }
 }
 
@@ -86,7 +85,7 @@ impl Files {
             .map_err(|error| of_chain(&self.chain, error))?;
         let private =
             PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| of_key(&self.key, error))?;
-        // Named here, because a program that embeds the router may have chosen another one for itself.
+        // Set explicitly, because a program that embeds the router may have another default.
         let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;

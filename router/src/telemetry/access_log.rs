@@ -1,34 +1,34 @@
-//! One line for each request, at its end: `--access-log`. The subscriber makes text or JSON of it.
+//! The access log (`--access-log`): one line for each request, at its end. The subscriber formats it as text or JSON.
 
 use http::StatusCode;
 
-use crate::telemetry::journal::{Facts, Journal};
+use super::record::RequestRecord;
 
-/// The target of these lines, so that `--log-level` does not silence what `--access-log` asks for.
+/// The tracing target of these lines. It has its own filter, so `--log-level` does not hide them.
 pub const TARGET: &str = "access";
 
-/// nginx's word for a client that left before the answer.
+/// nginx's status for a client that disconnected before the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-pub(super) fn write(journal: &Journal, facts: &Facts) {
-    let last = facts.tries.last();
+pub(super) fn write(record: &RequestRecord) {
+    let last = record.attempts.last();
     let milliseconds = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
     tracing::info!(
         target: TARGET,
-        // A word of visible ASCII, see `request_id`: a client cannot forge a line with it.
-        request_id = journal.request_id.to_str().unwrap_or_default(),
-        client = display(journal.client),
-        endpoint = journal.endpoint.as_str(),
-        status = facts.status.as_ref().map_or(CLIENT_CLOSED_REQUEST, StatusCode::as_u16),
-        end = facts.end.as_str(),
+        // Visible ASCII without spaces (see `request_id`), so a client cannot forge a line.
+        request_id = record.request_id.to_str().unwrap_or_default(),
+        client = display(record.client),
+        endpoint = record.endpoint.as_str(),
+        status = record.status.as_ref().map_or(CLIENT_CLOSED_REQUEST, StatusCode::as_u16),
+        end = record.end.as_str(),
         worker = last.map(|last| last.worker.url.as_str()),
         reason = last.map(|last| last.reason.as_str()),
-        attempts = facts.tries.len(),
-        prompt_tokens = facts.prompt_tokens,
-        cached_tokens = facts.cached_tokens,
-        bytes = facts.bytes,
-        first_byte_ms = facts.first_byte.map(milliseconds),
-        total_ms = milliseconds(journal.begun.elapsed()),
+        attempts = record.attempts.len(),
+        prompt_tokens = record.prompt_tokens,
+        cached_tokens = record.cached_tokens,
+        bytes = record.bytes,
+        first_byte_ms = record.first_byte.map(milliseconds),
+        total_ms = milliseconds(record.started.elapsed()),
         "request"
     );
 }

@@ -1,11 +1,11 @@
-//! W3C trace context: which trace a request belongs to, in the header `traceparent`.
+//! W3C trace context: the trace of a request, in the header `traceparent`.
 
 use http::{HeaderMap, HeaderValue};
 
-/// Where client, router and workers name the trace.
+/// The header with the trace context, from clients and to workers.
 pub const HEADER: &str = "traceparent";
 
-/// The span of a request, and its place in a trace.
+/// The trace id, parent span and own span of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     pub trace: u128,
@@ -15,26 +15,26 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// As the client has it, or anew. `None` if the client says that it is not recorded.
+    /// Reads the context from `headers`, or starts a new trace. `None` if the client does not sample the trace.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let named = headers.get(HEADER).and_then(|value| parse(value.as_bytes()));
         let (trace, parent, sampled) = named.unwrap_or_else(|| (fastrand::u128(1..), 0, true));
         sampled.then(|| Self { trace, parent, span: new_span() })
     }
 
-    /// What a worker is told: its spans belong below `span`.
+    /// The `traceparent` header for a worker whose spans are children of `span`.
     pub fn header(&self, span: u64) -> HeaderValue {
         let text = format!("00-{:032x}-{span:016x}-01", self.trace);
         HeaderValue::try_from(text).expect("contract: digits and dashes")
     }
 }
 
-/// A name for a span that no other has.
+/// Returns a random span id, never 0.
 pub fn new_span() -> u64 {
     fastrand::u64(1..)
 }
 
-/// Trace, span, and whether it is recorded.
+/// Parses a `traceparent`: trace id, span id, and whether the trace is sampled. `None` if it is malformed.
 fn parse(text: &[u8]) -> Option<(u128, u64, bool)> {
     let text = std::str::from_utf8(text).ok()?;
     let mut parts = text.splitn(4, '-');
@@ -44,7 +44,7 @@ fn parse(text: &[u8]) -> Option<(u128, u64, bool)> {
     };
     let (version, trace, span) = (field(2)?, field(32)?, field(16)?);
     let flags = parts.next()?;
-    // A later version may say more after the flags; this one must not.
+    // A later version may have more fields after the flags; version 00 must not.
     let (flags, rest) = flags.split_at_checked(2)?;
     if version == "ff" || (version == "00" && !rest.is_empty()) {
         return None;
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clients_trace_goes_on() {
+    fn the_trace_of_the_client_is_continued() {
         let context = of(CLIENTS).expect("recorded");
         assert_eq!(context.trace, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
         assert_eq!(context.parent, 0x00f0_67aa_0ba9_02b7);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_a_new_trace() {
+    fn a_malformed_context_starts_a_new_trace() {
         let zeros = "0".repeat(32);
         for bad in [
             "",

@@ -1,4 +1,4 @@
-//! Sends spans to the collector, many at a time.
+//! Sends spans to the collector, in batches.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -20,13 +20,13 @@ use crate::{
     metrics::{Metrics, TraceOutcome},
 };
 
-/// How long the first span of a batch waits for others.
+/// Time that the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Requests in one batch.
 const BATCH: usize = 512;
 
-/// For the collector to take a batch.
+/// Time limit for sending a batch.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Error)]
@@ -44,7 +44,7 @@ enum ExportError {
 pub(super) struct Exporter {
     collector: CollectorUrl,
     metrics: Arc<Metrics>,
-    /// Said once, and again when it has worked in between: not for every batch.
+    /// Whether the present series of failures has been logged.
     complained: bool,
 }
 
@@ -53,7 +53,7 @@ impl Exporter {
         Self { collector, metrics, complained: false }
     }
 
-    /// Until nobody can record any more.
+    /// Runs until the tracer is dropped.
     pub(super) async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
         let mut received = Vec::with_capacity(BATCH);
         while messages.recv_many(&mut received, BATCH).await > 0 {
@@ -79,7 +79,7 @@ impl Exporter {
                 self.send(&spans, requests).await;
             }
             for done in waiting {
-                // Whoever has stopped waiting need not be told.
+                // The receiver may have stopped waiting.
                 let _gone = done.send(());
             }
         }
@@ -104,7 +104,7 @@ impl Exporter {
         }
     }
 
-    /// Over a connection of its own: a batch a second needs no pool.
+    /// Posts a batch over a new connection: one batch a second needs no pool.
     async fn post(&self, body: Vec<u8>) -> Result<(), ExportError> {
         let stream = TcpStream::connect(self.collector.address()).await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

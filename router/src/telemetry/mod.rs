@@ -1,16 +1,15 @@
-//! What each request leaves behind: its [`journal`], of which a line in the [`access_log`] and a trace
-//! are made.
+//! The record of each request, written as an [`access_log`] line and as a trace.
 //!
-//! Traces are a span for each request of the data plane and one below it for each worker that was asked,
-//! sent to an OpenTelemetry collector as OTLP over HTTP. OpenTelemetry's SDK would more than double the
-//! crates that the router is built from, for the sake of two kinds of span that are complete before they
-//! are written. So they are encoded here ([`wire`]), and a test decodes them with OpenTelemetry's own
-//! definitions.
+//! A trace has one span for the request and a child span for each attempt. It is sent to an OpenTelemetry collector
+//! as OTLP over HTTP. OpenTelemetry's SDK would more than double the crates of the router for two kinds of span
+//! that are complete before they are written. So spans are encoded here ([`wire`]); a test decodes them with
+//! OpenTelemetry's own definitions.
 
 pub mod access_log;
 mod context;
 mod export;
-pub mod journal;
+pub mod record;
+pub mod request_log;
 mod span;
 mod wire;
 
@@ -26,21 +25,22 @@ use crate::{
     metrics::{Metrics, TraceOutcome},
 };
 use export::Exporter;
-use journal::{Facts, Journal};
+use record::RequestRecord;
 
-/// Requests whose spans may wait for the collector. More are dropped, and counted: a request never
-/// waits for its trace.
+/// Requests whose spans may wait for the collector. Further ones are dropped and counted: a request never waits for its
+/// trace.
 const QUEUE: usize = 4096;
 
-/// What a request leaves behind when it has ended, and what the exporter is told.
+/// A message to the exporter.
 #[derive(Debug)]
 enum Message {
+    /// The encoded spans of one request.
     Spans(Vec<u8>),
-    /// Send what there is, then say so.
+    /// Send the spans so far, then confirm.
     Flush(oneshot::Sender<()>),
 }
 
-/// Where requests leave their spans.
+/// Takes the spans of ended requests.
 #[derive(Debug)]
 pub struct Tracer {
     queue: mpsc::Sender<Message>,
@@ -48,32 +48,32 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Sends to `collector` from now on. Must be called within a tokio runtime.
+    /// Starts the exporter to `collector`. Must be called within a tokio runtime.
     pub fn start(collector: CollectorUrl, metrics: Arc<Metrics>) -> Arc<Self> {
         let (queue, messages) = mpsc::channel(QUEUE);
         tokio::spawn(Exporter::new(collector, Arc::clone(&metrics)).run(messages));
         Arc::new(Self { queue, metrics })
     }
 
-    /// The trace of a request: the client's, if it has named one, else a new one. `None` if the client
-    /// does not want it recorded.
+    /// Starts the trace of a request: a continuation of the client's trace, or a new one. `None` if the client does
+    /// not want it sampled.
     pub fn begin(self: &Arc<Self>, headers: &HeaderMap) -> Option<(Arc<Self>, TraceContext)> {
         Some((Arc::clone(self), TraceContext::of(headers)?))
     }
 
-    /// Takes down a request that has ended.
-    pub fn record(&self, journal: &Journal, facts: &Facts, context: &TraceContext) {
-        let spans = span::of_request(journal, facts, context);
+    /// Queues the spans of an ended request.
+    pub fn record(&self, record: &RequestRecord, context: &TraceContext) {
+        let spans = span::of_request(record, context);
         if self.queue.try_send(Message::Spans(spans)).is_err() {
             self.metrics.traces.increment(TraceOutcome::Dropped);
         }
     }
 
-    /// Returns when the collector has what was recorded before, or has refused it.
+    /// Returns when the collector has accepted or refused all spans queued before.
     pub async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
         if self.queue.send(Message::Flush(done)).await.is_ok() {
-            // An error: the exporter has ended, and nothing is left to wait for.
+            // An error means that the exporter has ended.
             let _ended = flushed.await;
         }
     }

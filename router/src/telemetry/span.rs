@@ -1,84 +1,83 @@
-//! A request's journal as spans, in the terms of OpenTelemetry's conventions for HTTP and `gen_ai`.
-//! The numbers are those of the fields in `opentelemetry/proto/trace/v1/trace.proto`.
+//! Encodes the record of a request as spans, with the attributes of OpenTelemetry's conventions for HTTP and `gen_ai`.
+//! Numbers are field numbers of `opentelemetry/proto/trace/v1/trace.proto`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{context::TraceContext, wire::Message};
-use crate::{
-    endpoint::Endpoint,
-    telemetry::journal::{End, Facts, Journal, Try},
+use super::{
+    context::TraceContext,
+    record::{Attempt, End, RequestRecord},
+    wire::Message,
 };
+use crate::endpoint::Endpoint;
 
 const SERVER: u64 = 2;
 const CLIENT: u64 = 3;
 const STATUS_ERROR: u64 = 2;
 
-/// Of `ScopeSpans`: where the spans go.
+/// Field number of `ScopeSpans.spans`.
 const SPANS: u64 = 2;
 
-/// All spans of a request that has just ended, as fields of a `ScopeSpans`.
-pub(super) fn of_request(journal: &Journal, facts: &Facts, context: &TraceContext) -> Vec<u8> {
-    #[expect(clippy::disallowed_methods, reason = "spans are laid on the time of day")]
+/// Encodes all spans of a request that has just ended, as fields of a `ScopeSpans`.
+pub(super) fn of_request(record: &RequestRecord, context: &TraceContext) -> Vec<u8> {
+    #[expect(clippy::disallowed_methods, reason = "spans have the time of day")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let lasted = journal.begun.elapsed();
-    let clock = Clock { begun: now.saturating_sub(lasted) };
-    let mut spans =
-        Message::default().message(SPANS, &request(journal, facts, context, &clock, lasted));
-    let ends = facts.tries.iter().skip(1).map(|next| next.at).chain([lasted]);
-    for (number, (one, end)) in facts.tries.iter().zip(ends).enumerate() {
-        let is_last = number + 1 == facts.tries.len();
-        spans = spans.message(SPANS, &attempt(one, facts, context, &clock, end, is_last));
+    let lasted = record.started.elapsed();
+    let clock = Clock { started: now.saturating_sub(lasted) };
+    let mut spans = Message::default().message(SPANS, &request(record, context, &clock, lasted));
+    let ends = record.attempts.iter().skip(1).map(|next| next.at).chain([lasted]);
+    for (number, (one, end)) in record.attempts.iter().zip(ends).enumerate() {
+        let is_last = number + 1 == record.attempts.len();
+        spans = spans.message(SPANS, &attempt(one, record, context, &clock, end, is_last));
     }
     spans.finish()
 }
 
-/// The time of day at the beginning of the request.
+/// The time of day at the start of the request.
 struct Clock {
-    begun: Duration,
+    started: Duration,
 }
 
 impl Clock {
     fn at(&self, after: Duration) -> u64 {
-        u64::try_from((self.begun + after).as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from((self.started + after).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
 fn request(
-    journal: &Journal,
-    facts: &Facts,
+    record: &RequestRecord,
     context: &TraceContext,
     clock: &Clock,
     lasted: Duration,
 ) -> Message {
-    let status = facts.status.map(|status| status.as_u16());
-    let route = journal.endpoint.route();
+    let status = record.status.map(|status| status.as_u16());
+    let route = record.endpoint.route();
     let mut span = span(context, context.span, context.parent, SERVER)
-        .bytes(5, format!("{} {route}", journal.endpoint.method()).as_bytes())
+        .bytes(5, format!("{} {route}", record.endpoint.method()).as_bytes())
         .fixed(7, clock.at(Duration::ZERO))
         .fixed(8, clock.at(lasted));
     let mut attributes = Attributes::default();
-    attributes.text("http.request.method", journal.endpoint.method());
+    attributes.text("http.request.method", record.endpoint.method());
     attributes.text("http.route", route);
-    attributes.text("client.address", &journal.client.ip().to_string());
-    attributes.text("http.request.header.x-request-id", journal.request_id.to_str().unwrap_or(""));
+    attributes.text("client.address", &record.client.ip().to_string());
+    attributes.text("http.request.header.x-request-id", record.request_id.to_str().unwrap_or(""));
     attributes.count("http.response.status_code", status.map(u64::from));
-    if let Some(operation) = operation(journal.endpoint) {
+    if let Some(operation) = operation(record.endpoint) {
         attributes.text("gen_ai.operation.name", operation);
     }
-    attributes.count("gen_ai.usage.input_tokens", facts.prompt_tokens);
-    attributes.count("gen_ai.usage.cache_read.input_tokens", facts.cached_tokens);
-    attributes.seconds("gen_ai.response.time_to_first_chunk", facts.first_byte);
-    attributes.count("http.response.body.size", Some(facts.bytes));
-    attributes.count("mla_router.attempts", Some(facts.tries.len() as u64));
-    attributes.text("mla_router.end", facts.end.as_str());
+    attributes.count("gen_ai.usage.input_tokens", record.prompt_tokens);
+    attributes.count("gen_ai.usage.cache_read.input_tokens", record.cached_tokens);
+    attributes.seconds("gen_ai.response.time_to_first_chunk", record.first_byte);
+    attributes.count("http.response.body.size", Some(record.bytes));
+    attributes.count("mla_router.attempts", Some(record.attempts.len() as u64));
+    attributes.text("mla_router.end", record.end.as_str());
     span = attributes.into(span);
     let server_error = status.is_some_and(|status| status >= 500);
-    if server_error || facts.end == End::Broken { failed(span) } else { span }
+    if server_error || record.end == End::Broken { failed(span) } else { span }
 }
 
 fn attempt(
-    one: &Try,
-    facts: &Facts,
+    one: &Attempt,
+    record: &RequestRecord,
     context: &TraceContext,
     clock: &Clock,
     end: Duration,
@@ -87,10 +86,10 @@ fn attempt(
     let mut attributes = Attributes::default();
     attributes.text("url.full", one.worker.url.as_str());
     attributes.text("mla_router.reason", one.reason.as_str());
-    let mut is_failure = !is_last || facts.end == End::Broken;
+    let mut is_failure = !is_last || record.end == End::Broken;
     if is_last {
-        attributes.count("http.response.status_code", facts.status.map(|s| u64::from(s.as_u16())));
-        is_failure |= facts.status.is_some_and(|status| status.is_server_error());
+        attributes.count("http.response.status_code", record.status.map(|s| u64::from(s.as_u16())));
+        is_failure |= record.status.is_some_and(|status| status.is_server_error());
     }
     let span = span(context, one.span, context.span, CLIENT)
         .bytes(5, b"worker")
@@ -112,7 +111,7 @@ fn failed(span: Message) -> Message {
     span.message(15, &Message::default().number(3, STATUS_ERROR))
 }
 
-/// What the request asks of the model, where the conventions have a word for it.
+/// The operation name of the conventions; `None` if they have none for the endpoint.
 fn operation(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
         Endpoint::ChatCompletions | Endpoint::Responses => Some("chat"),
@@ -154,7 +153,7 @@ fn attribute(name: &str, value: &Message) -> Message {
     Message::default().bytes(1, name.as_bytes()).message(2, value)
 }
 
-/// `ExportTraceServiceRequest` around the spans of many requests.
+/// Encodes an `ExportTraceServiceRequest` with the spans of several requests.
 pub(super) fn export(spans: &[u8]) -> Vec<u8> {
     let text = |value: &str| Message::default().bytes(1, value.as_bytes());
     let version = env!("CARGO_PKG_VERSION");

@@ -1,4 +1,4 @@
-//! Protocol buffers, as far as spans need them: fields of numbers, bytes and messages.
+//! The protobuf encoding that spans need: fields of numbers, bytes and messages.
 
 /// A message under construction.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl Message {
         self.bytes(field, &value.0)
     }
 
-    /// Fields that were encoded before.
+    /// Appends encoded fields.
     pub(super) fn raw(mut self, fields: &[u8]) -> Self {
         self.0.extend_from_slice(fields);
         self

@@ -1,256 +1,253 @@
 //! The approximate prefix caches of all workers, in one radix tree over block hashes.
 //!
-//! No worker is asked: a request sent to a worker will be in that worker's cache, so inserting its
-//! key is knowing. What a worker may hold is bounded by its own KV capacity at insert, by evicting
-//! what the worker itself would evict: its least recently used leaves.
+//! The tree asks no worker. A request that is sent to a worker will be in its cache, so the insertion of its key is
+//! knowledge. The share of each worker is bounded by the capacity of its KV cache: an insertion evicts the least
+//! recently used leaves, which the worker itself would evict.
 //!
-//! An operation takes the shared lock of the worker table and then the lock of one shard; never two
-//! shards, so there is no order to keep. Both are parking_lot locks: nothing is awaited under them.
+//! Each worker is a tenant of the tree, and owns the nodes that it holds. An operation takes the shared lock of the
+//! tenant table and then the lock of one shard, never of two: so there is no lock order to keep. No lock is held
+//! across an await.
 
-mod holds;
+mod lru_tick;
 mod nodes;
+mod ownership;
 mod shard;
 mod slab;
-mod stamp;
-mod workers;
+mod tenants;
 
 use crate::{
     key::RouteKey,
     names::WorkerId,
     sync::{AtomicU32, Mutex, Ordering, RwLock, RwLockReadGuard},
 };
+pub use lru_tick::LruTick;
 use shard::{Inserted, Shard};
-pub use stamp::Stamp;
-use workers::Workers;
+use tenants::Tenants;
 
-/// Prompts go to shards by their first block. More shards than cores of a large host would help
-/// only prompts that differ in their first 64 bytes.
+/// Number of shards. The first block of a prompt selects its shard.
 const SHARDS: usize = 32;
 
-/// Blocks evicted while locks are held: a tenth of a millisecond. Between two batches choices go on, so
-/// that a worker whose capacity shrinks by millions does not stop the traffic.
+/// Blocks that are evicted while locks are held: a tenth of a millisecond. Choices of workers go on between two
+/// batches, also when the capacity of a worker shrinks by millions of blocks.
 const EVICTION_BATCH: u64 = 1 << 10;
 
 /// The tree. All methods may be called from any thread.
 #[derive(Debug)]
 pub struct PrefixTree {
     shards: [Mutex<Shard>; SHARDS],
-    workers: RwLock<Workers>,
-    /// Counts inserts: the time by which recency is told. One increment per request, next to the
-    /// worker table's lock that each request takes anyway.
+    tenants: RwLock<Tenants>,
+    /// The LRU clock: the number of insertions.
     clock: AtomicU32,
 }
 
-/// What an insert found and left.
+/// The result of an insertion. It is needed to take the insertion back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Note {
-    /// Leading blocks of the key that the tree believed the worker to hold before.
+pub struct InsertReceipt {
+    /// Leading blocks of the key that the worker owned before.
     pub held: u32,
-    /// When the last of those had been used before.
-    pub last_used: Option<Stamp>,
-    /// When this was.
-    pub stamp: Stamp,
+    /// Previous use of the last of these blocks.
+    pub last_used: Option<LruTick>,
+    /// Tick of this insertion.
+    pub tick: LruTick,
 }
 
-/// What the tree holds, summed over its shards.
+/// The size of the tree, summed over its shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeStats {
     /// Distinct blocks.
     pub blocks: u64,
-    /// Blocks, counted once for each worker that holds them.
+    /// Blocks, counted once for each worker that owns them.
     pub held: u64,
     pub nodes: u64,
-    /// Pairs of worker and node, leftovers of purged workers included.
-    pub holds: u64,
+    /// Pairs of tenant and node, including leftovers of purged tenants.
+    pub ownerships: u64,
     pub bytes: u64,
 }
 
 impl PrefixTree {
-    /// A worker may hold `default_capacity` blocks until `set_capacity` says otherwise.
+    /// An empty tree. A worker may own `default_capacity` blocks until `set_capacity` changes that.
     pub fn new(default_capacity: u64) -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
-            workers: RwLock::new(Workers::new(default_capacity)),
+            tenants: RwLock::new(Tenants::new(default_capacity)),
             clock: AtomicU32::new(0),
         }
     }
 
-    /// Replaces the contents of `out` by the workers that hold a prefix of `key`, each with the
-    /// number of blocks of the longest.
+    /// Fills `out` with the workers that own a prefix of `key`, each with the number of blocks of its longest prefix.
     pub fn lookup(&self, key: &RouteKey, out: &mut Vec<(WorkerId, u32)>) {
         out.clear();
         let Some(index) = shard_of(&key.blocks) else {
             return;
         };
-        let workers = self.workers.read();
+        let tenants = self.tenants.read();
         let mut shard = self.shards[index].lock();
-        shard.sync(&workers);
-        shard.lookup(&key.blocks, &workers, out);
+        shard.sync(&tenants);
+        shard.lookup(&key.blocks, &tenants, out);
     }
 
-    /// Notes that `worker` now holds `key`, or as much of it as its capacity allows.
-    pub fn insert(&self, key: &RouteKey, worker: WorkerId) -> Note {
+    /// Makes `worker` an owner of `key`, or of as many leading blocks as its capacity allows.
+    pub fn insert(&self, key: &RouteKey, worker: WorkerId) -> InsertReceipt {
         let Some(index) = shard_of(&key.blocks) else {
-            return Note { stamp: self.tick(), ..Note::default() };
+            return InsertReceipt { tick: self.next_tick(), ..InsertReceipt::default() };
         };
-        let (workers, slot) = self.registered(worker);
-        let quota = workers.quota(slot);
+        let (tenants, tenant) = self.registered(worker);
+        let quota = tenants.quota(tenant);
         let fitting = quota.capacity().min(key.blocks.len() as u64) as usize;
         if fitting == 0 {
-            return Note { stamp: self.tick(), ..Note::default() };
+            return InsertReceipt { tick: self.next_tick(), ..InsertReceipt::default() };
         }
         let mut shard = self.shards[index].lock();
-        shard.sync(&workers);
-        // Drawn under the lock, so that the order of a shard's lists is that of the clock.
-        let stamp = self.tick();
+        shard.sync(&tenants);
+        // Taken under the lock, so that the LRU lists of a shard are in the order of the clock.
+        let tick = self.next_tick();
         let Inserted { held, last_used } =
-            shard.insert(&key.blocks[..fitting], slot, stamp, &workers);
-        // In this order: what is in excess can be found.
-        quota.set_oldest(index, shard.oldest(slot));
+            shard.insert(&key.blocks[..fitting], tenant, tick, &tenants);
+        // In this order: another thread that sees the excess must find the oldest blocks.
+        quota.set_oldest(index, shard.oldest(tenant));
         quota.used.fetch_add(fitting as u64 - held, Ordering::Relaxed);
-        drop(shard); // the oldest blocks may be in any shard
-        self.evict_excess(&workers, slot, fitting as u64 + EVICTION_BATCH);
-        Note { held: held as u32, last_used, stamp }
+        drop(shard); // the oldest blocks may be in another shard
+        self.evict_excess(&tenants, tenant, fitting as u64 + EVICTION_BATCH);
+        InsertReceipt { held: held as u32, last_used, tick }
     }
 
-    /// Takes back what `insert` noted of `key`, of which it returned `note`: what the worker has not
-    /// held before, and what no other request has used since.
-    pub fn retract(&self, key: &RouteKey, worker: WorkerId, note: &Note) {
-        let (Some(index), workers) = (shard_of(&key.blocks), self.workers.read()) else {
+    /// Takes back the insertion of `key` that returned `receipt`: removes the blocks that the worker did not own
+    /// before, except those that another request has used since.
+    pub fn retract(&self, key: &RouteKey, worker: WorkerId, receipt: &InsertReceipt) {
+        let (Some(index), tenants) = (shard_of(&key.blocks), self.tenants.read()) else {
             return;
         };
-        let Some(slot) = workers.slot(worker) else {
+        let Some(tenant) = tenants.tenant(worker) else {
             return;
         };
-        let quota = workers.quota(slot);
+        let quota = tenants.quota(tenant);
         let mut shard = self.shards[index].lock();
-        shard.sync(&workers);
-        let freed = shard.retract(&key.blocks, slot, note.stamp, u64::from(note.held));
+        shard.sync(&tenants);
+        let freed = shard.retract(&key.blocks, tenant, receipt.tick, u64::from(receipt.held));
         quota.used.fetch_sub(freed, Ordering::Relaxed);
-        quota.set_oldest(index, shard.oldest(slot));
+        quota.set_oldest(index, shard.oldest(tenant));
     }
 
-    /// Takes from `worker` all that it has not used after `stamp`; returns how many blocks.
-    pub fn evict_unused(&self, worker: WorkerId, stamp: Stamp) -> u64 {
+    /// Evicts all blocks of `worker` that it has not used after `tick`. Returns their number.
+    pub fn evict_unused(&self, worker: WorkerId, tick: LruTick) -> u64 {
         let mut freed = 0;
         for index in 0..SHARDS {
-            while let Some(batch) = self.evict_unused_from(index, worker, stamp) {
+            while let Some(batch) = self.evict_unused_from(index, worker, tick) {
                 freed += batch;
             }
         }
         freed
     }
 
-    /// One batch of it from one shard; `None` if there is nothing left.
-    fn evict_unused_from(&self, index: usize, worker: WorkerId, stamp: Stamp) -> Option<u64> {
-        let workers = self.workers.read();
-        let slot = workers.slot(worker)?;
-        let quota = workers.quota(slot);
-        quota.oldest(index).filter(|oldest| !stamp.is_before(*oldest))?;
+    /// Evicts one batch from one shard. `None` if nothing is left.
+    fn evict_unused_from(&self, index: usize, worker: WorkerId, tick: LruTick) -> Option<u64> {
+        let tenants = self.tenants.read();
+        let tenant = tenants.tenant(worker)?;
+        let quota = tenants.quota(tenant);
+        quota.oldest(index).filter(|oldest| !tick.is_before(*oldest))?;
         let mut shard = self.shards[index].lock();
-        shard.sync(&workers);
-        let freed = shard.evict(slot, EVICTION_BATCH, Some(stamp));
+        shard.sync(&tenants);
+        let freed = shard.evict(tenant, EVICTION_BATCH, Some(tick));
         quota.used.fetch_sub(freed, Ordering::Relaxed);
-        quota.set_oldest(index, shard.oldest(slot));
+        quota.set_oldest(index, shard.oldest(tenant));
         Some(freed)
     }
 
-    /// Bounds what `worker` may hold, from now on and at once.
+    /// Sets the capacity of `worker` in blocks, and evicts the excess at once.
     pub fn set_capacity(&self, worker: WorkerId, blocks: u64) {
-        let (workers, slot) = self.registered(worker);
-        workers.quota(slot).set_capacity(blocks);
-        drop(workers);
+        let (tenants, tenant) = self.registered(worker);
+        tenants.quota(tenant).set_capacity(blocks);
+        drop(tenants);
         while self.evict_batch(worker) {}
     }
 
-    /// Takes what a worker has above its capacity, at most about `limit` blocks, unless another thread
-    /// does: that thread looks again after it has given back the lock, so no excess is left to nobody.
-    fn evict_excess(&self, workers: &Workers, slot: u32, mut limit: u64) {
-        let quota = workers.quota(slot);
+    /// Evicts the excess of a tenant, at most about `limit` blocks, unless another thread is evicting: that thread
+    /// checks for excess again after it has released the lock, so no excess is left behind.
+    fn evict_excess(&self, tenants: &Tenants, tenant: u32, mut limit: u64) {
+        let quota = tenants.quota(tenant);
         while quota.excess() > 0
             && limit > 0
-            && let Some(turn) = quota.evicting.try_lock()
+            && let Some(evicting) = quota.evicting.try_lock()
         {
-            let freed = self.evict(workers, slot, limit);
-            drop(turn);
+            let freed = self.evict(tenants, tenant, limit);
+            drop(evicting);
             if freed == 0 {
-                return; // a purge has taken it
+                return; // purged meanwhile
             }
             limit = limit.saturating_sub(freed);
         }
     }
 
-    /// Takes a batch of what `worker` has above its capacity; whether there is more.
+    /// Evicts one batch of the excess of `worker`. Returns whether there is more.
     fn evict_batch(&self, worker: WorkerId) -> bool {
-        let workers = self.workers.read();
-        let Some(slot) = workers.slot(worker) else {
+        let tenants = self.tenants.read();
+        let Some(tenant) = tenants.tenant(worker) else {
             return false;
         };
-        let quota = workers.quota(slot);
-        let turn = quota.evicting.lock();
-        self.evict(&workers, slot, EVICTION_BATCH);
-        drop(turn);
-        // After that: an insert that has found the lock taken counts on this look.
+        let quota = tenants.quota(tenant);
+        let evicting = quota.evicting.lock();
+        self.evict(&tenants, tenant, EVICTION_BATCH);
+        drop(evicting);
+        // Checked after the lock is released: an insertion that found the lock taken relies on this check.
         quota.excess() > 0
     }
 
-    /// Forgets what `worker` holds, as after its restart; its capacity stays. Takes the same time
-    /// whatever it holds: its share ends, and what that leaves is swept by later inserts.
+    /// Empties the share of `worker`, as after its restart. Its capacity stays. Takes constant time: the worker
+    /// becomes a new tenant, and later insertions sweep the nodes of the old one.
     pub fn purge_worker(&self, worker: WorkerId) {
-        self.workers.write().purge(worker);
+        self.tenants.write().purge(worker);
     }
 
-    /// Forgets `worker`, as fast as `purge_worker`.
+    /// Removes `worker`, in constant time like `purge_worker`.
     pub fn remove_worker(&self, worker: WorkerId) {
-        self.workers.write().close(worker);
+        self.tenants.write().close(worker);
     }
 
-    /// Blocks that the tree believes `worker` to hold.
-    pub fn held_by(&self, worker: WorkerId) -> u64 {
-        let workers = self.workers.read();
-        workers.slot(worker).map_or(0, |slot| workers.quota(slot).used())
+    /// Number of blocks that `worker` owns.
+    pub fn owned_by(&self, worker: WorkerId) -> u64 {
+        let tenants = self.tenants.read();
+        tenants.tenant(worker).map_or(0, |tenant| tenants.quota(tenant).used())
     }
 
-    /// Up to when `worker` used the older half of its share, going by the number of inserts.
-    pub fn middle(&self, worker: WorkerId) -> Option<Stamp> {
-        let workers = self.workers.read();
-        let (_, oldest, _) = workers.quota(workers.slot(worker)?).oldest_shard()?;
-        let now = Stamp(self.clock.load(Ordering::Relaxed));
-        Some(Stamp(oldest.0.wrapping_add(now.since(oldest) / 2)))
+    /// The tick in the middle between the oldest use of `worker` and now.
+    pub fn middle(&self, worker: WorkerId) -> Option<LruTick> {
+        let tenants = self.tenants.read();
+        let (_, oldest, _) = tenants.quota(tenants.tenant(worker)?).oldest_shard()?;
+        let now = LruTick(self.clock.load(Ordering::Relaxed));
+        Some(LruTick(oldest.0.wrapping_add(now.since(oldest) / 2)))
     }
 
     pub fn stats(&self) -> TreeStats {
-        let workers = self.workers.read();
-        let held = workers.quotas.iter().filter(|quota| quota.worker.is_some());
+        let tenants = self.tenants.read();
+        let held = tenants.quotas.iter().filter(|quota| quota.worker.is_some());
         let mut stats =
-            TreeStats { held: held.map(workers::Quota::used).sum(), ..TreeStats::default() };
+            TreeStats { held: held.map(tenants::Quota::used).sum(), ..TreeStats::default() };
         for shard in &self.shards {
             shard.lock().add_to(&mut stats);
         }
         stats
     }
 
-    fn tick(&self) -> Stamp {
-        Stamp(self.clock.fetch_add(1, Ordering::Relaxed))
+    fn next_tick(&self) -> LruTick {
+        LruTick(self.clock.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The worker table and the slot of `worker`, which gets one on first sight.
-    fn registered(&self, worker: WorkerId) -> (RwLockReadGuard<'_, Workers>, u32) {
+    /// The tenant table, and the tenant of `worker`, which is registered on first use.
+    fn registered(&self, worker: WorkerId) -> (RwLockReadGuard<'_, Tenants>, u32) {
         loop {
-            let workers = self.workers.read();
-            if let Some(slot) = workers.slot(worker) {
-                return (workers, slot);
+            let tenants = self.tenants.read();
+            if let Some(tenant) = tenants.tenant(worker) {
+                return (tenants, tenant);
             }
-            drop(workers);
-            self.workers.write().register(worker);
+            drop(tenants);
+            self.tenants.write().register(worker);
         }
     }
 
-    /// Brings a worker back to its capacity, oldest blocks of all shards first, by at most `limit`
-    /// blocks; returns how many. The caller holds the quota's `evicting`, or two would evict for the same
-    /// excess.
-    fn evict(&self, workers: &Workers, slot: u32, limit: u64) -> u64 {
-        let quota = workers.quota(slot);
+    /// Evicts the excess of a tenant, at most `limit` blocks, oldest blocks of all shards first. Returns their
+    /// number. The caller holds the quota's `evicting` lock, so that two threads do not evict for the same excess.
+    fn evict(&self, tenants: &Tenants, tenant: u32, limit: u64) -> u64 {
+        let quota = tenants.quota(tenant);
         let mut taken = 0;
         loop {
             let excess = quota.excess().min(limit.saturating_sub(taken));
@@ -258,16 +255,16 @@ impl PrefixTree {
                 return taken;
             };
             let mut shard = self.shards[index].lock();
-            shard.sync(workers);
-            let freed = shard.evict(slot, excess, next);
+            shard.sync(tenants);
+            let freed = shard.evict(tenant, excess, next);
             quota.used.fetch_sub(freed, Ordering::Relaxed);
-            quota.set_oldest(index, shard.oldest(slot));
+            quota.set_oldest(index, shard.oldest(tenant));
             taken += freed;
         }
     }
 }
 
 fn shard_of(blocks: &[u64]) -> Option<usize> {
-    // The upper half: the index within a shard uses both ends of the hash.
+    // The upper half of the hash: the table of a shard uses the lower bits.
     blocks.first().map(|first| (first >> 32) as usize % SHARDS)
 }

@@ -1,21 +1,21 @@
 //! The nodes of a shard, and the table that finds a node by the hash of its first block.
 //!
-//! The table is a linear hash table whose chains run through the nodes: it grows by one bucket at a
-//! time, by splitting one chain of about one node. A table that rehashes itself when it is full would
-//! stall all requests behind the shard's lock by tens of milliseconds at a million nodes.
+//! It is a linear hash table whose chains run through the nodes. It grows by one bucket at a time: it splits one
+//! chain of about one node. A table that rehashes when it is full would stall all requests behind the shard's lock,
+//! for tens of milliseconds at a million nodes.
 
 use super::slab::{NIL, Slab};
 
 #[derive(Debug)]
 struct Node {
-    /// The hash of the node's first block: here and not in the run, as searches look at it.
+    /// Hash of the first block. Look-ups read it, so it is in the node itself.
     first: u64,
-    /// Hashes of the further blocks, in `rests`; `NIL` if there are none, as in short prompts.
+    /// Index in `rests` of the hashes of the further blocks; `NIL` if there are none.
     rest: u32,
     parent: u32,
-    /// The first of the node's holds.
-    holders: u32,
-    /// The next node of the same bucket.
+    /// First ownership of the node.
+    owners: u32,
+    /// Next node of the same bucket.
     next: u32,
 }
 
@@ -23,7 +23,7 @@ struct Node {
 pub(super) struct Nodes {
     records: Slab<Node>,
     rests: Slab<Box<[u64]>>,
-    /// The first node of each bucket; as many buckets as there have been nodes at a time.
+    /// First node of each bucket. There are as many buckets as there were nodes at most.
     heads: Slab<u32>,
     blocks: u64,
 }
@@ -39,7 +39,7 @@ impl Nodes {
         self.records.len()
     }
 
-    /// Blocks of all nodes.
+    /// Number of blocks of all nodes.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -53,12 +53,12 @@ impl Nodes {
         self.records[id].parent
     }
 
-    pub(super) fn holders(&self, id: u32) -> u32 {
-        self.records[id].holders
+    pub(super) fn owners(&self, id: u32) -> u32 {
+        self.records[id].owners
     }
 
-    pub(super) fn set_holders(&mut self, id: u32, hold: u32) {
-        self.records[id].holders = hold;
+    pub(super) fn set_owners(&mut self, id: u32, ownership: u32) {
+        self.records[id].owners = ownership;
     }
 
     fn rest(&self, id: u32) -> &[u64] {
@@ -68,7 +68,7 @@ impl Nodes {
         }
     }
 
-    /// Blocks of the node: at least one.
+    /// Number of blocks of the node, at least one.
     pub(super) fn length(&self, id: u32) -> usize {
         1 + self.rest(id).len()
     }
@@ -77,7 +77,7 @@ impl Nodes {
         let mut id = self.heads[self.bucket(first)];
         while id != NIL {
             let node = &self.records[id];
-            // The parent is compared, too: should two hashes ever collide, the tree stays a tree.
+            // The parent is compared as well: the tree stays a tree even if two hashes collide.
             if node.first == first && node.parent == parent {
                 return Some(id);
             }
@@ -86,11 +86,11 @@ impl Nodes {
         None
     }
 
-    /// How many leading blocks the node shares with `key`, whose first block is the node's.
+    /// Number of leading blocks that the node shares with `key`. Their first blocks are equal.
     pub(super) fn common_prefix(&self, id: u32, key: &[u64]) -> usize {
         let (run, key) = (self.rest(id), &key[1..]);
         let length = run.len().min(key.len());
-        // A hash covers all blocks before it, so equal last hashes tell that all are equal.
+        // A hash covers all blocks before it: if the last hashes are equal, all are.
         if length == 0 || run[length - 1] == key[length - 1] {
             return 1 + length;
         }
@@ -98,7 +98,7 @@ impl Nodes {
         1 + pairs.position(|(ours, theirs)| ours != theirs).expect("the last pair differs")
     }
 
-    /// Adds a node of the blocks `run`, which are not none.
+    /// Adds a node with the blocks `run`, at least one.
     pub(super) fn add(&mut self, parent: u32, run: &[u64]) -> u32 {
         self.blocks += run.len() as u64;
         self.add_counted(parent, run)
@@ -106,7 +106,7 @@ impl Nodes {
 
     fn add_counted(&mut self, parent: u32, run: &[u64]) -> u32 {
         let rest = self.add_rest(&run[1..]);
-        let id = self.records.insert(Node { first: run[0], rest, parent, holders: NIL, next: NIL });
+        let id = self.records.insert(Node { first: run[0], rest, parent, owners: NIL, next: NIL });
         self.link(id);
         if self.records.len() > self.heads.places() {
             self.grow();
@@ -132,7 +132,7 @@ impl Nodes {
         self.records.remove(id);
     }
 
-    /// Shortens a leaf to its first `length` blocks, which are not none.
+    /// Shortens a leaf to its first `length` blocks, at least one.
     pub(super) fn truncate(&mut self, id: u32, length: usize) {
         self.blocks -= (self.length(id) - length) as u64;
         let kept: Box<[u64]> = self.rest(id)[..length - 1].into();
@@ -140,8 +140,8 @@ impl Nodes {
         self.records[id].rest = self.add_rest(&kept);
     }
 
-    /// Cuts the last `beyond` blocks of a node off and returns the new node of those before. The
-    /// old node becomes the lower part, so that its children need not be found.
+    /// Splits a node before its last `beyond` blocks. Returns the new node, which has the blocks before them. The
+    /// old node becomes the lower part, so its children keep their parent.
     pub(super) fn split(&mut self, lower: u32, beyond: usize) -> u32 {
         self.unlink(lower);
         let Node { first, rest, parent, .. } = self.records[lower];
@@ -159,8 +159,8 @@ impl Nodes {
         upper
     }
 
-    /// The bucket of a hash. Those that have not been split yet in this doubling take their later
-    /// halves' share.
+    /// The bucket of a hash. A bucket that was not split yet in the present doubling also has the nodes of its
+    /// later half.
     fn bucket(&self, hash: u64) -> u32 {
         let buckets = self.heads.places();
         let all = buckets.next_power_of_two();
@@ -187,7 +187,7 @@ impl Nodes {
         self.records[before].next = next;
     }
 
-    /// Adds a bucket and moves to it what is its own, which has been in one other bucket.
+    /// Adds a bucket, and moves its nodes from the one bucket that had them.
     fn grow(&mut self) {
         let added = self.heads.places();
         let old = (added & !(1 << added.ilog2())) as u32;
@@ -205,7 +205,7 @@ impl Nodes {
 mod tests {
     use super::{NIL, Nodes};
 
-    /// Hashes as good as random, for the table takes their low bits.
+    /// A hash with random low bits, which the table uses.
     fn hash(index: u64) -> u64 {
         index.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
     }

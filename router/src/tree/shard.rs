@@ -1,55 +1,56 @@
 //! One shard: a path-compressed radix tree over block hashes.
 //!
-//! A block's hash covers all blocks before it, which keeps the tree plain. One table from hash to
-//! node replaces a map of children in every node, and whether a whole run of blocks matches is told
-//! by its last hash. All holders of a node hold its whole run, and hold all of its ancestors.
+//! The hash of a block covers all blocks before it, which keeps the tree simple. One table from hash to node
+//! replaces a map of children in each node, and the last hash of a run tells whether the whole run matches. All
+//! owners of a node own its whole run and all its ancestors.
 
 use super::{
-    holds::{Hold, Lru},
+    lru_tick::LruTick,
     nodes::Nodes,
+    ownership::{Lru, Ownership},
     slab::{NIL, Slab},
-    stamp::Stamp,
-    workers::Workers,
+    tenants::Tenants,
 };
 use crate::{names::WorkerId, sync::Ordering::Relaxed};
 
-/// Holds of purged workers freed by each insert: more than it makes, so leftovers vanish with the
-/// traffic and no request pays for a sweep.
+/// Ownerships of purged tenants that each insertion frees. An insertion makes fewer, so leftovers vanish with the
+/// traffic and no request pays for a full sweep.
 const SWEEP: usize = 16;
 
-/// One slot as the shard knows it.
+/// The state of one tenant in this shard.
 #[derive(Debug)]
-struct Slot {
-    /// Whether a worker has it; otherwise its holds are leftovers.
+struct Tenant {
+    /// Whether a worker is this tenant. Otherwise its ownerships are leftovers.
     alive: bool,
-    holds: Lru,
-    /// The last lookup that reported the worker.
+    ownerships: Lru,
+    /// Number of the last look-up that reported the worker.
     reported: u64,
 }
 
-/// Where the descent along a key ended.
+/// The end of a descent along a key.
 struct Match {
     /// The deepest node that shares blocks with the key.
     node: u32,
-    /// Blocks of the key found.
+    /// Number of blocks of the key that were found.
     depth: usize,
-    /// Blocks of `node` beyond those.
+    /// Number of further blocks of `node`.
     beyond: usize,
 }
 
-/// What an insert found.
+/// The result of an insertion.
 pub(super) struct Inserted {
-    /// Leading blocks that the worker had, and when the last of them was used.
+    /// Leading blocks that the tenant owned before.
     pub(super) held: u64,
-    pub(super) last_used: Option<Stamp>,
+    /// Previous use of the last of them.
+    pub(super) last_used: Option<LruTick>,
 }
 
 #[derive(Debug)]
 pub(super) struct Shard {
     nodes: Nodes,
-    holds: Slab<Hold>,
-    slots: Vec<Slot>,
-    /// Slots without a worker that still have holds here.
+    ownerships: Slab<Ownership>,
+    tenants: Vec<Tenant>,
+    /// Tenants without a worker that still have ownerships here.
     leftovers: Vec<u32>,
     epoch: u64,
     lookups: u64,
@@ -59,51 +60,51 @@ impl Shard {
     pub(super) fn new() -> Self {
         Self {
             nodes: Nodes::new(),
-            holds: Slab::new(),
-            slots: Vec::new(),
+            ownerships: Slab::new(),
+            tenants: Vec::new(),
             leftovers: Vec::new(),
             epoch: 0,
             lookups: 0,
         }
     }
 
-    /// Learns which slots have got or lost their worker since the last call.
-    pub(super) fn sync(&mut self, workers: &Workers) {
-        if self.epoch == workers.epoch {
+    /// Updates the tenants after a change of the tenant table.
+    pub(super) fn sync(&mut self, tenants: &Tenants) {
+        if self.epoch == tenants.epoch {
             return;
         }
-        self.epoch = workers.epoch;
+        self.epoch = tenants.epoch;
         self.leftovers.clear();
-        let new = || Slot { alive: true, holds: Lru::EMPTY, reported: 0 };
-        self.slots.resize_with(workers.quotas.len(), new);
-        for (index, (slot, quota)) in self.slots.iter_mut().zip(&workers.quotas).enumerate() {
-            slot.alive = quota.worker.is_some();
-            if !slot.alive && slot.holds.oldest() != NIL {
+        let new = || Tenant { alive: true, ownerships: Lru::EMPTY, reported: 0 };
+        self.tenants.resize_with(tenants.quotas.len(), new);
+        for (index, (tenant, quota)) in self.tenants.iter_mut().zip(&tenants.quotas).enumerate() {
+            tenant.alive = quota.worker.is_some();
+            if !tenant.alive && tenant.ownerships.oldest() != NIL {
                 self.leftovers.push(index as u32);
             }
         }
     }
 
-    /// Appends each worker that holds a prefix of `key`, with the longest one's length.
+    /// Appends each worker that owns a prefix of `key`, with the length of its longest prefix in blocks.
     pub(super) fn lookup(
         &mut self,
         key: &[u64],
-        workers: &Workers,
+        tenants: &Tenants,
         out: &mut Vec<(WorkerId, u32)>,
     ) {
         self.lookups += 1;
         let Match { node: mut at, mut depth, mut beyond } = self.descend(key);
         while at != NIL {
-            let mut id = self.nodes.holders(at);
+            let mut id = self.nodes.owners(at);
             while id != NIL {
-                let hold = &self.holds[id];
-                let slot = &mut self.slots[hold.slot as usize];
-                if slot.alive && slot.reported != self.lookups {
-                    slot.reported = self.lookups;
-                    let worker = workers.quota(hold.slot).worker;
+                let ownership = &self.ownerships[id];
+                let tenant = &mut self.tenants[ownership.tenant as usize];
+                if tenant.alive && tenant.reported != self.lookups {
+                    tenant.reported = self.lookups;
+                    let worker = tenants.quota(ownership.tenant).worker;
                     out.extend(worker.map(|worker| (worker, depth as u32)));
                 }
-                id = hold.sibling;
+                id = ownership.sibling;
             }
             depth -= self.nodes.length(at) - beyond;
             beyond = 0;
@@ -111,15 +112,15 @@ impl Shard {
         }
     }
 
-    /// Makes `slot` a holder of all of `key`, as its most recently used part.
+    /// Makes `tenant` an owner of all of `key`, as its most recently used part.
     pub(super) fn insert(
         &mut self,
         key: &[u64],
-        slot: u32,
-        stamp: Stamp,
-        workers: &Workers,
+        tenant: u32,
+        tick: LruTick,
+        tenants: &Tenants,
     ) -> Inserted {
-        self.sweep(workers);
+        self.sweep(tenants);
         let Match { node: mut at, depth, beyond } = self.descend(key);
         if beyond > 0 {
             at = self.split(at, beyond);
@@ -129,17 +130,17 @@ impl Shard {
         }
         let (mut held, mut last_used) = (key.len() as u64, None);
         while at != NIL {
-            match self.hold_of(at, slot) {
+            match self.ownership_of(at, tenant) {
                 NIL => {
-                    self.hold(at, slot, stamp, NIL);
+                    self.add_ownership(at, tenant, tick, NIL);
                     held -= self.nodes.length(at) as u64;
                 }
                 id => {
-                    last_used = last_used.or(Some(self.holds[id].stamp));
-                    let list = &mut self.slots[slot as usize].holds;
-                    list.unlink(&mut self.holds, id);
-                    list.link(&mut self.holds, id, NIL);
-                    self.holds[id].stamp = stamp;
+                    last_used = last_used.or(Some(self.ownerships[id].tick));
+                    let list = &mut self.tenants[tenant as usize].ownerships;
+                    list.unlink(&mut self.ownerships, id);
+                    list.link(&mut self.ownerships, id, NIL);
+                    self.ownerships[id].tick = tick;
                 }
             }
             at = self.nodes.parent(at);
@@ -147,71 +148,70 @@ impl Shard {
         Inserted { held, last_used }
     }
 
-    /// Takes from `slot` what it holds of `key` beyond the first `kept` blocks and has not used since
-    /// `stamp`, when it got it; returns how many blocks.
-    pub(super) fn retract(&mut self, key: &[u64], slot: u32, stamp: Stamp, kept: u64) -> u64 {
+    /// Takes back an insertion at `tick`: removes the blocks of `key` behind the first `kept` ones from `tenant`,
+    /// except those used since. Returns their number.
+    pub(super) fn retract(&mut self, key: &[u64], tenant: u32, tick: LruTick, kept: u64) -> u64 {
         let Match { node: mut at, depth, beyond } = self.descend(key);
         let mut end = (depth + beyond) as u64;
         let mut freed = 0;
-        // From the end: what a later request holds further down, it holds here as well, and it has
-        // renewed it, as it has all before.
+        // From the end: a later request that owns a deeper node has renewed all nodes before it.
         while at != NIL {
-            let (id, length) = (self.hold_of(at, slot), self.nodes.length(at) as u64);
+            let (id, length) = (self.ownership_of(at, tenant), self.nodes.length(at) as u64);
             if end < kept + length {
                 break;
             }
             end -= length;
             at = self.nodes.parent(at);
             if id != NIL {
-                if self.holds[id].stamp != stamp {
+                if self.ownerships[id].tick != tick {
                     break;
                 }
-                self.release(id);
+                self.remove_ownership(id);
                 freed += length;
             }
         }
         freed
     }
 
-    /// Takes the least recently used blocks from `slot`: `wanted` of them, fewer if the rest was
-    /// used after `limit`, more if that saves splitting a node that others hold, too.
-    pub(super) fn evict(&mut self, slot: u32, wanted: u64, limit: Option<Stamp>) -> u64 {
+    /// Evicts the least recently used blocks of `tenant`. Returns their number: `wanted`, fewer if the rest was
+    /// used after `limit`, more if that avoids the split of a node with other owners.
+    pub(super) fn evict(&mut self, tenant: u32, wanted: u64, limit: Option<LruTick>) -> u64 {
         let mut freed = 0;
         while freed < wanted {
-            let id = self.slots[slot as usize].holds.oldest();
-            if id == NIL || limit.is_some_and(|limit| limit.is_before(self.holds[id].stamp)) {
+            let id = self.tenants[tenant as usize].ownerships.oldest();
+            if id == NIL || limit.is_some_and(|limit| limit.is_before(self.ownerships[id].tick)) {
                 break;
             }
-            let node = self.holds[id].node;
+            let node = self.ownerships[id].node;
             let length = self.nodes.length(node) as u64;
             let excess = wanted - freed;
-            // The oldest hold is a leaf of the worker's share: with no other holder it is a leaf
-            // of the tree and can be cut anywhere, from the end as a paged cache does.
-            let alone = self.nodes.holders(node) == id && self.holds[id].sibling == NIL;
+            // The oldest ownership is a leaf of the tenant's part. Without another owner it is a leaf of the tree,
+            // and can be cut anywhere from its end, as in a paged cache.
+            let alone = self.nodes.owners(node) == id && self.ownerships[id].sibling == NIL;
             if length > excess && alone {
                 self.nodes.truncate(node, (length - excess) as usize);
                 freed += excess;
             } else {
-                self.release(id);
+                self.remove_ownership(id);
                 freed += length;
             }
         }
         freed
     }
 
-    /// When the least recently used hold of `slot` was used.
-    pub(super) fn oldest(&self, slot: u32) -> Option<Stamp> {
-        match self.slots[slot as usize].holds.oldest() {
+    /// Tick of the least recently used ownership of `tenant`.
+    pub(super) fn oldest(&self, tenant: u32) -> Option<LruTick> {
+        match self.tenants[tenant as usize].ownerships.oldest() {
             NIL => None,
-            id => Some(self.holds[id].stamp),
+            id => Some(self.ownerships[id].tick),
         }
     }
 
     pub(super) fn add_to(&self, stats: &mut super::TreeStats) {
         stats.blocks += self.nodes.blocks();
         stats.nodes += self.nodes.len() as u64;
-        stats.holds += self.holds.len() as u64;
-        stats.bytes += (self.nodes.bytes() + self.holds.bytes()) as u64;
+        stats.ownerships += self.ownerships.len() as u64;
+        stats.bytes += (self.nodes.bytes() + self.ownerships.bytes()) as u64;
     }
 
     fn descend(&self, key: &[u64]) -> Match {
@@ -228,68 +228,68 @@ impl Shard {
         found
     }
 
-    /// Splits a node; both parts have its holders, in the same order of use.
+    /// Splits a node. Both parts have its owners, at the same places in their LRU lists.
     fn split(&mut self, lower: u32, beyond: usize) -> u32 {
         let upper = self.nodes.split(lower, beyond);
-        let mut id = self.nodes.holders(lower);
+        let mut id = self.nodes.owners(lower);
         while id != NIL {
-            let Hold { slot, stamp, sibling, .. } = self.holds[id];
-            self.hold(upper, slot, stamp, id);
+            let Ownership { tenant, tick, sibling, .. } = self.ownerships[id];
+            self.add_ownership(upper, tenant, tick, id);
             id = sibling;
         }
         upper
     }
 
-    /// The hold of `slot` on a node, or `NIL`.
-    fn hold_of(&self, node: u32, slot: u32) -> u32 {
-        let mut id = self.nodes.holders(node);
-        while id != NIL && self.holds[id].slot != slot {
-            id = self.holds[id].sibling;
+    /// The ownership of a node by `tenant`, or `NIL`.
+    fn ownership_of(&self, node: u32, tenant: u32) -> u32 {
+        let mut id = self.nodes.owners(node);
+        while id != NIL && self.ownerships[id].tenant != tenant {
+            id = self.ownerships[id].sibling;
         }
         id
     }
 
-    /// Adds a hold, next to `older` in the order of use.
-    fn hold(&mut self, node: u32, slot: u32, stamp: Stamp, older: u32) {
-        let mut hold = Hold::new(node, slot, stamp);
-        hold.sibling = self.nodes.holders(node);
-        let id = self.holds.insert(hold);
-        self.nodes.set_holders(node, id);
-        self.slots[slot as usize].holds.link(&mut self.holds, id, older);
+    /// Adds an ownership, next to `older` in the LRU list.
+    fn add_ownership(&mut self, node: u32, tenant: u32, tick: LruTick, older: u32) {
+        let mut ownership = Ownership::new(node, tenant, tick);
+        ownership.sibling = self.nodes.owners(node);
+        let id = self.ownerships.insert(ownership);
+        self.nodes.set_owners(node, id);
+        self.tenants[tenant as usize].ownerships.link(&mut self.ownerships, id, older);
     }
 
-    /// Ends a hold, and with the last one its node.
-    fn release(&mut self, id: u32) {
-        let Hold { node, slot, sibling, .. } = self.holds[id];
-        self.slots[slot as usize].holds.unlink(&mut self.holds, id);
-        if self.nodes.holders(node) == id {
-            self.nodes.set_holders(node, sibling);
+    /// Removes an ownership, and with the last one its node.
+    fn remove_ownership(&mut self, id: u32) {
+        let Ownership { node, tenant, sibling, .. } = self.ownerships[id];
+        self.tenants[tenant as usize].ownerships.unlink(&mut self.ownerships, id);
+        if self.nodes.owners(node) == id {
+            self.nodes.set_owners(node, sibling);
         } else {
-            let mut before = self.nodes.holders(node);
-            while self.holds[before].sibling != id {
-                before = self.holds[before].sibling;
+            let mut before = self.nodes.owners(node);
+            while self.ownerships[before].sibling != id {
+                before = self.ownerships[before].sibling;
             }
-            self.holds[before].sibling = sibling;
+            self.ownerships[before].sibling = sibling;
         }
-        self.holds.remove(id);
-        if self.nodes.holders(node) == NIL {
-            // No child is left: its holders would hold this node as well.
+        self.ownerships.remove(id);
+        if self.nodes.owners(node) == NIL {
+            // The node has no child: owners of a child would own this node as well.
             self.nodes.remove(node);
         }
     }
 
-    /// Frees some of what purged workers have left here.
-    fn sweep(&mut self, workers: &Workers) {
+    /// Frees some leftovers of purged tenants.
+    fn sweep(&mut self, tenants: &Tenants) {
         for _ in 0..SWEEP {
-            let Some(slot) = self.leftovers.last().copied() else {
+            let Some(tenant) = self.leftovers.last().copied() else {
                 return;
             };
-            match self.slots[slot as usize].holds.oldest() {
+            match self.tenants[tenant as usize].ownerships.oldest() {
                 NIL => drop(self.leftovers.pop()),
                 id => {
-                    let length = self.nodes.length(self.holds[id].node) as u64;
-                    self.release(id);
-                    workers.quota(slot).used.fetch_sub(length, Relaxed);
+                    let length = self.nodes.length(self.ownerships[id].node) as u64;
+                    self.remove_ownership(id);
+                    tenants.quota(tenant).used.fetch_sub(length, Relaxed);
                 }
             }
         }

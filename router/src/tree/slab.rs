@@ -1,19 +1,19 @@
-//! An arena of records that refer to each other by `u32`.
+//! An arena of records that refer to each other by `u32` ids.
 
 use std::ops::{Index, IndexMut};
 
-/// No record: the end of a list, the parent of a root.
+/// The id of no record: the end of a list, or the parent of a root.
 pub(super) const NIL: u32 = u32::MAX;
 
 const CHUNK_BITS: u32 = 8;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// Grows by chunks, so that it never moves its records: a `Vec` of ten million nodes would stall
-/// every request behind the shard's lock each time that it doubles, and be half empty afterwards.
+/// The arena. It grows by chunks and never moves its records: a `Vec` of ten million nodes would stall every
+/// request behind the shard's lock whenever it doubles, and be half empty afterwards.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     chunks: Vec<Vec<T>>,
-    /// A stack, in chunks for the same reason.
+    /// Stack of free ids, in chunks for the same reason.
     free: Vec<Vec<u32>>,
 }
 
@@ -36,7 +36,7 @@ impl<T> Slab<T> {
         u32::try_from(chunk * CHUNK + last.len() - 1).expect("fewer than 2^32 records in a shard")
     }
 
-    /// Gives the place of `id` to a later record; what it holds is dropped then.
+    /// Frees `id` for a later record. The old record is dropped when it is overwritten.
     pub(super) fn remove(&mut self, id: u32) {
         if self.free.last().is_none_or(|chunk| chunk.len() == CHUNK) {
             self.free.push(Vec::with_capacity(CHUNK));
@@ -53,7 +53,7 @@ impl<T> Slab<T> {
         id
     }
 
-    /// Places, used and freed.
+    /// Number of ids, used and free.
     pub(super) fn places(&self) -> usize {
         let last = self.chunks.last().map_or(0, Vec::len);
         self.chunks.len().saturating_sub(1) * CHUNK + last
@@ -64,7 +64,7 @@ impl<T> Slab<T> {
         self.places() - self.free.len().saturating_sub(1) * CHUNK - last
     }
 
-    /// Memory held, used or not.
+    /// Bytes of memory, used and free.
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * (CHUNK * size_of::<T>() + size_of::<Vec<T>>())
             + self.free.len() * (CHUNK * size_of::<u32>() + size_of::<Vec<u32>>())

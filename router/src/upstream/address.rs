@@ -1,4 +1,4 @@
-//! Where a worker's connections go, and where those of a worker that a client has named may not go.
+//! The address of a worker. A worker that was added over HTTP must lie in an allowed network.
 
 use std::{
     io,
@@ -14,8 +14,8 @@ use tokio::{
 
 use crate::{config::Network, error::Error, names::WorkerUrl};
 
-/// A worker's URL, with the networks in which it must lie if whoever named it is not trusted: the
-/// router must not be made to call a cloud's metadata service, or some host beyond the firewall.
+/// The URL of a worker, with the networks in which its addresses must lie if its source is not trusted. A client
+/// must not make the router call the metadata service of a cloud, or a host behind a firewall.
 #[derive(Clone, Debug)]
 pub struct WorkerAddress {
     url: WorkerUrl,
@@ -23,12 +23,12 @@ pub struct WorkerAddress {
 }
 
 impl WorkerAddress {
-    /// From the command line, a file or a cluster: wherever it leads.
+    /// An address from the command line, a file or a cluster: not restricted.
     pub fn trusted(url: WorkerUrl) -> Self {
         Self { url, within: None }
     }
 
-    /// From a client. Refused unless all that its name stands for lies within `networks`.
+    /// An address from a client. Fails unless all addresses of its host lie within `networks`.
     pub async fn checked(
         url: WorkerUrl,
         networks: Networks,
@@ -49,8 +49,8 @@ impl WorkerAddress {
         &self.url
     }
 
-    /// Opens a connection. A name may stand for another address at any time, so that each connection
-    /// is checked: it goes to an address that was found good, and not to what the name means next.
+    /// Opens a connection. The addresses of a name may change, so each connection is checked, and goes to a checked
+    /// address.
     pub async fn connect(&self) -> io::Result<TcpStream> {
         match &self.within {
             None => TcpStream::connect((self.url.host(), self.url.port())).await,
@@ -59,7 +59,7 @@ impl WorkerAddress {
     }
 }
 
-/// The networks in which workers may lie; loopback and private ones if none is named.
+/// The networks in which workers may lie; loopback and private networks if empty.
 #[derive(Clone, Debug)]
 pub struct Networks(Vec<Network>);
 
@@ -68,7 +68,7 @@ impl Networks {
         Self(networks.to_vec())
     }
 
-    /// The addresses of a URL, if all of them are allowed.
+    /// Resolves a URL. Fails if one of its addresses is not allowed.
     async fn resolve(&self, url: &WorkerUrl) -> io::Result<Vec<SocketAddr>> {
         let addresses: Vec<_> = lookup_host((url.host(), url.port())).await?.collect();
         match addresses.iter().find(|address| !self.allow(address.ip())) {
@@ -81,7 +81,7 @@ impl Networks {
     }
 
     fn allow(&self, address: IpAddr) -> bool {
-        // The same host in another notation: ::ffff:169.254.169.254.
+        // An IPv4-mapped address is the same host: ::ffff:169.254.169.254.
         let address = address.to_canonical();
         if self.0.is_empty() {
             is_private(address)
@@ -92,7 +92,7 @@ impl Networks {
 }
 
 fn is_private(address: IpAddr) -> bool {
-    /// AWS's metadata service, within what is otherwise a private range.
+    /// The metadata service of AWS, within a private range.
     const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     match address {
         IpAddr::V4(address) => address.is_loopback() || address.is_private(),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_networks_means_these_and_no_others() {
+    fn named_networks_replace_the_default() {
         let networks = ["203.0.113.0/24", "fe80::/10"];
         for address in ["203.0.113.7", "::ffff:203.0.113.7", "fe80::1"] {
             assert!(allowed(&networks, address), "{address}");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_address_is_checked_however_it_is_written() {
+    async fn every_notation_of_an_address_is_checked() {
         let check = async |url: &str| {
             let url = url.parse().expect("a URL");
             WorkerAddress::checked(url, Networks::new(&[]), Duration::from_secs(5)).await
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_moves_is_not_followed_out() {
+    async fn a_name_that_moves_outside_is_refused() {
         let url: WorkerUrl = "http://127.0.0.1:1".parse().expect("a URL");
         let elsewhere = Networks::new(&["10.0.0.0/8".parse().expect("a network")]);
         let address = WorkerAddress { url, within: Some(Arc::new(elsewhere)) };

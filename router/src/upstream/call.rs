@@ -1,5 +1,5 @@
-//! Small requests of the router's own to a worker: health, information, fan-out. Their responses are
-//! read whole.
+//! Small requests of the router itself to a worker: health, information, admin requests. Their responses are read
+//! completely.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, header};
@@ -7,19 +7,19 @@ use http_body_util::Full;
 
 use super::{Connection, Pool, UpstreamError};
 
-/// More than any of these responses has reason to be.
+/// Largest size of such a response.
 const RESPONSE_LIMIT: usize = 4 << 20;
 
-/// By which a worker tells the router's own requests from those that pass through it.
+/// The user agent of these requests. It identifies them to a worker.
 const USER_AGENT: &str = concat!("mla-router/", env!("CARGO_PKG_VERSION"));
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     pub method: Method,
     pub path: &'a str,
     pub body: Bytes,
-    /// In place of the one that requests to this worker usually carry.
+    /// Replaces the `Authorization` of the pool.
     pub authorization: Option<HeaderValue>,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Call<'a> {
         Self { method: Method::GET, path, body: Bytes::new(), authorization: None }
     }
 
-    /// Asks over `connection` if that still works, else over a new one, which takes its place.
+    /// Sends the request over `connection` if it still works, otherwise over a new one, which replaces it.
     pub async fn over(
         &self,
         connection: &mut Option<Connection>,
@@ -46,7 +46,7 @@ impl<'a> Call<'a> {
         Ok(answer)
     }
 
-    /// Asks over the worker's pool.
+    /// Sends the request over a connection of the pool.
     pub async fn to(&self, pool: &Pool) -> Result<(StatusCode, Bytes), UpstreamError> {
         let mut connection = pool.checkout();
         let answer = self.over(&mut connection, pool).await;

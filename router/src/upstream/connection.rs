@@ -1,10 +1,10 @@
 //! One connection to a worker.
 //!
-//! hyper hands out a connection as two halves: a sender for requests and a future that does the IO.
-//! Usually the future is spawned. For HTTP/1.1 both stay together and whoever waits for the response
-//! drives the IO: one task per request instead of two, no hand-over between threads, and an abort that
-//! needs no code, because dropping the request drops the socket. An HTTP/2 connection has requests of
-//! many tasks at a time, so its IO has a task of its own, and dropping a request resets its stream.
+//! hyper splits a connection into a sender for requests and a future that does the I/O. Usually that future is
+//! spawned. Here, an HTTP/1.1 connection keeps both, and the task that waits for the response drives the I/O: one
+//! task for each request instead of two, no hand-over between threads, and an abort without code, because dropping
+//! the request drops the socket. An HTTP/2 connection has requests of several tasks, so its I/O has a task of its
+//! own, and dropping a request resets its stream.
 
 use std::{
     future::poll_fn,
@@ -34,25 +34,25 @@ pub struct Connection {
 
 #[derive(Debug)]
 enum Protocol {
-    /// Boxed, because it moves from hand to hand.
+    /// Boxed, because it is moved often.
     Http1(Box<Http1>),
     Http2(Http2),
 }
 
-/// With its IO.
+/// An HTTP/1.1 connection with its I/O.
 #[derive(Debug)]
 struct Http1 {
     sender: http1::SendRequest<Full<Bytes>>,
-    /// `None` once it has returned. It is not kept: a request that it has not taken fails when it is
-    /// dropped, and never before.
+    /// `None` once the future has finished. It is dropped then: a request that it has not taken fails only when it
+    /// is dropped.
     driver: Option<http1::Connection<TokioIo<Transport>, Full<Bytes>>>,
 }
 
-/// A share of a connection.
+/// A handle of a shared HTTP/2 connection.
 #[derive(Clone, Debug)]
 struct Http2 {
     sender: http2::SendRequest<Full<Bytes>>,
-    /// Scheme and authority, which are part of every request.
+    /// Scheme and authority. They are part of every request.
     origin: Uri,
 }
 
@@ -70,7 +70,7 @@ impl Connection {
         Self { protocol: Protocol::Http2(Http2 { sender, origin }), opened_at: Instant::now() }
     }
 
-    /// Another share of it, if it can be shared and is still open.
+    /// Another handle of the connection, if it can be shared and is open.
     pub(super) fn share(&self) -> Option<Self> {
         match &self.protocol {
             Protocol::Http2(shared) if !shared.sender.is_closed() => {
@@ -81,8 +81,8 @@ impl Connection {
         }
     }
 
-    /// Sends a request and waits for the head of its response. The body arrives as long as somebody
-    /// calls [`Connection::drive`]. Cancelled halfway, the connection must be dropped.
+    /// Sends a request and waits for the head of its response. The body arrives while [`Connection::drive`] is
+    /// called. If the future is dropped, the connection must be dropped as well.
     pub async fn send(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -94,11 +94,11 @@ impl Connection {
         .map_err(UpstreamError::Reset)
     }
 
-    /// The next bytes of a response's body; `None` at its end.
+    /// The next bytes of a response body; `None` at its end.
     pub async fn next_data(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, UpstreamError> {
         loop {
             let frame = poll_fn(|cx| {
-                // What is already read comes first; then the IO gets a turn, and what that has read.
+                // Bytes in the buffer first; then the I/O runs, and its bytes follow.
                 let polled = Pin::new(&mut *body).poll_frame(cx);
                 if polled.is_ready() {
                     return polled;
@@ -109,14 +109,14 @@ impl Connection {
             let Some(frame) = frame.await else {
                 return Ok(None);
             };
-            // Trailers are the other kind of frame; nothing behind the proxy could use them.
+            // Trailers are dropped: no client uses them.
             if let Ok(data) = frame.map_err(UpstreamError::Cut)?.into_data() {
                 return Ok(Some(data));
             }
         }
     }
 
-    /// Reads a small response to its end.
+    /// Reads a response body of at most `limit` bytes.
     pub async fn read(
         &mut self,
         body: &mut Incoming,
@@ -132,7 +132,7 @@ impl Connection {
         Ok(whole.freeze())
     }
 
-    /// Does the IO that is possible now. Ready when the connection is finished, for good or bad.
+    /// Does the I/O that is possible now. Ready when the connection has ended.
     pub fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.drive(cx),
@@ -144,20 +144,20 @@ impl Connection {
         self.opened_at
     }
 
-    /// Whether it is for one request at a time, and another one can be sent: the worker keeps it open
-    /// and the last response was read.
+    /// Whether the connection serves one request at a time and can take another one: it is open, and the last
+    /// response was read.
     pub(super) fn is_reusable(&mut self) -> bool {
         let Protocol::Http1(connection) = &mut self.protocol else {
             return false;
         };
-        // One poll notices a connection that the worker has closed meanwhile. No task waits for it.
+        // One poll detects a connection that the worker has closed. No task is woken by it.
         let mut nobody = Context::from_waker(Waker::noop());
         connection.drive(&mut nobody).is_pending() && connection.sender.is_ready()
     }
 }
 
 impl Http1 {
-    /// Not an async function: that would keep room for the request as long as it waits.
+    /// Not an async function, whose future would reserve room for the request.
     fn send(
         &mut self,
         request: Request<Full<Bytes>>,
@@ -167,7 +167,7 @@ impl Http1 {
         async move {
             let mut response = pin!(response);
             poll_fn(|cx| {
-                // The IO first: what it reads is what the response waits for.
+                // The I/O first: the response waits for its bytes.
                 let _finished = drive(driver, cx);
                 response.as_mut().poll(cx)
             })
@@ -180,7 +180,7 @@ impl Http1 {
     }
 }
 
-/// Of its own, so that a request that is being sent may hold the sender meanwhile.
+/// A free function, so that a request in progress may borrow the sender.
 fn drive(driver: &mut Option<impl Future + Unpin>, cx: &mut Context<'_>) -> Poll<()> {
     if let Some(running) = driver {
         let _outcome = std::task::ready!(Pin::new(running).poll(cx));
@@ -197,7 +197,7 @@ impl Http2 {
         let mut target = self.origin.clone().into_parts();
         target.path_and_query = request.uri().path_and_query().cloned();
         *request.uri_mut() = Uri::from_parts(target).expect("contract: parts of valid URIs");
-        // It is part of the target here.
+        // The host is part of the target in HTTP/2.
         request.headers_mut().remove(header::HOST);
         self.sender.ready().await?;
         self.sender.send_request(request).await

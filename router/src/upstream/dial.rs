@@ -1,4 +1,4 @@
-//! How a connection to a worker comes about: TCP, TLS if its URL says https, then HTTP's handshake.
+//! Opens connections to workers: TCP, TLS for https URLs, then the HTTP handshake.
 
 use std::{
     io,
@@ -26,20 +26,20 @@ use crate::{
     wire::transport::{self, Transport},
 };
 
-/// What hyper may read of a response before it is handed on. Room for a head, at least.
+/// hyper's read buffer in bytes. At least one response head must fit.
 const READ_BUFFER: usize = 32 << 10;
 
-/// Bytes of one response that may wait for a slow client. HTTP/2's own limit for a connection would
-/// let a few slow clients hold up all others that share it, so that one is as large as it can be.
+/// HTTP/2 window of one response: bytes that may wait for a slow client.
 const STREAM_WINDOW: u32 = 256 << 10;
+/// HTTP/2 window of a connection: the largest one, so that slow clients do not block the others on the connection.
 const CONNECTION_WINDOW: u32 = i32::MAX as u32;
 
-/// What all workers' connections have in common.
+/// The settings of all connections to workers.
 #[derive(Debug)]
 pub struct Dialer {
     timeout: Duration,
     http2: bool,
-    /// Made when the first worker needs it, unless there is a file that must be right.
+    /// Created for the first https worker, or at the start if --worker-ca-cert-path is set.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
@@ -59,12 +59,12 @@ impl Dialer {
         Ok(dialer)
     }
 
-    /// Longest time to open a connection.
+    /// Time limit for opening a connection.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Whether all requests to a worker share one connection.
+    /// Whether all requests to a worker share one connection (HTTP/2).
     pub(super) fn shares(&self) -> bool {
         self.http2
     }
@@ -112,13 +112,13 @@ impl Dialer {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .handshake(io)
             .await?;
-        // Ends when nobody has the sender any more, or the worker closes the connection.
+        // Ends when all senders are dropped, or the worker closes the connection.
         tokio::spawn(driver);
         Ok(Connection::http2(sender, url))
     }
 
     fn client_config(&self, roots: RootCertStore) -> Arc<ClientConfig> {
-        // Named here, because a program that embeds the router may have chosen another one.
+        // Set explicitly, because a program that embeds the router may have another default.
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("contract: ring knows the default versions");

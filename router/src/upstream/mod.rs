@@ -1,8 +1,8 @@
-//! Connections to workers: where they may go, how they come about, and one request over one of them.
+//! Connections to workers: their allowed addresses, how they are opened, and one request over one of them.
 //!
-//! HTTP/1.1 by default: a pool of idle connections for each worker, and whoever waits for a response
-//! does the IO of its connection ([`connection`]). With `--upstream-http2` all requests to a worker
-//! share one connection.
+//! With HTTP/1.1, the default, each worker has a pool of idle connections, and the task that waits for a response
+//! does the I/O of its connection ([`connection`]). With `--upstream-http2` all requests to a worker share one
+//! connection.
 
 pub mod address;
 pub mod call;
@@ -18,7 +18,7 @@ pub use connection::Connection;
 pub use dial::Dialer;
 pub use pool::Pool;
 
-/// Why there is no response, or not all of it.
+/// Why there is no complete response.
 #[derive(Debug, Error)]
 pub enum UpstreamError {
     #[error("cannot connect: {0}")]
@@ -34,7 +34,7 @@ pub enum UpstreamError {
 }
 
 impl UpstreamError {
-    /// The router itself has run out of something, which is no word against the worker.
+    /// Whether the router itself lacks a resource: then the error says nothing about the worker.
     pub fn is_local(&self) -> bool {
         let Self::Connect(error) = self else { return false };
         matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory)
@@ -42,7 +42,7 @@ impl UpstreamError {
     }
 
     pub(super) fn is_out_of_files(&self) -> bool {
-        /// In the process or in the system (`EMFILE`, `ENFILE` on Unix).
+        /// `EMFILE` (process) and `ENFILE` (system).
         const TOO_MANY_FILES: [i32; 2] = [24, 23];
         let Self::Connect(error) = self else { return false };
         error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))

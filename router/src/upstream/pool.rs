@@ -1,4 +1,4 @@
-//! The connections of one worker that no request has now, or that all of them share.
+//! The connections of one worker: idle ones, or the one that all requests share.
 
 use std::{
     sync::Arc,
@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::{Connection, Dialer, UpstreamError};
 use crate::{cores, upstream::address::WorkerAddress};
 
-/// Until the next try, when there are too many open files.
+/// Pause before the next attempt when the limit on open files is reached.
 const FILES_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
@@ -22,12 +22,12 @@ pub struct Pool {
     authorization: Option<HeaderValue>,
     dialer: Arc<Dialer>,
     idle_timeout: Duration,
-    /// For each thread those that it has opened, which its runtime watches. Last used first: the
-    /// longer-idle ones get to time out. Held for a push or a pop, never across IO.
+    /// Idle connections by the thread that has opened them, because its runtime polls them. Last in, first out, so
+    /// that the others time out. Locked for a push or a pop, never across I/O.
     idle: [Mutex<Vec<Idle>>; cores::MOST + 1],
-    /// The one that all requests share, if the protocol can do that.
+    /// The shared connection of HTTP/2.
     shared: Mutex<Option<Connection>>,
-    /// Held while it is opened, by one for all.
+    /// Locked while one task opens the shared connection.
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -38,7 +38,7 @@ struct Idle {
 }
 
 impl Pool {
-    /// `authorization` is what requests to this worker say of who sends them.
+    /// A pool without connections. `authorization` is the `Authorization` field of requests to this worker.
     pub fn new(
         address: WorkerAddress,
         dialer: Arc<Dialer>,
@@ -54,7 +54,7 @@ impl Pool {
         self.authorization.clone()
     }
 
-    /// What goes into the `Host` header of a request to this worker.
+    /// The `Host` field of requests to this worker.
     pub fn host_header(&self) -> HeaderValue {
         self.host_header.clone()
     }
@@ -63,7 +63,7 @@ impl Pool {
         &self.idle[cores::current()]
     }
 
-    /// A live connection that is already open, or none.
+    /// Takes an open connection, if there is one.
     pub fn checkout(&self) -> Option<Connection> {
         if self.dialer.shares() {
             return self.shared.lock().as_ref()?.share();
@@ -76,8 +76,8 @@ impl Pool {
         }
     }
 
-    /// A connection for a request that has got none from [`Pool::checkout`], or one that was opened
-    /// at `broken` and broke. A shared one that somebody else has opened meanwhile will do.
+    /// Returns a connection for a request without one from [`Pool::checkout`]. `broken` is the opening time of a
+    /// connection that broke under the request. A shared connection that was opened later is used as it is.
     pub async fn connect(&self, broken: Option<Instant>) -> Result<Connection, UpstreamError> {
         if !self.dialer.shares() {
             return self.open().await;
@@ -93,14 +93,14 @@ impl Pool {
         Ok(connection)
     }
 
-    /// A new connection for whoever wants one of his own.
+    /// Opens a new connection.
     pub async fn open(&self) -> Result<Connection, UpstreamError> {
         let until = Instant::now() + self.dialer.timeout();
         loop {
-            // Boxed: it is large, rare, and would be part of the future of every request.
+            // Boxed because it is large and rare: it would be part of the future of every request.
             let outcome = Box::pin(self.dialer.connect(&self.address)).await;
             match outcome {
-                // Idle connections to other workers end soon, too.
+                // Frees the idle connections of this worker; those of other workers end soon as well.
                 Err(error) if error.is_out_of_files() && Instant::now() < until => {
                     self.clear_idle();
                     sleep(FILES_PAUSE).await;
@@ -114,14 +114,14 @@ impl Pool {
         self.idle.iter().for_each(|idle| idle.lock().clear());
     }
 
-    /// Takes back a connection whose response has ended. One that cannot be used again is closed.
+    /// Returns a connection after its response has ended. A connection that cannot be reused is closed.
     pub fn checkin(&self, mut connection: Connection) {
         if connection.is_reusable() {
             self.idle().lock().push(Idle { connection, since: Instant::now() });
         }
     }
 
-    /// Closes what has been idle for too long. Checkout does not reach the oldest ones.
+    /// Closes connections that were idle for too long. `checkout` does not reach the oldest ones.
     pub fn sweep(&self) {
         for idle in &self.idle {
             idle.lock().retain_mut(|idle| {

@@ -1,43 +1,43 @@
-//! Cuts a stream into its server-sent events, however the worker's writes and the network have cut it.
+//! Splits a stream into server-sent events, however the writes of the worker and the network have cut it.
 //!
-//! An event is what ends with a blank line. A frame that is a whole event, as nearly all are, is
-//! handed on as it is; only one that was torn is put together by copying. Lines end with LF or CRLF:
-//! no engine uses the third ending that the standard allows.
+//! An event ends with a blank line. A frame that is one complete event, the usual case, is passed on without a
+//! copy; a torn event is joined by copying. Lines end with LF or CRLF; no engine uses the third ending of the
+//! standard, CR.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memchr;
 
-/// An incomplete event is held back up to this size, so that a client never sees half of one.
-/// Beyond it the event is passed on in parts: a worker that never ends a line must not grow memory.
+/// An incomplete event is buffered up to this size, so that a client never gets half of it. A longer event is
+/// passed on in parts, so that an endless line does not grow memory.
 const HELD: usize = 64 << 10;
 
-/// No event of a working engine is that long.
+/// Largest size of an event.
 const LONGEST: usize = 64 << 20;
 
-/// What has come of the stream: an event, or a part of one that is too long to wait for.
+/// A complete event, or a part of an event that is too long to buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece {
     pub bytes: Bytes,
-    /// With these bytes an event begins.
+    /// Whether an event starts with these bytes.
     pub begins: bool,
-    /// With these bytes an event ends.
+    /// Whether an event ends with these bytes.
     pub ends: bool,
 }
 
-/// The event is longer than any engine's, so this is not a stream of events.
+/// The event exceeds the largest size: this is no stream of events.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Endless;
 
-/// Where in the stream the splitter is.
+/// The state of the splitter.
 #[derive(Debug, Default)]
 pub struct Events {
     held: BytesMut,
     line: Line,
-    /// Bytes of the current event that have been passed on in parts.
+    /// Bytes of the present event that were passed on in parts.
     passed: usize,
 }
 
-/// What the line that has not ended yet consists of.
+/// The content of the incomplete line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Line {
     #[default]
@@ -47,7 +47,7 @@ enum Line {
 }
 
 impl Events {
-    /// Takes the next piece out of `frame`. `None`: nothing more comes of it, and it is empty.
+    /// Takes the next piece out of `frame`. `None` when the frame is consumed. Fails if the event is too long.
     pub fn next(&mut self, frame: &mut Bytes) -> Result<Option<Piece>, Endless> {
         if frame.is_empty() {
             return Ok(None);
@@ -71,17 +71,17 @@ impl Events {
         if self.passed > LONGEST { Err(Endless) } else { Ok(Some(Piece { bytes, begins, ends })) }
     }
 
-    /// The beginning of an event that has no end.
+    /// Takes the buffered start of an incomplete event.
     pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// All that was handed out so far are whole events.
+    /// Whether all pieces so far were complete events.
     pub fn is_between(&self) -> bool {
         self.passed == 0
     }
 
-    /// Where in `frame` the current event ends.
+    /// Length of the part of `frame` that belongs to the present event, if the event ends in it.
     fn find_end(&mut self, frame: &[u8]) -> Option<usize> {
         let mut at = 0;
         while let Some(length) = memchr(b'\n', &frame[at..]) {
@@ -106,7 +106,7 @@ impl Events {
     }
 }
 
-/// The name of an event, if it has one, and its data.
+/// Returns the name of an event, empty without one, and its data.
 pub fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     let (name, rest) = match event.strip_prefix(b"event:") {
         Some(named) => {
@@ -127,7 +127,7 @@ mod tests {
     const STREAM: &str = ": hello\n\ndata: {\"a\":\"\u{fc}\u{1f600}\"}\n\nevent: x\r\ndata: 1\r\n\r\n\
                           :mla 0 1,2\ndata: {}\n\n\ndata: a\rb\n\r\ndata: [DONE]\n\n";
 
-    /// The events of a stream that comes in these frames; what is incomplete at the end is not one.
+    /// The complete events of a stream in these frames.
     fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Bytes> {
         let (mut splitter, mut events) = (Events::default(), Vec::new());
         for frame in frames {

@@ -1,9 +1,9 @@
-//! Header fields that belong to one connection and must not travel through a proxy.
+//! Header fields that a proxy must not pass on.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use smallvec::SmallVec;
 
-/// RFC 9110 section 7.6.1, and what else describes only the connection it came on.
+/// Hop-by-hop fields: RFC 9110 section 7.6.1, and older ones.
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -15,38 +15,30 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Fields with this prefix are between router and workers. A client's word in one of them would be
-/// taken for the router's.
+/// Prefix of the internal fields of router and workers. A client must not be able to send them.
 const INTERNAL: &str = "x-mla-";
 
-/// In the heads of our workers' answers, which come when the prompt has been computed: its tokens,
-pub const PROMPT_TOKENS: &str = "x-mla-prompt-tokens";
-
-/// and those of them that were cached.
-pub const CACHED_TOKENS: &str = "x-mla-cached-tokens";
-
-/// Those that clients may use.
+/// Internal fields that clients may send.
 const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 
-/// Whether a body is a stream of events, by what its headers say; `None` if they say nothing.
+/// Whether the content type is that of an event stream; `None` without a content type.
 pub fn say_event_stream(headers: &HeaderMap) -> Option<bool> {
     let name = b"text/event-stream";
     let value = headers.get(header::CONTENT_TYPE)?.as_bytes();
     Some(value.get(..name.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(name)))
 }
 
-/// A client's headers, made fit for a worker. The body is already read, so its framing goes too: the
-/// worker gets a content length that the router has counted itself, which leaves no room for two
-/// readings of one message.
+/// Removes fields of a client that a worker must not get. The framing fields are removed as well: the worker gets a
+/// content length that the router has counted, so the message has one reading.
 pub fn for_worker(headers: &mut HeaderMap) {
     strip(headers);
     headers.remove(header::PROXY_AUTHORIZATION);
     headers.remove(header::EXPECT);
     headers.remove(header::CONTENT_LENGTH);
-    // The router has judged which page may send what; a worker would judge by its own name.
+    // The router has checked the origin. A worker would compare it with its own name.
     headers.remove(header::ORIGIN);
     headers.remove("sec-fetch-site");
-    // Rare, so that collecting them costs nothing most of the time.
+    // Usually there are none, and nothing is allocated.
     let internal: SmallVec<[HeaderName; 2]> = headers
         .keys()
         .filter(|name| name.as_str().starts_with(INTERNAL))
@@ -58,13 +50,13 @@ pub fn for_worker(headers: &mut HeaderMap) {
     }
 }
 
-/// A worker's headers, made fit for the client.
+/// Removes fields of a worker that a client must not get.
 pub fn for_client(headers: &mut HeaderMap) {
     strip(headers);
 }
 
 fn strip(headers: &mut HeaderMap) {
-    // The fields that `Connection` names are hop-by-hop as well. It is absent more often than not.
+    // The fields listed in `Connection` are hop-by-hop as well.
     let named: SmallVec<[HeaderName; 4]> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -89,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_fields_stay_behind_and_the_rest_travels() {
+    fn hop_by_hop_fields_are_removed_and_other_fields_are_kept() {
         let mut from_client = headers(&[
             ("connection", "keep-alive, X-Private"),
             ("connection", "x-other"),

@@ -1,5 +1,4 @@
-//! What goes between the router and whoever is at the other end: bytes ([`transport`]), header fields,
-//! server-sent events. Nothing here knows a request or a worker.
+//! Protocol elements without requests or workers: sockets ([`transport`]), header fields, server-sent events.
 
 pub mod events;
 pub mod headers;

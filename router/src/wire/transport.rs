@@ -1,4 +1,4 @@
-//! What carries the bytes to and from a client or a worker: TCP, or TLS on it.
+//! The transport to a client or a worker: TCP, or TLS over TCP.
 
 use std::{
     io::{self, IoSlice},
@@ -14,10 +14,10 @@ use tokio::{
 };
 use tokio_rustls::TlsStream;
 
-/// A peer that is gone without a word (its machine, its network) is noticed within half a minute.
+/// Keepalive of idle connections. A peer whose machine or network has failed is detected within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// For bytes that were sent and not acknowledged, or that the peer does not read.
+/// Time limit for bytes that the peer does not acknowledge or does not read.
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -26,13 +26,13 @@ pub(crate) enum Transport {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Options of a socket. One that cannot be set costs speed or patience, not the request.
+/// Sets the options of a socket. A failure is logged only: the request works without them.
 pub(crate) fn prepare(stream: &TcpStream) {
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     let set = stream
-        // Without it Nagle's algorithm holds back a small segment until the peer has acknowledged the
-        // one before: 40 ms for every frame of a stream, and for every request of several segments.
+        // Without this option Nagle's algorithm delays each small segment until the previous one is acknowledged:
+        // 40 ms a frame.
         .set_nodelay(true)
         .and_then(|()| socket.set_tcp_keepalive(&keepalive))
         .and_then(|()| socket.set_tcp_user_timeout(Some(USER_TIMEOUT)));
@@ -50,7 +50,7 @@ impl Transport {
     }
 }
 
-/// The same call on whichever it is.
+/// Calls the same method on either variant.
 macro_rules! either {
     ($self:expr, $stream:ident => $call:expr) => {
         match $self.get_mut() {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_silent_peer_is_given_up_within_half_a_minute() {
+    async fn a_dead_peer_is_detected_within_half_a_minute() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let stream = TcpStream::connect(address).await.expect("it listens");

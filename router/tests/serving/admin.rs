@@ -1,7 +1,7 @@
-//! The routes that the router answers itself.
+//! The admin routes.
 
 use http::{Method, StatusCode};
-use mla_router::{Config, fleet::worker::Phase, policy::Reason};
+use mla_router::{Config, fleet::Phase, policy::Reason};
 use serde_json::{Value, json};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs};
@@ -168,7 +168,7 @@ async fn a_worker_has_a_path_of_its_own() {
 async fn loads_are_what_is_booked() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
-    let booking = router.router().registry.workers()[0].book(128, Reason::Cold);
+    let guard = router.router().registry.workers()[0].reserve(128, Reason::Cold);
     let mut client = Client::connect(router.local_addr()).await;
     let expected = |load, tokens| {
         json!({"workers": [
@@ -176,11 +176,11 @@ async fn loads_are_what_is_booked() {
         ]})
     };
     assert_eq!(client.get("/get_loads").await.json(), expected(1, 128));
-    drop(booking);
+    drop(guard);
     assert_eq!(client.get("/get_loads").await.json(), expected(0, 0));
 }
 
-/// Whatever a body holds, it is the sender's mistake and said so in the usual shape.
+/// Every malformed body gets an error in the usual shape.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_body_breaks_the_admin_routes() {
     let router = router(config(), &[]).await;
@@ -208,7 +208,7 @@ async fn no_body_breaks_the_admin_routes() {
     bodies.push(vec![0xff; 100]);
     bodies.push("[".repeat(100_000).into_bytes());
     bodies.push(format!("{{\"url\": \"http://{}\"}}", "a".repeat(100_000)).into_bytes());
-    // Every prefix of a good one, and every one with a byte spoiled.
+    // Every prefix of a good body, and every body with one wrong byte.
     bodies.extend((0..good.len()).map(|end| good.as_bytes()[..end].to_vec()));
     bodies.extend((0..good.len()).map(|at| {
         let mut bytes = good.as_bytes().to_vec();
@@ -273,7 +273,7 @@ async fn without_a_worker_it_says_so_at_once() {
         assert_eq!(client.get(path).await.status, status, "{path}");
     }
     router.remove_worker(&worker.url()).expect("there");
-    // The default patience of the queue is a minute; these do not wait in it.
+    // The default time in the queue is a minute; these requests do not wait in it.
     for path in ["/health", "/health_generate", "/v1/models", "/get_model_info"] {
         let answer = client.get(path).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}");

@@ -1,4 +1,4 @@
-//! Who may do what: every route without a key, with a client's, and with the admin's.
+//! Authorization: every route without a key, with a client key, and with the admin key.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ const DATA: [(&str, &str); 9] = [
     ("GET", "/openapi.json"),
 ];
 
-/// Every route and method that the source registers, so that a new one is looked at, too.
+/// Every route and method that the source registers, so that new ones are tested as well.
 fn own_routes() -> Vec<(&'static str, &'static str)> {
     let source = include_str!("../../src/admin/mod.rs");
     let routes = source.split(".route(").skip(1).flat_map(|route| {
@@ -34,7 +34,7 @@ fn own_routes() -> Vec<(&'static str, &'static str)> {
             (method, if path == "/workers/{id}" { "/workers/1" } else { path })
         })
     });
-    // Clients may read it with their key, as they may ask the workers for theirs.
+    // Clients may read it with their key.
     let routes = routes.filter(|(_, path)| *path != "/openapi.json");
     let pages = FILES.iter().map(|file| ("GET", file.path));
     let routes: Vec<_> = routes.chain(pages).collect();
@@ -62,7 +62,7 @@ async fn status(address: SocketAddr, (method, path): (&str, &str), key: Option<&
         let value = HeaderValue::from_str(&format!("Bearer {key}")).expect("a value");
         request.headers_mut().insert("authorization", value);
     }
-    // Not the whole response: events have no end.
+    // Only the head: the event stream has no end.
     let mut client = Client::connect(address).await;
     let (answer, body) = client.send(request).await.expect("a head").into_parts();
     if answer.status == StatusCode::UNAUTHORIZED {
@@ -101,7 +101,7 @@ async fn every_route_is_closed_to_strangers_and_the_routers_own_to_clients() {
     }
 }
 
-/// However a path is spelled, it has no other rights than what answers it.
+/// Any spelling of a path has exactly the rights of the route that answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_spelling_of_a_path_opens_a_route() {
     let mut worker = FakeWorker::plain().await;

@@ -1,5 +1,5 @@
-//! Workers that say that they are busy: others are asked, then the request waits its turn, and at the
-//! end the client reads what the worker has to say.
+//! Busy workers: the request is tried on the others, then waits for its turn. At the end the client gets the
+//! refusal of the worker.
 
 use std::{
     sync::{
@@ -10,7 +10,7 @@ use std::{
 };
 
 use http::StatusCode;
-use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
+use mla_router::{Config, config::PolicyName, fleet::Phase};
 use parking_lot::Mutex;
 use tokio::{
     sync::Semaphore,
@@ -74,8 +74,8 @@ async fn without_a_queue_clients_get_the_workers_own_refusal() {
     assert!(begun.elapsed() < Duration::from_millis(50), "{:?}", begun.elapsed());
 }
 
-/// Twenty requests for four places that come free: all are served, who has waited longest first. The clock
-/// stands still while anything moves, so that no answer is late and taken for consent.
+/// Twenty requests for four places: all are served, in the order of arrival. The clock is paused, so that no
+/// refusal is late.
 #[tokio::test(start_paused = true)]
 async fn who_waits_longest_goes_first_when_there_is_room_again() {
     let room = Arc::new(AtomicUsize::new(0));
@@ -111,14 +111,14 @@ async fn who_waits_longest_goes_first_when_there_is_room_again() {
     for client in clients {
         assert_eq!(client.await.expect("no panic"), StatusCode::OK);
     }
-    // Each one that is taken lets two more try: the next, and one more for the request that has ended.
+    // Each accepted request lets two more try: the next one, and one for the request that has ended.
     assert!(served.lock()[..4].iter().all(|number| *number < 8), "{:?}", served.lock());
     assert_eq!(served.lock().len(), 20);
     assert_nothing_booked(&router).await;
     assert_eq!(router.router().queue.waiting(), 0);
 }
 
-/// A hundred bodies at once that are each small enough, and together ten times what may be held.
+/// A hundred bodies at once, each within its limit, together ten times the limit for all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_bodies_at_one_time_take_bounded_memory() {
     const SIZE: usize = 1 << 20;
@@ -132,13 +132,13 @@ async fn large_bodies_at_one_time_take_bounded_memory() {
             tokio::spawn(async move {
                 let mut client = Client::connect(address).await;
                 let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(SIZE));
-                // Refused in the middle of its upload, a client may not get to read why.
+                // A client that is refused during its upload may not be able to read the response.
                 client.call(post(PATH, body)).await.map_or(429, |answer| answer.status.as_u16())
             })
         })
         .collect();
     let bodies = &router.router().bodies;
-    // No more come: each is on the worker or has been refused.
+    // Each request is on the worker or was refused.
     while clients.iter().filter(|client| client.is_finished()).count()
         + (router.workers()[0].requests as usize)
         < clients.len()
@@ -160,7 +160,7 @@ async fn large_bodies_at_one_time_take_bounded_memory() {
     assert_eq!(bodies.held(), 0);
 }
 
-/// A request that a worker has taken without a word must not hold up those behind it.
+/// A request that a worker has accepted must not block the requests behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_answer_does_not_hold_up_the_line() {
     let gate = Arc::new(Semaphore::new(0));
@@ -184,7 +184,7 @@ async fn a_slow_answer_does_not_hold_up_the_line() {
         tokio::task::yield_now().await;
     }
     refusing.store(0, Ordering::SeqCst);
-    // All ten are on the worker although none has been answered.
+    // All ten are on the worker although none has a response.
     while router.workers()[0].requests < 10 || router.router().queue.waiting() > 0 {
         tokio::task::yield_now().await;
     }

@@ -1,4 +1,4 @@
-//! A worker that looks healthy and fails all the same: its breaker takes it out, and lets it in again.
+//! A worker that fails despite good health checks: its breaker takes it out of rotation, and admits it again.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use mla_mock_worker::{Fault, Garbage, Kind, MockWorker, Settings};
 use mla_router::{
     Config, RouterHandle,
     config::PolicyName,
-    fleet::worker::{BreakerState, Phase},
+    fleet::{BreakerState, Phase},
 };
 
 use tokio::sync::mpsc;
@@ -247,7 +247,7 @@ async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_brea
     assert_ne!(breakers(&router), [BreakerState::Closed]);
 }
 
-/// A server answers what takes no engine while its engine fails.
+/// A server answers light requests while its engine fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_takes_no_engine_neither_keeps_a_breaker_closed_nor_closes_it() {
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {

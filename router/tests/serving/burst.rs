@@ -1,11 +1,11 @@
-//! Far more requests at once than there is room for, while workers are unwell. Each is served or told when
-//! to come back: a fleet that is expected back is busy, not gone.
+//! Bursts of requests while workers are unwell. Each request is served or refused with Retry-After: workers that
+//! are expected back count as busy.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
 use http::StatusCode;
 use mla_mock_worker::{MockWorker, Settings};
-use mla_router::{Config, RouterHandle, config::PolicyName, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
 use tokio::task::JoinHandle;
 
 use crate::support::{
@@ -16,7 +16,7 @@ const BURST: usize = 400;
 const QUEUE: usize = 64;
 const PATH: &str = "/v1/completions";
 
-/// Status of an answer, and the code of an error that is the router's own.
+/// Status of a response, and the code of an error of the router.
 type End = (u16, String);
 
 async fn ask(address: SocketAddr, number: usize) -> End {
@@ -30,7 +30,7 @@ async fn ask(address: SocketAddr, number: usize) -> End {
     (answer.status.as_u16(), code)
 }
 
-/// Clients that ask at once.
+/// Number of simultaneous clients.
 fn burst(router: &RouterHandle) -> Vec<JoinHandle<End>> {
     let address = router.local_addr();
     (0..BURST).map(|number| tokio::spawn(ask(address, number))).collect()
@@ -73,14 +73,14 @@ async fn beside_a_frozen_worker_a_burst_is_served_by_the_other_or_refused() {
 async fn a_full_queue_for_workers_that_are_expected_back_is_a_429() {
     let mut killed = FakeWorker::plain().await;
     let other = FakeWorker::plain().await;
-    // They stay out of rotation and are not down.
+    // The workers stay out of rotation and are not down.
     let config = Config { health_failure_threshold: u32::MAX, ..small_queue() };
     let router = router(config, &[&killed, &other]).await;
     killed.kill().await;
     other.set_healthy(false);
     all_in(Phase::Suspect, &router).await;
     let mut clients = burst(&router);
-    // Whoever waits has a place; the others have their answer.
+    // Each request waits or has its response.
     let mut refused = Vec::new();
     while clients.len() > QUEUE {
         let (ended, open): (Vec<_>, Vec<_>) =

@@ -1,12 +1,11 @@
-//! Workers that have no time for a health check. Busy is not dead: they stay in rotation, and so does the
-//! last one of all, until nothing tells any more that it lives. The clock stands still while anything
-//! moves and jumps to the next timer when nothing does.
+//! Workers that are too busy for a health check stay in rotation. The last one stays until there is no sign of
+//! life. The paused clock advances to the next timer when all tasks are idle.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use mla_router::{Config, RouterHandle, config::PolicyName, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
 use tokio::time::sleep;
 
 use crate::support::{Client, FakeWorker, Reply, Then, all_in, config, router, secs};
@@ -57,7 +56,7 @@ async fn the_last_worker_in_rotation_stays_for_ten_missed_checks() {
     assert_eq!(client.get("/readiness").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
-/// While an answer is made its prompt is no work ahead of others.
+/// The prompt of a request whose answer is being generated is no pending work.
 #[tokio::test(start_paused = true)]
 async fn a_prompt_is_pending_until_its_head_has_come_or_it_should_be_computed() {
     for tells in [true, false] {

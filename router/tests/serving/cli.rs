@@ -47,7 +47,7 @@ async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
     assert_eq!(process.exit_code().await, Some(0));
 }
 
-/// Its reader has gone, or the disk is full.
+/// The reader of the log has gone, or the disk is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let mut worker = FakeWorker::plain().await;
@@ -60,7 +60,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     for _ in 0..3 {
         assert_eq!(client.post("/generate", "{}").await.status, 200);
     }
-    // What the checks have to say cannot be written either.
+    // The log lines of the health checks cannot be written either.
     worker.kill().await;
     while client.get("/readiness").await.status == 200 {}
     worker.restart().await;

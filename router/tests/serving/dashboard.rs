@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use hyper::body::Incoming;
-use mla_router::{Config, RouterHandle, admin::dashboard::FILES, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, admin::dashboard::FILES, fleet::Phase};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs, soon};
 
@@ -34,7 +34,7 @@ async fn the_page_is_open_and_its_data_is_not() {
     assert_eq!(client.get("/dashboard/events").await.status, StatusCode::UNAUTHORIZED);
 }
 
-/// The policy would stop them; without them nobody is tempted to loosen it.
+/// The content security policy would block inline scripts, so the pages must have none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
     let router = router(config(), &[]).await;
@@ -107,13 +107,13 @@ async fn events_say_what_the_router_knows() {
     while events.next().await.is_some() {}
 }
 
-/// The number of samples that an event brings, and that of the last one.
+/// Returns the number of samples in an event, and the number of its last sample.
 fn samples(event: &Value) -> (usize, u64) {
     let fine = event["history"]["total"]["fine"].as_array().expect("a list");
     (fine.len(), event["history"]["tick"].as_u64().expect("a number"))
 }
 
-/// A page that is opened, or loaded again, shows what was before.
+/// A page that is opened or reloaded shows the earlier samples.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_event_brings_the_history_and_each_later_one_what_is_new() {
     let worker = FakeWorker::plain().await;

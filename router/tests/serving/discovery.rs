@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, fleet::Phase};
 
 use crate::support::{Client, FakeWorker, Reply, config, router_without_waiting, soon};
 
@@ -37,7 +37,7 @@ impl Drop for UrlsFile {
 async fn until_serving(router: &RouterHandle, workers: &[&FakeWorker]) {
     let mut urls: Vec<String> = workers.iter().map(|worker| worker.url()).collect();
     urls.sort();
-    let is_so = |workers: &[std::sync::Arc<mla_router::fleet::worker::Worker>]| {
+    let is_so = |workers: &[std::sync::Arc<mla_router::fleet::Worker>]| {
         let mut there: Vec<String> =
             workers.iter().map(|worker| worker.url.as_str().to_owned()).collect();
         there.sort();

@@ -1,11 +1,11 @@
-//! Going down: the door closes, those inside finish, and then it ends.
+//! Shutdown: new requests are refused, requests in flight finish, and the router ends.
 
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::StatusCode;
 use mla_mock_worker::Port;
-use mla_router::{Config, RouterHandle, StartError, fleet::worker::Phase, handle};
+use mla_router::{Config, RouterHandle, StartError, fleet::Phase, handle};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Semaphore, mpsc, oneshot},
@@ -16,7 +16,7 @@ use crate::support::{
     secs, soon,
 };
 
-/// A worker that answers when told, and the means to tell it.
+/// A worker that answers on command, and the sender of the command.
 async fn gated() -> (FakeWorker, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -26,7 +26,7 @@ async fn gated() -> (FakeWorker, Arc<Semaphore>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     let (mut worker, gate) = gated().await;
-    // Nobody else gets the port when the router has closed it.
+    // Keeps the port reserved after the router has closed it.
     let port = Port::free().expect("a free port");
     let listener = TcpListener::bind(port.address()).await.expect("the port is ours");
     let config = Config { worker_urls: vec![worker.url().parse().expect("valid")], ..config() };
@@ -56,7 +56,7 @@ async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
     soon(closed).await;
 }
 
-/// `handle::run` as the binary uses it, with the listener and both signals in the test's hands.
+/// Runs `handle::run` like the binary; the test has the listener and both signals.
 struct Running {
     worker: FakeWorker,
     gate: Arc<Semaphore>,
@@ -89,7 +89,7 @@ async fn running(config: Config) -> Running {
     Running { worker, gate, inside, drain, stop, server }
 }
 
-/// What has had no byte of an answer gets one that says why.
+/// A request without a response gets an error with the reason.
 fn assert_refused(answer: &Answer) {
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.error_code(), "draining");
@@ -138,7 +138,7 @@ async fn a_stream_that_is_stopped_ends_with_an_error_event() {
         client.post("/v1/completions", r#"{"prompt": "a", "stream": true}"#).await
     });
     worker.request().await;
-    // Passed on, so that there is a stream to end.
+    // The first event is passed on, so there is an open stream.
     while router.stats().first_byte.count == 0 {
         tokio::task::yield_now().await;
     }
@@ -170,7 +170,7 @@ async fn a_request_that_waits_for_a_worker_is_refused_when_the_router_stops() {
     assert_eq!(router.stats().requests.client_aborts, 0, "the client is still there");
 }
 
-/// The workers are told to stop at the same time.
+/// The workers stop at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_that_end_with_the_router_are_no_fault_of_a_request() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;

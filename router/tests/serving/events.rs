@@ -1,5 +1,5 @@
-//! Streams of events: what a worker sends reaches the client, what it should not have sent does not,
-//! and a client can always tell a whole answer from a broken one.
+//! Streams of events. The client gets the events of the worker, except those that should not have been sent, and
+//! can always tell a complete answer from a broken one.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -16,7 +16,7 @@ const BODY: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":t
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\u{fc}\"}}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 
-/// What the client gets of a stream that the worker sends in these frames.
+/// Returns the client's bytes of a stream that the worker sends in these frames.
 async fn through(frames: Vec<Bytes>, then: Then) -> String {
     through_with(config(), PATH, frames, then).await
 }
@@ -39,7 +39,7 @@ fn frames(stream: &str, size: usize) -> Vec<Bytes> {
     stream.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect()
 }
 
-/// The code of the error event that `stream` must end with.
+/// Returns the code of the error event at the end of `stream`.
 fn error_at_the_end_of(stream: &str) -> String {
     assert!(!stream.contains("[DONE]"), "{stream}");
     let (_, event) = stream.trim_end().rsplit_once("data: ").expect("an event");
@@ -172,7 +172,7 @@ async fn a_long_event_arrives_whole_and_if_it_breaks_the_connection_does() {
     let event = format!("data: {}\n\n", "x".repeat(1 << 20));
     let stream = format!("{TOKEN}{event}{DONE}");
     assert!(through(frames(&stream, 10_000), Then::End).await == stream);
-    // The first event, too, is only held back for as long as it is of a usual length.
+    // A long first event is not held back either.
     for stream in [stream, format!("{event}{DONE}")] {
         let begun = frames(&stream[..1 << 19], 10_000);
         let mut breaking =
@@ -187,7 +187,7 @@ async fn a_long_event_arrives_whole_and_if_it_breaks_the_connection_does() {
     }
 }
 
-/// A worker with one stream, which the test feeds.
+/// A worker with one stream whose frames come from the test.
 async fn fed(
     config: Config,
 ) -> (FakeWorker, mla_router::RouterHandle, mpsc::UnboundedSender<Bytes>) {
@@ -215,7 +215,7 @@ async fn a_quiet_stream_is_kept_open_and_not_taken_for_dead() {
     for _ in 0..3 {
         assert_eq!(next().await, ": ping\n\n");
     }
-    // Half an event: a comment in its middle would break it.
+    // Half an event: a comment within it would break it.
     let (first, second) = TOKEN.split_at(20);
     sender.send(Bytes::from_static(first.as_bytes())).expect("streaming");
     assert_eq!(next().await, ": ping\n\n");
@@ -227,7 +227,7 @@ async fn a_quiet_stream_is_kept_open_and_not_taken_for_dead() {
     assert_eq!(got, TOKEN);
 }
 
-/// The clock stands still while anything moves and jumps to the next timer when nothing does.
+/// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_outlives_its_time_ends_with_an_error() {
     let config = Config { request_timeout_secs: secs(0.2), ..config() };

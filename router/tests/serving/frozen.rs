@@ -1,16 +1,16 @@
-//! A worker that stops without a word, as by SIGSTOP or a cable that is pulled: nobody is told, the
-//! port goes on taking connections, and requests for what it has cached would all go there.
+//! A worker that freezes, as by SIGSTOP: its port still accepts connections, and requests for its cached prefixes
+//! would all go there.
 
 use http::StatusCode;
 use mla_mock_worker::{MockWorker, Settings};
-use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, fleet::Phase};
 use tokio::time::Instant;
 
 use crate::support::{
     Client, Process, all_in, assert_nothing_booked, router_without_waiting, secs, soon,
 };
 
-/// The deadlines that would hide what is to be seen here are far away.
+/// Settings with long deadlines, which would hide the tested behaviour.
 fn patient() -> Config {
     Config { first_token_timeout_secs: secs(1800.0), ..Config::default() }
 }
@@ -28,7 +28,7 @@ async fn in_front_of(urls: &[String]) -> RouterHandle {
     router
 }
 
-/// So many requests at once, all of which are answered; returns how long the slowest took.
+/// Sends `count` requests at once. All are answered; returns the time of the slowest.
 async fn ask_at_once(router: &RouterHandle, requests: usize) -> f64 {
     let address = router.local_addr();
     let mut asked = Vec::new();
@@ -50,17 +50,17 @@ async fn ask_at_once(router: &RouterHandle, requests: usize) -> f64 {
 
 async fn until_phase(router: &RouterHandle, url: &str, phases: &[Phase]) {
     let registry = &router.router().registry;
-    let is_so = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+    let is_so = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
         worker.url.as_str() != url || phases.contains(&worker.phase())
     };
     soon(registry.wait_until(|workers| workers.iter().all(is_so))).await;
 }
 
-/// The worker that has the prompts' beginning, by its place.
+/// Index of the worker with the prefix of the prompts.
 async fn warm(router: &RouterHandle) -> usize {
     ask_at_once(router, 1).await;
-    let held = |worker: &mla_router::fleet::worker::WorkerView| {
-        router.router().tree.held_by(mla_router::names::WorkerId(worker.id)) > 0
+    let held = |worker: &mla_router::fleet::WorkerView| {
+        router.router().tree.owned_by(mla_router::names::WorkerId(worker.id)) > 0
     };
     router.workers().iter().position(held).expect("the tree has noted it")
 }
@@ -74,7 +74,7 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
     let urls: Vec<String> = workers.iter().map(MockWorker::url).collect();
     let router = in_front_of(&urls).await;
     let frozen = warm(&router).await;
-    let held = router.router().tree.held_by(mla_router::names::WorkerId(0));
+    let held = router.router().tree.owned_by(mla_router::names::WorkerId(0));
     workers[frozen].freeze();
     let begun = Instant::now();
     let (slowest, ()) = tokio::join!(ask_at_once(&router, 100), async {
@@ -90,14 +90,14 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
     until_phase(&router, &urls[frozen], &[Phase::Healthy]).await;
     println!("back in rotation {:.2} s after it goes on", thawed.elapsed().as_secs_f64());
     let id = mla_router::names::WorkerId(0);
-    assert!(router.router().tree.held_by(id) >= held, "the same process has the same cache");
+    assert!(router.router().tree.owned_by(id) >= held, "the same process has the same cache");
     ask_at_once(&router, 10).await;
     assert_nothing_booked(&router).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_process_is_out_and_its_requests_elsewhere() {
-    // A router is a worker, too, as far as another router can see: a process that can be stopped.
+    // The worker is a router process in front of it, because a process can be stopped.
     let mock = MockWorker::start(Settings::instant()).await.expect("a free port");
     let mut processes = Vec::new();
     let mut urls = Vec::new();
@@ -109,7 +109,7 @@ async fn a_stopped_process_is_out_and_its_requests_elsewhere() {
     let router = in_front_of(&urls).await;
     let frozen = warm(&router).await;
     processes[frozen].signal("STOP");
-    // Only the checks can tell: all that else could is half an hour away.
+    // Only the health checks can detect it: all other limits are half an hour away.
     let slowest = ask_at_once(&router, 20).await;
     println!("slowest of 20 requests after SIGSTOP: {slowest:.2} s");
     until_phase(&router, &urls[frozen], &[Phase::Suspect, Phase::Down]).await;

@@ -1,9 +1,9 @@
-//! A 200 that is no answer never reaches the client as one.
+//! A response with status 200 that is no answer never reaches the client.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt;
-use mla_router::{Config, config::PolicyName, fleet::worker::BreakerState};
+use mla_router::{Config, config::PolicyName, fleet::BreakerState};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -28,7 +28,7 @@ fn typed(content_type: &'static str, body: &'static [u8]) -> Reply {
     Reply::Whole(StatusCode::OK, headers, Bytes::from_static(body))
 }
 
-/// Answers to the same request: garbage from one worker, then good from another.
+/// Responses to one request: garbage from one worker, then a good response from another.
 async fn retried(body: &'static str, garbage: fn() -> Reply, good: &'static [u8]) {
     let mut bad = FakeWorker::start(move |_| garbage()).await;
     let fine = FakeWorker::start(move |_| Reply::ok(good)).await;
@@ -97,7 +97,7 @@ async fn when_there_is_nothing_but_garbage_it_is_a_502() {
     assert_nothing_booked(&router).await;
 }
 
-/// More than is kept in memory passes through, beginning and end.
+/// A response that is too long to be read at once is passed through completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_too_long_to_be_kept_arrives_whole() {
     let long = format!("{{\"text\":\"{}\"}}", "long ".repeat(4 << 20));
@@ -111,7 +111,7 @@ async fn an_answer_too_long_to_be_kept_arrives_whole() {
     assert_nothing_booked(&router).await;
 }
 
-/// A worker that sends these bytes, whatever it is asked, and then closes the connection.
+/// A worker that sends these bytes to any request and closes the connection.
 async fn raw_worker(bytes: &'static [u8]) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -152,7 +152,7 @@ async fn what_is_not_even_http_is_asked_for_again() {
     }
 }
 
-/// A stream whose first event is cut anywhere is a stream all the same.
+/// A stream whose first event is torn at any byte is accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_event_in_pieces_is_no_garbage() {
     let worker = FakeWorker::start(|_| {
@@ -171,7 +171,7 @@ async fn a_first_event_in_pieces_is_no_garbage() {
     assert_eq!(&body[..], EVENT);
 }
 
-/// Engines that are lax about booleans stream then, those that are strict refuse it.
+/// Engines with lax booleans stream in this case, strict ones refuse the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_engine_makes_of_a_stream_that_is_no_boolean_is_passed_on() {
     type Case = (fn() -> Reply, StatusCode, &'static [u8]);

@@ -1,5 +1,5 @@
-//! One connection, one honest message after the other: what is malformed, too large or too slow is
-//! answered and closed, and at most one request of it reaches a worker.
+//! A malformed, too large or too slow message gets an error, and its connection is closed. At most one request of
+//! it reaches a worker.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{Client, FakeWorker, Raw, config, post, router, secs};
 
 const SMUGGLED: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
 
-/// The only answer on its connection: its status and the `code` of its error.
+/// Returns the only response on a connection: its status and the `code` of its error.
 fn refusal(answer: &str) -> (u16, String) {
     assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a whole head");
@@ -59,7 +59,7 @@ async fn what_has_two_readings_reaches_no_worker() {
     assert_eq!(worker.requests_so_far(), 0);
 }
 
-/// Exactly one request, or a refusal: the bytes behind it are never taken for another one.
+/// There is exactly one request, or a refusal. Further bytes are never taken for another request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_strange_body_is_one_request_at_most() {
     let mut worker = FakeWorker::plain().await;
@@ -93,7 +93,7 @@ async fn a_strange_body_is_one_request_at_most() {
     assert_eq!(seen.head.headers["host"], worker.address().to_string().as_str());
 }
 
-/// However the bytes are cut into segments: each message is found, in order.
+/// Each message is found, in order, in any segments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_are_sent_ahead_are_answered_in_order() {
     let mut worker = FakeWorker::start(|seen| crate::support::Reply::ok(seen.body.clone())).await;
@@ -114,7 +114,7 @@ async fn messages_that_are_sent_ahead_are_answered_in_order() {
     let bytes = messages.concat();
     for cut in [0, 1, messages[0].len() - 1, messages[0].len() + 3, bytes.len() - 1] {
         let mut raw = Raw::send(router.local_addr(), &bytes.as_bytes()[..cut]).await;
-        // Time enough for the router to see the first part alone.
+        // Long enough for the router to read the first part alone.
         Client::connect(router.local_addr()).await.get("/liveness").await;
         raw.send_more(&bytes.as_bytes()[cut..]).await;
         let answer = raw.read_to_close().await;
@@ -160,7 +160,7 @@ async fn a_head_has_limits() {
     assert!(answer.starts_with("HTTP/1.1 404"), "just within: {answer}");
 }
 
-/// The clock stands still while anything moves and jumps to the next timer when nothing does.
+/// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
 async fn a_head_that_does_not_end_is_a_408_after_ten_seconds() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
@@ -192,7 +192,7 @@ async fn a_body_that_stalls_is_a_408_after_thirty_seconds_on_every_route() {
     }
 }
 
-/// A pause is not the sum: an upload that keeps coming may take long.
+/// The limit is on a pause, not on the upload: an upload that progresses may take long.
 #[tokio::test(start_paused = true)]
 async fn a_slow_upload_that_moves_is_read() {
     const PART: usize = 20 * 600;
@@ -212,7 +212,7 @@ async fn a_slow_upload_that_moves_is_read() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Or one client could hold a connection for ever by a byte now and then.
+/// Otherwise a client could hold a connection for ever with a byte now and then.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_drips_is_a_408_wherever_it_drips() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
@@ -239,7 +239,7 @@ async fn a_body_that_drips_is_a_408_wherever_it_drips() {
     }
 }
 
-/// A response that takes longer than any upload may pause, whatever the framing of the request.
+/// A response may take longer than the limit for a pause of an upload, with any framing of the request.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_waits_for_its_response_is_not_slow() {
     let worker = FakeWorker::start(|_| crate::support::Reply::Hang).await;
@@ -260,7 +260,7 @@ async fn a_client_that_waits_for_its_response_is_not_slow() {
     }
 }
 
-/// A refusal is read by a client that is still sending: the router does not slam the door.
+/// A client that is still sending can read the refusal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_arrives_while_the_client_still_sends() {
     let worker = FakeWorker::plain().await;
@@ -283,7 +283,7 @@ async fn an_upload_does_not_hold_up_a_drain() {
     let router = router(config(), &[&worker]).await;
     let head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx";
     let raw = Raw::send(router.local_addr(), head.as_bytes()).await;
-    // A later connection is served when the router has seen the first.
+    // A later connection is served after the router has read the first one.
     drop(TcpStream::connect(router.local_addr()).await.expect("it listens"));
     Client::connect(router.local_addr()).await.get("/liveness").await;
     assert!(router.drain(Duration::from_secs(60)).await);

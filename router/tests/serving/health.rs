@@ -1,7 +1,7 @@
-//! Workers go and come back, and the tree believes only what the running process can hold.
+//! Workers stop and come back. The tree keeps only prefixes that the running process can hold.
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, fleet::worker::Phase, names::WorkerId};
+use mla_router::{Config, RouterHandle, fleet::Phase, names::WorkerId};
 
 use crate::support::{Client, FakeWorker, Reply, all_in, config, router, secs, soon};
 
@@ -11,11 +11,11 @@ fn prompt() -> String {
 }
 
 fn blocks_held(router: &RouterHandle) -> u64 {
-    router.router().tree.held_by(WorkerId(router.workers()[0].id))
+    router.router().tree.owned_by(WorkerId(router.workers()[0].id))
 }
 
 async fn until_boot_id(router: &RouterHandle, boot_id: &str) {
-    let is = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+    let is = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
         worker.info.load().boot_id.as_deref() == Some(boot_id)
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().all(is))).await;
@@ -79,7 +79,7 @@ async fn a_killed_worker_serves_again_after_its_restart() {
 async fn a_restart_between_two_checks_is_seen_by_the_boot_id() {
     let mut worker = FakeWorker::plain().await;
     worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":100000}"#);
-    // So many failures are forgiven that it never counts as down.
+    // The threshold is so high that the worker is never down.
     let config = Config { health_failure_threshold: u32::MAX, ..config() };
     let router = router(config, &[&worker]).await;
     until_boot_id(&router, "one").await;
@@ -113,7 +113,7 @@ async fn a_suspect_that_is_the_same_process_keeps_its_share() {
     assert_eq!(blocks_held(&router), held);
 }
 
-/// As servers do with connections that idle for longer than they like.
+/// Servers close connections that were idle for too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_closes_idle_connections_keeps_its_share() {
     let worker = FakeWorker::plain().await;
@@ -192,7 +192,7 @@ async fn the_names_of_its_models_are_known_before_it_gets_requests() {
     worker.kill().await;
     worker.set_models(&["other"]);
     worker.restart().await;
-    let knows = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+    let knows = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
         worker.phase() == Phase::Healthy && worker.info.load().models == ["other"]
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().all(knows))).await;

@@ -1,4 +1,4 @@
-//! Workers are killed under streams again and again, and no client notices.
+//! Workers are killed repeatedly under streams, and no client notices.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use std::{
 
 use http::StatusCode;
 use mla_mock_worker::{Fault, Kind, MockWorker, Settings};
-use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, fleet::Phase};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, task::JoinSet};
@@ -57,8 +57,8 @@ pub(crate) fn requests() -> Vec<(&'static str, Value)> {
         .collect()
 }
 
-/// What a stream has said of each choice, its counts and its ends. Everything but times, the cached
-/// tokens, which differ from run to run, and how the tokens were put into events.
+/// The content of a stream: text of each choice, counts and ends. Without times, cached tokens, and the split into
+/// events, which differ from run to run.
 pub(crate) fn said(stream: &str) -> Value {
     let whole = stream.strip_suffix("data: [DONE]\n\n");
     let mut choices: HashMap<u64, (String, Vec<Value>)> = HashMap::new();
@@ -150,14 +150,14 @@ async fn fifty_kills_under_sixteen_streams_go_unnoticed() {
         let victim = rng.usize(..workers.len());
         let port = workers.swap_remove(victim).kill().await;
         workers.push(MockWorker::listen(port, settings()).await.expect("its port"));
-        // Back in rotation, and every stream has ended since: no request meets many kills.
+        // All workers are back and all streams have ended: no request meets many kills.
         all_in(Phase::Healthy, &router).await;
         let before = *finished.0.lock();
         soon(async {
             while finished.0.lock().iter().zip(before).any(|(now, before)| *now <= before) {
                 tokio::select! {
                     () = finished.1.notified() => {}
-                    // A client that has failed says so.
+                    // A failed client reports its error.
                     Some(ended) = clients.join_next() => {
                         panic!("kill {kill}, seed {seed}: {ended:?}");
                     }
@@ -194,7 +194,7 @@ async fn every_way_to_lose_a_worker_in_a_stream_goes_unnoticed() {
             ] {
                 all_in(Phase::Healthy, &router).await;
                 let before = continued(&router);
-                // The one that goes on fails as well, once.
+                // The worker that continues fails as well, once.
                 for worker in &workers {
                     worker.fault(Fault { kind: kind.clone(), count: Some(1) });
                 }

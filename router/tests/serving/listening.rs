@@ -1,4 +1,4 @@
-//! Where the router listens, for whom, and how many at a time.
+//! The listening socket: addresses, keys, and the limit on connections.
 
 use std::{
     net::Ipv4Addr,
@@ -18,7 +18,7 @@ use crate::support::{
     Client, Event, FakeWorker, Process, Reply, config, post, request, router, run, soon,
 };
 
-const EXPOSED: &str = "everybody who can reach";
+const EXPOSED: &str = "every client that can reach";
 
 #[test]
 fn an_address_that_others_can_reach_needs_a_key() {
@@ -271,7 +271,7 @@ async fn what_clients_make_up_makes_no_new_series() {
     assert!(new.is_empty(), "{new:?}");
 }
 
-/// SIGTERM twice: whoever sends the second does not want to wait for the drain.
+/// A second SIGTERM ends the drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_sigterm_does_not_wait() {
     let mut worker = FakeWorker::start(|_| Reply::Endless(Arc::default())).await;

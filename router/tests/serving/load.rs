@@ -1,4 +1,4 @@
-//! The load booked on workers: there from the choice on, gone with the request, however it ends.
+//! The reserved load of workers: present from the choice of the worker to the end of the request, however it ends.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::support::{
     Client, FakeWorker, Reply, all_in, assert_nothing_booked, config, post, router, secs, soon,
 };
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{Config, fleet::Phase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the_end() {
@@ -40,8 +40,8 @@ async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the
     assert_nothing_booked(&router).await;
 }
 
-/// Each choice must see the bookings of all before it, also of those that are chosen at the same
-/// moment: then a hundred at once are spread as evenly as a hundred in a row.
+/// Each choice sees the reservations of all earlier choices, also of simultaneous ones: a hundred requests at once are
+/// spread as evenly as a hundred in a row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_arrive_together_do_not_pile_up() {
     let gate = Arc::new(Semaphore::new(0));
@@ -72,7 +72,7 @@ async fn requests_that_arrive_together_do_not_pile_up() {
     assert_nothing_booked(&router).await;
 }
 
-/// A small generator with a fixed seed: the same outcomes in every run.
+/// A random generator with a fixed seed, so that every run has the same outcomes.
 struct Random(u64);
 
 impl Random {
@@ -114,7 +114,7 @@ async fn nothing_stays_booked_after_thousands_of_random_outcomes() {
                 let body =
                     format!(r#"{{"prompt":"{}"}}"#, "x ".repeat(random.below(2000) as usize));
                 let patience = std::time::Duration::from_millis(1 + random.below(20));
-                // Leaves at a random moment; what it gets until then does not matter here.
+                // The client disconnects at a random time.
                 let call = client.call(post("/v1/completions", body));
                 let _outcome = tokio::time::timeout(patience, call).await;
             }
@@ -154,7 +154,7 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
         for index in 1..4 {
             router.add_worker(&workers[index].url()).expect("new");
             all_in(Phase::Healthy, &router).await;
-            // It has served: only then is its leaving worth something.
+            // The worker has served requests before it is removed.
             workers[index].request().await;
             router.remove_worker(&workers[index - 1].url()).expect("known");
             workers[index - 1].requests_so_far();
@@ -171,7 +171,7 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
         served += client.await.expect("no failed request");
     }
     assert!(served >= 40, "{served} requests were served");
-    assert_eq!(router.router().tree.held_by(mla_router::names::WorkerId(0)), 0);
+    assert_eq!(router.router().tree.owned_by(mla_router::names::WorkerId(0)), 0);
     assert_nothing_booked(&router).await;
 }
 
@@ -201,16 +201,16 @@ async fn a_batch_is_as_much_load_as_it_asks_for_answers() {
             loads
         };
         let mut asked = vec![ask(batch.clone())];
-        let booked = async |expected: [u32; 2]| {
+        let reserved = async |expected: [u32; 2]| {
             while loads().iter().sum::<u32>() < expected.iter().sum() {
                 tokio::task::yield_now().await;
             }
             assert_eq!(loads(), expected, "{batch}");
         };
-        soon(booked([0, 64])).await;
+        soon(reserved([0, 64])).await;
         for number in 1..=20 {
             asked.push(ask(format!(r#"{{"prompt":"{number}"}}"#)));
-            soon(booked([number, 64])).await;
+            soon(reserved([number, 64])).await;
         }
         gate.add_permits(asked.len());
         for asked in asked {

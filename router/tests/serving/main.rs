@@ -2,6 +2,7 @@
 //! promise, one binary for all of them, because linking is most of what a test costs.
 
 mod abort;
+mod access_log;
 mod admin;
 mod auth;
 mod backpressure;
@@ -17,7 +18,6 @@ mod frozen;
 mod garbage;
 mod heads;
 mod health;
-mod journal;
 mod kills;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;

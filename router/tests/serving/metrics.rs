@@ -1,4 +1,4 @@
-//! `/metrics`: it counts, it is what Prometheus expects, and clients cannot make it grow.
+//! `/metrics`: its counts, its format, and its bounded number of series.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use http::{Method, StatusCode};
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{Config, fleet::Phase};
 use tokio::sync::Semaphore;
 
 use crate::support::{
@@ -57,7 +57,7 @@ async fn overhead_is_the_routers_own_time_and_no_wait() {
     worker.set_healthy(false);
     let config = Config { max_concurrent_requests: 1.try_into().expect("a number"), ..config() };
     let router = router_without_waiting(config, &[&worker]).await;
-    // One waits for a worker, the other for the one before.
+    // One request waits for a worker, the other one for the first.
     let clients = [0, 1].map(|_| {
         let address = router.local_addr();
         tokio::spawn(async move {
@@ -87,11 +87,11 @@ async fn what_clients_send_makes_no_series() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
-    // The page counts itself, the next time.
+    // The request for the page is on the next page.
     page(&mut client).await;
     let mut round = async |from: usize| {
         for i in from..from + REQUESTS {
-            // In turn: a name of its own for the path, the method, the model and the headers.
+            // Made-up path, method, model and headers in turn.
             let sent = match i % 4 {
                 0 => request(Method::GET, &format!("/path-{i}"), ""),
                 1 => {
@@ -144,7 +144,7 @@ async fn page(client: &mut Client) -> String {
     String::from_utf8(answer.body.to_vec()).expect("text")
 }
 
-/// The text format as its specification has it, and the rules of `promtool check metrics`.
+/// Checks the text format by its specification and by the rules of `promtool check metrics`.
 fn lint(text: &str) {
     let mut types: HashMap<&str, &str> = HashMap::new();
     let mut family = "";
@@ -192,7 +192,7 @@ fn lint(text: &str) {
     }
 }
 
-/// The word of Prometheus itself, where its tool is at hand.
+/// Checks the page with Prometheus' own tool, where it is installed.
 fn promtool(text: &str) {
     let spawned = Command::new("promtool")
         .args(["check", "metrics"])

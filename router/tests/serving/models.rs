@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, config::PolicyName, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, config::PolicyName, fleet::Phase};
 
 use tokio::time::Instant;
 
@@ -45,8 +45,8 @@ async fn each_model_has_its_workers() {
     }
     assert_eq!(small.requests_so_far(), 2 * 3 * PATHS.len());
     assert_eq!(large.requests_so_far(), 2 * PATHS.len());
-    // Whoever gets a model that nobody has heard of will say so itself.
-    ask(&router, "unheard of").await;
+    // A worker that gets an unknown model refuses it itself.
+    ask(&router, "unknown").await;
     assert_eq!(small.requests_so_far() + large.requests_so_far(), PATHS.len());
 }
 
@@ -59,7 +59,7 @@ async fn a_worker_that_comes_back_with_another_model_gets_no_requests_for_the_ol
     changing.kill().await;
     changing.set_models(&["new"]);
     changing.restart().await;
-    let is_new = |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| {
+    let is_new = |worker: &std::sync::Arc<mla_router::fleet::Worker>| {
         worker.phase() == Phase::Healthy && worker.view().models == ["new"]
     };
     soon(router.router().registry.wait_until(|workers| workers.iter().any(is_new))).await;
@@ -100,8 +100,7 @@ async fn a_request_waits_for_a_worker_with_its_model_and_takes_no_other() {
     let mut other = serving(&["other"]).await;
     let router = router(in_turn(), &[&away, &other]).await;
     away.set_healthy(false);
-    let is_out =
-        |worker: &std::sync::Arc<mla_router::fleet::worker::Worker>| worker.phase() == Phase::Down;
+    let is_out = |worker: &std::sync::Arc<mla_router::fleet::Worker>| worker.phase() == Phase::Down;
     soon(router.router().registry.wait_until(|workers| workers.iter().any(is_out))).await;
     let address = router.local_addr();
     let asked = tokio::spawn(async move {

@@ -1,9 +1,8 @@
-//! SGLang and vLLM behind the router: what they say of themselves in their own ways, and counts that they
-//! give when they are asked.
+//! SGLang and vLLM as workers: their information, and token counts on request.
 
 use bytes::Bytes;
 use http::HeaderMap;
-use mla_router::{RouterHandle, fleet::worker::Runtime};
+use mla_router::{RouterHandle, engine::Runtime};
 use serde_json::{Value, json};
 
 use crate::support::{Client, FakeWorker, Reply, Seen, Then, config, router};
@@ -21,7 +20,7 @@ fn event(data: &str) -> Bytes {
     Bytes::from(format!("data: {data}\n\n"))
 }
 
-/// As vLLM and SGLang do it: the counts come in an event of their own, if the request says so.
+/// A stream of vLLM or SGLang: the counts come in a separate event on request.
 fn answer(seen: &Seen) -> Reply {
     let body: Value = serde_json::from_slice(&seen.body).expect("JSON");
     let mut events = vec![event(CHUNK)];
@@ -38,12 +37,12 @@ async fn vllm() -> FakeWorker {
     worker
 }
 
-/// What the client of such a chat sees.
+/// The client's bytes of such a chat.
 async fn ask(router: &RouterHandle, path: &str, body: &str) -> Bytes {
     Client::connect(router.local_addr()).await.post(path, body.to_owned()).await.body
 }
 
-/// The prompt tokens of which the router knows how many were cached, and those.
+/// Prompt tokens with a report, and cached tokens among them.
 fn told(router: &RouterHandle) -> (u64, u64) {
     let counters = &router.router().registry.workers()[0].counters;
     (counters.prompt_tokens.total(), counters.cached_tokens.total())
@@ -101,7 +100,7 @@ async fn ask_metrics(router: &RouterHandle) -> String {
     String::from_utf8(page.to_vec()).expect("text")
 }
 
-/// Ours have told in the head of their response; of unknown ones nobody knows whether they understand.
+/// This project's workers report in the response head; unknown engines may not support the field.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_to_our_workers_and_to_unknown_engines_stay_as_they_are() {
     for (info, runtime) in

@@ -1,5 +1,5 @@
-//! Several times the load that workers and queue can hold: what can be served is served, the rest is told
-//! when to come back, and the router's memory does not grow with how often it is asked.
+//! Several times the load that workers and queue can hold. The router serves what it can, refuses the rest with
+//! Retry-After, and its memory does not grow with the refusals.
 
 use std::{
     net::SocketAddr,
@@ -15,31 +15,31 @@ use tokio::task::JoinSet;
 
 use crate::support::{Client, Process, soon};
 
-/// Places on the workers and in the queue, and clients: five times as many.
+/// Places on the workers and in the queue; there are five times as many clients.
 const RUNNING: usize = 4;
 const QUEUED: usize = 8;
 const CLIENTS: usize = 5 * (RUNNING + QUEUED);
 
-/// Answers that each client wants.
+/// Answers for each client.
 const ANSWERS: usize = 2;
 
-/// Of which each request has at least so many bytes.
+/// Least size of a request in bytes.
 const BODY: usize = 16 << 10;
 
-/// What the router may gain from the first answers to the last.
+/// Largest growth of the router's memory from the first answers to the last.
 const GROWTH: u64 = 16 << 20;
 
-/// So many requests are refused at least: with their bodies the router would grow more.
+/// Least number of refused requests: their bodies would exceed that growth.
 const REFUSALS: usize = GROWTH as usize / BODY + 1;
 
-/// What all clients together have been told so far.
+/// Responses to all clients so far.
 #[derive(Default)]
-struct Told {
+struct Responses {
     answers: AtomicUsize,
     refusals: AtomicUsize,
 }
 
-/// The value of a series of the router's metrics.
+/// Returns the value of a series in the router's metrics.
 async fn metric(client: &mut Client, series: &str) -> u64 {
     let page = client.get("/metrics").await.body;
     let page = std::str::from_utf8(&page).expect("text");
@@ -47,16 +47,16 @@ async fn metric(client: &mut Client, series: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {series}")).trim().parse().expect("a number")
 }
 
-/// One client, which comes back at once, whatever it is told.
-async fn insist(address: SocketAddr, body: String, told: Arc<Told>) {
+/// A client that ignores Retry-After and retries at once.
+async fn insist(address: SocketAddr, body: String, responses: Arc<Responses>) {
     let mut client = Client::connect(address).await;
     let mut served = 0;
-    while served < ANSWERS || told.refusals.load(Ordering::Relaxed) < REFUSALS {
+    while served < ANSWERS || responses.refusals.load(Ordering::Relaxed) < REFUSALS {
         let answer = client.post("/v1/completions", body.clone()).await;
         match answer.status {
             StatusCode::OK => {
                 assert_eq!(answer.json()["choices"][0]["finish_reason"], "length");
-                told.answers.fetch_add(1, Ordering::Relaxed);
+                responses.answers.fetch_add(1, Ordering::Relaxed);
                 served += 1;
             }
             status => {
@@ -65,13 +65,13 @@ async fn insist(address: SocketAddr, body: String, told: Arc<Told>) {
                 let advice = answer.headers["retry-after"].to_str().expect("text");
                 let seconds: u64 = advice.parse().expect("seconds");
                 assert!((1..=60).contains(&seconds), "{seconds}");
-                told.refusals.fetch_add(1, Ordering::Relaxed);
+                responses.refusals.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 }
 
-/// Requests on all workers at one moment: nothing has come or gone between two looks at them.
+/// Number of requests on all workers at one time: two consecutive reads agree.
 fn requests_on(workers: &[MockWorker]) -> usize {
     let look = || -> Vec<_> {
         let stats = workers.iter().map(MockWorker::stats);
@@ -115,13 +115,13 @@ async fn five_times_the_load_is_served_or_told_to_come_back() {
     for _ in &workers {
         router.line_with("is up").await;
     }
-    let told = Arc::new(Told::default());
+    let responses = Arc::new(Responses::default());
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         let prompt = format!("{number} ").repeat(8 << 10);
         let body = format!(r#"{{"prompt":"{prompt}","max_tokens":10}}"#);
         assert!(body.len() > BODY);
-        clients.spawn(insist(address, body, Arc::clone(&told)));
+        clients.spawn(insist(address, body, Arc::clone(&responses)));
     }
     let mut watching = Client::connect(address).await;
     let mut early = None;
@@ -131,7 +131,7 @@ async fn five_times_the_load_is_served_or_told_to_come_back() {
         let there = requests_on(&workers);
         assert!(there <= RUNNING, "{there} requests on the workers");
         let memory = metric(&mut watching, "process_resident_memory_bytes ").await;
-        if early.is_none() && told.answers.load(Ordering::Relaxed) >= CLIENTS {
+        if early.is_none() && responses.answers.load(Ordering::Relaxed) >= CLIENTS {
             early = Some(memory);
         }
         while let Some(ended) = clients.try_join_next() {
@@ -141,10 +141,10 @@ async fn five_times_the_load_is_served_or_told_to_come_back() {
     }
     let after = metric(&mut watching, "process_resident_memory_bytes ").await;
     let early = early.expect("there were that many answers");
-    let refused = told.refusals.load(Ordering::Relaxed);
+    let refused = responses.refusals.load(Ordering::Relaxed);
     println!("{refused} refused, {early} bytes early, {after} after");
     assert!(after < early + GROWTH, "{early} bytes after the first answers, {after} after all");
-    // As if nothing had been.
+    // The state is as before.
     let body = r#"{"prompt":"a","max_tokens":1}"#;
     assert_eq!(soon(watching.post("/v1/completions", body)).await.status, StatusCode::OK);
     assert_eq!(metric(&mut watching, "mla_router_requests_waiting ").await, 0);

@@ -1,12 +1,12 @@
-//! A network that is cut between the router and a worker: no reset, no end, and the worker goes on. When
-//! it is mended, everything arrives that nobody waits for any more.
+//! A network partition between the router and a worker: no reset, no end, and the worker continues. After the repair,
+//! stale bytes arrive.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use http_body_util::BodyExt;
 use mla_mock_worker::{MockWorker, Settings};
-use mla_router::{Config, RouterHandle, fleet::worker::Phase, metrics::ReplayOutcome};
+use mla_router::{Config, RouterHandle, fleet::Phase, metrics::ReplayOutcome};
 use serde_json::Value;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Slow enough that all streams are under way at one time.
+/// Slow enough that all streams are open at the same time.
 fn settings() -> Settings {
     Settings { decode_base_ms: 20.0, decode_per_request_ms: 0.0, ..Settings::default() }
 }
@@ -32,7 +32,7 @@ fn hasty() -> Config {
     }
 }
 
-/// What all streams say; `meanwhile` happens when each of them has begun.
+/// Returns the text of all streams. Runs `meanwhile` when each of them has started.
 async fn ask_all(router: &RouterHandle, meanwhile: impl FnOnce()) -> Vec<Value> {
     let mut asked = JoinSet::new();
     let (told, mut begun) = mpsc::unbounded_channel();
@@ -91,7 +91,7 @@ async fn streams_go_on_past_a_cut_and_what_it_held_back_disturbs_nobody() {
     all_in(Phase::Healthy, &router).await;
     assert_eq!(ask_all(&router, || {}).await, expected);
     assert!(workers[cut].stats().totals.requests > served, "it has its share again");
-    // What it has gone on with for nobody is let go.
+    // The worker ends the requests that it has continued in vain.
     soon(async {
         while workers.iter().any(|worker| worker.stats().running + worker.stats().waiting > 0) {
             sleep(Duration::from_millis(1)).await;

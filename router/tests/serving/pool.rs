@@ -1,11 +1,11 @@
-//! Connections to a worker: kept, found dead, and never mixed up.
+//! Connections to a worker: reused, detected as dead, and never mixed up.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
-use mla_router::{Config, fleet::worker::Phase, upstream::UpstreamError};
+use mla_router::{Config, fleet::Phase, upstream::UpstreamError};
 use tokio::sync::mpsc;
 
 use crate::support::{Client, Event, FakeWorker, Reply, config, post, router, secs, soon};
@@ -20,7 +20,7 @@ async fn one_client_after_another_uses_one_connection() {
     let router = router(quiet(), &[&worker]).await;
     let mut used = Vec::new();
     for _ in 0..5 {
-        // A client of its own each time: it is the router that keeps the worker's connection.
+        // A new client each time: the router keeps the connection to the worker.
         let mut client = Client::connect(router.local_addr()).await;
         assert_eq!(client.post("/generate", "{}").await.status, StatusCode::OK);
         used.push(worker.request().await.connection);
@@ -46,13 +46,12 @@ async fn a_stream_without_length_leaves_its_connection_usable() {
     assert!(used.windows(2).all(|pair| pair[0] == pair[1]), "{used:?}");
 }
 
-/// The race that every keep-alive pool has: the worker closes an idle connection at the moment in
-/// which a request is written to it.
+/// The race of every keep-alive pool: the worker closes an idle connection while a request is written to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_dies_under_a_request_is_replaced() {
     let seen_before = parking_lot::Mutex::new(std::collections::HashSet::new());
     let mut worker = FakeWorker::start(move |seen| {
-        // Good once per connection.
+        // Answers one request per connection.
         if seen_before.lock().insert(seen.connection) { Reply::good() } else { Reply::Close }
     })
     .await;
@@ -70,8 +69,8 @@ async fn a_connection_that_dies_under_a_request_is_replaced() {
     assert_eq!(router.workers()[0].phase, Phase::Healthy, "the worker is not to blame");
 }
 
-/// Nobody looks at an idle connection: that it has closed shows when a request is sent on it, and that one
-/// must not wait for an answer.
+/// An idle connection is not polled. A closed one is detected when a request is sent, and that request must not
+/// wait for a response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_on_a_connection_that_has_closed_fails() {
     let mut worker = FakeWorker::plain().await;

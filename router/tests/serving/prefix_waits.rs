@@ -22,7 +22,7 @@ fn ask(number: usize) -> String {
     format!(r#"{{"prompt":"{shared}{number}","stream":true}}"#)
 }
 
-/// A worker that streams what the test says, and the streams of its requests as they come.
+/// A worker whose streams come from the test, and the senders of its streams.
 async fn worker() -> (FakeWorker, UnboundedReceiver<UnboundedSender<Bytes>>) {
     let (streams, began) = unbounded_channel();
     let script = move |_: &_| {

@@ -1,9 +1,9 @@
-//! While no worker can take them, requests wait: bounded in time and in number, in order.
+//! Requests wait in order while no worker can take them, bounded in time and number.
 
 use std::sync::Arc;
 
 use http::{HeaderValue, Method, StatusCode, header::AUTHORIZATION};
-use mla_router::{Config, RouterHandle, config::QueuePolicy, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, config::QueuePolicy, fleet::Phase};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 use crate::support::{
@@ -95,13 +95,13 @@ async fn the_queue_has_an_end() {
     let seconds = answer.headers["retry-after"].to_str().expect("text").parse::<u64>();
     assert!(seconds.is_ok_and(|seconds| seconds >= 1));
     clients.iter().for_each(JoinHandle::abort);
-    // Clients that leave give their place up.
+    // A client that disconnects frees its place.
     while router.router().queue.waiting() > 0 {
         tokio::task::yield_now().await;
     }
 }
 
-/// What `count` clients get that come one after the other.
+/// Returns the responses to `count` clients that come one after the other.
 async fn in_order(router: &RouterHandle, count: usize) -> Vec<JoinHandle<StatusCode>> {
     let address = router.local_addr();
     let mut clients = Vec::new();
@@ -184,7 +184,7 @@ async fn a_queue_that_does_not_move_ends_in_a_503() {
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.error_code(), "queue_timeout");
     assert!(answer.headers.contains_key("retry-after"));
-    // What costs a worker nothing does not wait.
+    // A light request does not wait.
     let light = client.send(request(Method::GET, "/v1/models", ""));
     tokio::select! {
         _never = light => panic!("the worker hangs"),
@@ -242,7 +242,7 @@ async fn with_fair_turns_a_flood_of_one_key_does_not_keep_another_one_waiting() 
     for _ in 0..7 {
         order.push(number(&*worker.request().await));
     }
-    // The first was on the worker before anybody waited.
+    // The first request was on the worker before any other one waited.
     assert_eq!(order, [0, 1, 100, 2, 101, 3, 102]);
     assert_eq!(router.router().queue.waiting(), 0);
 }

@@ -1,4 +1,4 @@
-//! What the router itself refuses, in OpenAI's shape; what it leaves to the worker.
+//! Requests that the router refuses, in OpenAI's error shape, and requests that it leaves to the worker.
 
 use std::time::Duration;
 

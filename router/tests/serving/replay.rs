@@ -1,4 +1,4 @@
-//! A stream whose worker dies goes on with another one, and its client sees nothing of it.
+//! A stream whose worker dies is continued by another worker, and the client does not notice.
 
 use std::{
     sync::{
@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use mla_router::{Config, RouterHandle, proxy::replay};
+use mla_router::{Config, RouterHandle, engine::continuation};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -25,10 +25,10 @@ const BODY: &str = r#"{"stream":true,"messages":[{"role":"user","content":"}"}]}
 const ANSWER: &str = r#"id=chatcmpl-1 seed="7" \"#;
 const TOKENS: usize = 4;
 
-/// An engine whose token at each place is known, so that whoever continues continues right.
+/// An engine with a known token at each position, so that a continuation can be checked.
 ///
-/// What it says of a request with `choices` choices, from what has been said: the events and, with
-/// `marks`, the lines for the router.
+/// Returns the events of a request with `choices` choices after the given tokens; with `marks` also the lines for
+/// the router.
 fn stream(choices: usize, said: Option<&Value>, marks: bool) -> String {
     let (mut parts, mut total) = (Vec::new(), 0);
     if said.is_none() {
@@ -66,7 +66,7 @@ fn first_event() -> usize {
     stream(1, None, true).find("\n\n").expect("an event") + 2
 }
 
-/// Workers of one kind: what they are asked, and what they say of it.
+/// Workers of one kind: their requests and responses.
 #[derive(Clone)]
 pub(crate) struct Engine {
     pub path: &'static str,
@@ -74,7 +74,7 @@ pub(crate) struct Engine {
     pub stream: Arc<Stream>,
 }
 
-/// A whole stream, from what has been said, and with the lines for the router or without.
+/// A complete stream after the given tokens, with or without the lines for the router.
 type Stream = dyn Fn(Option<&Value>, bool) -> String + Send + Sync;
 
 fn chat(choices: usize) -> Engine {
@@ -86,7 +86,7 @@ fn continuation(seen: &Seen) -> Option<Value> {
     continuation_of(seen, BODY)
 }
 
-/// What the router asks a worker to go on from. Everything else must be as the client has sent it.
+/// Returns the field `continuation` of a request. All other fields must equal those of the client.
 fn continuation_of(seen: &Seen, body: &str) -> Option<Value> {
     assert_eq!(seen.head.headers["x-mla-replay"], "1");
     let mut sent: Value = serde_json::from_slice(&seen.body).expect("JSON");
@@ -97,7 +97,7 @@ fn continuation_of(seen: &Seen, body: &str) -> Option<Value> {
         assert_eq!(continuation["response"], ANSWER);
         let key = config().replay_key.expect("that of tests");
         let target = seen.head.uri.path_and_query().expect("a target").as_str();
-        assert_eq!(signature, Some(&replay::sign(&key, target, &seen.body)));
+        assert_eq!(signature, Some(&continuation::sign(&key, target, &seen.body)));
     } else {
         assert_eq!(signature, None);
     }
@@ -109,7 +109,7 @@ fn answer() -> HeaderMap {
     [("x-mla-replay".parse().expect("a name"), value)].into_iter().collect()
 }
 
-/// Bytes after which the next streams break, in order; those that come later do not.
+/// Bytes after which the next streams break, in order. Later streams do not break.
 type Cuts = Arc<Mutex<Vec<(usize, Then)>>>;
 
 async fn worker(engine: &Engine, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> FakeWorker {
@@ -126,7 +126,7 @@ async fn worker(engine: &Engine, cuts: &Cuts, requests: &Arc<AtomicUsize>) -> Fa
     .await
 }
 
-/// A router in front of workers with that engine, and what its client gets.
+/// A router in front of workers with this engine.
 pub(crate) struct Fleet {
     engine: Engine,
     cuts: Cuts,
@@ -148,7 +148,7 @@ impl Fleet {
         Self { engine, cuts, requests, workers, router, client }
     }
 
-    /// The client's stream, when those of the workers are cut like this.
+    /// Returns the client's stream if the streams of the workers break like this.
     pub(crate) async fn ask(&mut self, cuts: &[(usize, Then)]) -> String {
         *self.cuts.lock() = cuts.iter().rev().copied().collect();
         self.requests.store(0, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl Fleet {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// What the client gets if nothing breaks.
+    /// Returns the client's stream without a break.
     pub(crate) fn whole(&self) -> String {
         (self.engine.stream)(None, false)
     }
@@ -178,7 +178,7 @@ impl Fleet {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_at_any_byte_goes_unnoticed() {
     for choices in [1, 2] {
-        // Every stream of one fails, so that the breakers would take workers out one after another.
+        // All streams of a worker fail, so the breakers would take out all workers.
         let config = Config { cb_failure_threshold: 10_000, ..config() };
         let mut fleet = Fleet::new(config, chat(choices)).await;
         let whole = fleet.whole();
@@ -187,7 +187,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
         for cut in 1..sent {
             let then = if cut % 2 == 0 { Then::Break } else { Then::End };
             assert_eq!(fleet.ask(&[(cut, then)]).await, whole, "cut at {cut} of {sent}");
-            // What ends with the counts lacks only `[DONE]`.
+            // A stream that ends after the counts lacks only `[DONE]`.
             let requests = if cut < sent - "data: [DONE]\n\n".len() { 2 } else { 1 };
             assert_eq!(fleet.requests(), requests, "cut at {cut} of {sent}");
         }
@@ -215,7 +215,7 @@ async fn one_stream_may_break_three_times() {
     let seed = fastrand::u64(..);
     let mut rng = fastrand::Rng::with_seed(seed);
     for _ in 0..200 {
-        // Each brings at least an event: two that bring none look like the request's fault.
+        // Each stream has at least one event: two without events look like a fault of the request.
         let cuts = [200, 150, 150].map(|least| (rng.usize(least..300), Then::Break));
         assert_eq!(fleet.ask(&cuts).await, whole, "{cuts:?}, seed {seed}");
     }
@@ -251,7 +251,7 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
         assert_eq!(fleet.ask(&[(cut, Then::Silence)]).await, whole, "frozen at {cut}");
         assert_eq!(fleet.requests(), 2);
     }
-    // The router has let go of the frozen requests.
+    // The router has dropped the frozen requests.
     let mut aborted = 0;
     soon(async {
         while aborted < 4 {
@@ -262,7 +262,7 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
     .await;
 }
 
-/// With the settings that users have. HTTP is alive, and the health check says of the engine that it is not.
+/// With the default settings. HTTP works, and the health check reports that the engine is stuck.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_a_stuck_engine_goes_on_elsewhere_within_two_seconds_and_a_half() {
     let Config { allowed_hosts, replay_key, .. } = config();
@@ -317,7 +317,7 @@ async fn a_worker_that_says_it_is_going_away_is_left() {
     }
 }
 
-/// The first request gets a stream that breaks after two tokens, the others what `second` says.
+/// The first request gets a stream that breaks after two tokens, the others the reply `second`.
 async fn broken_and_then(second: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> String {
     let begun = AtomicUsize::new(0);
     let script = Arc::new(move |seen: &Seen| {
@@ -396,7 +396,7 @@ async fn only_what_can_be_continued_is_asked_for_it() {
     }
 }
 
-/// What it says would become the worker's: an id, counts, words of the assistant.
+/// A forged continuation could set the id, the counts and the text of an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_cannot_continue_a_stream() {
     let mut worker = FakeWorker::plain().await;

@@ -1,5 +1,5 @@
-//! A broken stream of the Responses API goes on: its tokens make several events each, the events have
-//! numbers, and the last one a name.
+//! Tests the continuation of a broken stream of the Responses API. Each token makes several events, the events are
+//! numbered, and the last event has a name.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::{
     support::{Then, assert_nothing_booked, config},
 };
 
-/// Schemas come back in the answer, where they must not be taken for OpenAI's chunk of counts.
+/// The answer repeats the schema. The router must not take it for OpenAI's chunk of counts.
 const BODY: &str = r#"{"stream":true,"input":"}","text":{"schema":{"choices":[]}}}"#;
 const TOKENS: u64 = 4;
 const EVENTS_A_TOKEN: u64 = 3;
 const BEGINNING: [&str; 2] = ["created", "in_progress"];
 
-/// An engine whose token at each place is known, and the events that it makes.
+/// An engine with a known token at each position, and its events.
 fn stream(said: Option<&Value>, marks: bool) -> String {
     let had = said.map_or(0, |said| said["events"].as_u64().expect("a count"));
     let ids = said.and_then(|said| said["choices"].get(0)).map(|choice| &choice["token_ids"]);
@@ -45,7 +45,7 @@ fn stream(said: Option<&Value>, marks: bool) -> String {
         for part in 0..EVENTS_A_TOKEN {
             let mark = if part == 0 && known.is_none() { &mark } else { "" };
             let made = event(mark, "output_text.delta", "\"\u{fc}\u{1f600}\"");
-            // The router knows of a token from the first of its events on.
+            // The router learns of a token with the first of its events.
             assert!(known.is_none() || part > 0 || made <= had, "{made} but {had}");
             assert!(known.is_some() || made > had, "{made} but {had}");
         }
@@ -60,7 +60,7 @@ fn engine() -> Engine {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_at_any_byte_goes_unnoticed() {
-    // Every stream of one fails, so that the breakers would take workers out one after another.
+    // All streams of a worker fail, so the breakers would take out all workers.
     let config = Config { cb_failure_threshold: 10_000, ..config() };
     let mut fleet = Fleet::new(config, engine()).await;
     let (whole, sent) = (fleet.whole(), stream(None, true));
@@ -74,7 +74,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
         assert_eq!(fleet.ask(&[(sent.len(), then)]).await, whole);
         assert_eq!(fleet.requests(), 1, "all of it had come");
     }
-    // What breaks in its first event is asked for again.
+    // A stream that breaks in its first event is retried.
     let first = sent.find("\n\n").expect("an event") + 2;
     assert_eq!(fleet.replays("continued"), (sent.len() - first).to_string());
     assert_nothing_booked(&fleet.router).await;

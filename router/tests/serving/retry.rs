@@ -1,9 +1,9 @@
-//! A worker that fails before its first byte costs the client nothing; after it, nothing is hidden.
+//! A failure of a worker before its first byte is hidden from the client; a later one is not.
 
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
-use mla_router::{Config, config::PolicyName, fleet::worker::Phase};
+use mla_router::{Config, config::PolicyName, fleet::Phase};
 use tokio::sync::mpsc;
 
 use crate::support::{
@@ -14,7 +14,7 @@ const PATH: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
 const STREAM: &str = r#"{"messages":[{"role":"user","content":"hello"}],"stream":true}"#;
 
-/// In turn, so that a test knows who is asked; checks so rare that they do not interfere.
+/// Round robin, so that the choice is known, and rare health checks, so that they do not interfere.
 fn in_turn() -> Config {
     Config { policy: PolicyName::RoundRobin, health_check_interval_secs: secs(3600.0), ..config() }
 }
@@ -46,7 +46,7 @@ async fn a_connection_closed_without_an_answer_goes_to_the_other_worker() {
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
     assert_eq!(answer.status, StatusCode::OK);
     assert_eq!(closing.request().await.body, good.request().await.body);
-    // The check that the failure calls for finds it well, although the next would be due in an hour.
+    // The failure triggers a health check, although the next one is due in an hour.
     all_in(Phase::Healthy, &router).await;
     assert_eq!(closing.checks(), (0, 2));
     assert_nothing_booked(&router).await;
@@ -127,7 +127,7 @@ async fn when_all_fail_with_a_status_the_client_sees_the_last_ones_own_answer() 
     assert_nothing_booked(&router).await;
 }
 
-/// A worker's process may be gone with the connection, and the request be the reason.
+/// The process of a worker may have died with the connection, and the request may be the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_kills_its_workers_kills_two_and_no_more() {
     let poison = |seen: &crate::support::Seen| match &seen.body[..] {

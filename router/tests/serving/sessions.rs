@@ -1,11 +1,11 @@
-//! Who is of one session, and who is of none.
+//! The session of a request.
 
 use http::{HeaderValue, StatusCode};
 use mla_router::{Config, config::PolicyName};
 
 use crate::support::{Client, FakeWorker, config, post, router};
 
-/// How many of `requests` each of two workers gets, by hash of their sessions.
+/// Returns how many of `requests` each of two workers gets by the hash of the session.
 async fn shared(requests: impl Iterator<Item = (Option<String>, String)>) -> [usize; 2] {
     let mut workers = [FakeWorker::plain().await, FakeWorker::plain().await];
     let config = Config { policy: PolicyName::ConsistentHash, ..config() };

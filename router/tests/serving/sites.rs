@@ -1,4 +1,4 @@
-//! What web pages may make a browser send, and read.
+//! Requests that web pages may make a browser send, and responses that they may read.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use mla_router::{Config, RouterHandle};
@@ -16,7 +16,7 @@ const CHANGES: [(&str, &str); 8] = [
     ("POST", "/generate"),
 ];
 
-/// As it starts without flags.
+/// The settings without flags.
 fn default() -> Config {
     Config { allowed_hosts: Vec::new(), ..config() }
 }
@@ -83,7 +83,7 @@ async fn pages_of_other_sites_change_nothing() {
     }
 }
 
-/// DNS rebinding: a site's name comes to mean 127.0.0.1, and its pages are of the router's own origin.
+/// DNS rebinding: the name of a site resolves to 127.0.0.1, so its pages have the origin of the router.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_on_loopback_is_not_addressed_by_other_names() {
     let mut worker = FakeWorker::plain().await;
@@ -106,7 +106,7 @@ async fn a_router_on_loopback_is_not_addressed_by_other_names() {
     }
 }
 
-/// No page of another site has it.
+/// No page of another site has the key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_a_key_is_asked_for_the_key_decides() {
     let worker = FakeWorker::plain().await;
@@ -140,7 +140,7 @@ async fn pages_of_allowed_origins_use_the_models() {
             ("access-control-request-headers", "authorization,content-type"),
         ];
         let path = "/v1/chat/completions";
-        // Without the key, which browsers do not send with this question.
+        // Without the key: browsers do not send it with a preflight.
         let (status, headers, _) = ask(&router, ("OPTIONS", path), asked).await;
         assert_eq!(status, StatusCode::NO_CONTENT);
         assert_eq!(headers["access-control-allow-origin"], chat);
@@ -153,7 +153,7 @@ async fn pages_of_allowed_origins_use_the_models() {
         assert_eq!(headers["vary"], "origin");
         let seen = worker.request().await;
         assert!(!seen.head.headers.contains_key("origin"), "the router has judged it");
-        // A refusal can be read as well.
+        // The page can read an error as well.
         let (status, headers, _) = ask(&router, ("GET", path), &sent).await;
         assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
         assert_eq!(headers["access-control-allow-origin"], chat);
@@ -162,7 +162,7 @@ async fn pages_of_allowed_origins_use_the_models() {
         let (status, headers, _) = ask(&router, ("OPTIONS", path), &stranger).await;
         assert_eq!(status == StatusCode::NO_CONTENT, any);
         assert_eq!(headers.contains_key("access-control-allow-origin"), any);
-        // The router's own routes are not for pages of any origin.
+        // Admin routes are closed to pages of all origins.
         let (status, headers, _) = ask(&router, ("OPTIONS", "/add_worker"), asked).await;
         assert_ne!(status, StatusCode::NO_CONTENT);
         assert!(!headers.contains_key("access-control-allow-origin"));

@@ -1,4 +1,4 @@
-//! A client that does not read holds its worker back, at the price of a bounded buffer, and is let go.
+//! A client that does not read slows its worker down with a bounded buffer, and is disconnected in the end.
 
 use std::{
     net::SocketAddr,
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{Config, fleet::Phase};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -18,21 +18,21 @@ use tokio::{
 
 use crate::support::{all_in, assert_nothing_booked, config, router_without_waiting, soon};
 
-/// What the router may hold of one stream.
+/// Largest buffer of the router for one stream.
 const BOUND: u64 = 256 << 10;
 
-/// By which the router's head and chunks may be longer or shorter than the worker's.
+/// Allowed difference between the head and chunks of the router and those of the worker.
 const SLACK: u64 = 4096;
 
 const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// Streams without end, straight to the socket, so that every byte in between can be accounted for.
+/// Endless streams written directly to the socket, so that every byte is accounted for.
 struct Firehose {
     address: SocketAddr,
-    /// Bytes that the kernel has taken.
+    /// Bytes that the kernel has accepted.
     written: Arc<AtomicU64>,
-    /// The router's port of each stream, and when it ends: nothing.
+    /// The router's port of each stream; the sender is dropped at the end of the stream.
     streams: mpsc::UnboundedReceiver<Option<u16>>,
 }
 
@@ -66,7 +66,7 @@ async fn serve(
             continue;
         }
         told.send(Some(port)).expect("the test listens");
-        // Large, so that the buffers are full long before the client is let go.
+        // Large, so that the buffers are full long before the client is disconnected.
         let event = format!("data: {{\"choices\":[\"{}\"]}}\n\n", "x".repeat(16 << 10));
         let chunk = format!("{:x}\r\n{event}\r\n", event.len()).into_bytes();
         let mut out = HEAD;
@@ -120,8 +120,8 @@ async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
         (router.local_addr().port(), client.local_addr().expect("bound").port());
     let written = || worker.written.load(Ordering::Relaxed);
     let outside = || queued(worker.address.port(), upstream) + queued(router_port, client_port);
-    // It comes to rest when all buffers on the way are full, with more on the way than the router may hold.
-    // What is in the kernel is looked up when that is so: it takes long where there are many sockets.
+    // The stream stops when all buffers are full, with more bytes on the way than the router may hold. The bytes in
+    // the kernel are counted only then, because that takes long with many sockets.
     let (mut seen, mut same) = ((0, 0), 0);
     soon(async {
         while same < 5 || seen.0 <= BOUND || seen.1 != outside() {
@@ -135,7 +135,7 @@ async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
     let (written, outside) = seen;
     let held = (written + SLACK).saturating_sub(outside);
     assert!(held <= BOUND + SLACK, "{held} of {written} bytes");
-    // The kernel gives up on a client that takes nothing.
+    // The kernel closes the connection of a client that reads nothing.
     assert_eq!(soon(worker.streams.recv()).await, Some(None));
     assert_nothing_booked(&router).await;
     drop(client);

@@ -1,4 +1,4 @@
-//! Options of the sockets themselves.
+//! Socket options.
 
 use std::{net::SocketAddr, os::fd::BorrowedFd};
 

@@ -1,4 +1,4 @@
-//! Bytes pass through as they come, both ways.
+//! Bytes are passed on as they come, in both directions.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use crate::support::{
     Client, ENDLESS_FRAME, Event, FakeWorker, Reply, config, post, request, router,
 };
 
-/// Bytes in which no shift or loss goes unnoticed.
+/// Bytes in which any shift or loss is detectable.
 fn pattern(length: usize) -> Bytes {
     (0..length).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
@@ -167,7 +167,7 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
     let mut response = slow.send(post("/generate", "{}")).await.expect("a head");
     response.frame().await.expect("not over").expect("not broken");
     worker.request().await;
-    // It comes to rest when the buffers on the way are full; others are served all the while.
+    // The stream stops when the buffers on its way are full; other requests are still served.
     let mut other = Client::connect(router.local_addr()).await;
     loop {
         let before = taken.load(Ordering::Relaxed);
@@ -184,7 +184,7 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
     while !matches!(worker.event().await, Event::Aborted) {}
 }
 
-/// Nobody sends it again once a stream has begun that cannot be continued.
+/// The body is not needed again once a stream that cannot be continued has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_is_not_needed_any_more_gives_its_memory_back() {
     let (frames, live) = mpsc::unbounded_channel();

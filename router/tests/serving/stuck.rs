@@ -1,6 +1,5 @@
-//! Engines that stop behind an HTTP server that goes on: what is waited for there goes elsewhere. And
-//! engines that are slow: what is waited for there stays. The clock stands still while anything moves and
-//! jumps to the next timer when nothing does.
+//! Engines that stop behind a live HTTP server: their waiting requests move to other workers. Slow engines keep
+//! their requests. The paused clock advances to the next timer when all tasks are idle.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,13 +21,13 @@ const STREAMED: &str = r#"{"prompt":"x","stream":true}"#;
 
 const EVENT: &str = "data: {\"choices\":[]}\n\n";
 
-/// A stream that is whole.
+/// A complete stream.
 const ANSWER: &str = "data: {\"choices\":[]}\n\ndata: [DONE]\n\n";
 
 const STUCK: &str = r#"{"status":"stuck","last_step_age":1.1}"#;
 const WELL: &str = r#"{"status":"ok","last_step_age":0.1}"#;
 
-/// The settings that users have.
+/// The default settings of users.
 fn in_turn() -> Config {
     let allowed_hosts = config().allowed_hosts;
     Config { policy: PolicyName::RoundRobin, allowed_hosts, ..Config::default() }
@@ -58,7 +57,7 @@ async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
     }
 }
 
-/// As SGLang's: its HTTP server answers, and generates a token when asked for a sign of its engine.
+/// An engine like SGLang: `/health_generate` generates a token.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
     for body in [WHOLE, STREAMED] {
@@ -70,7 +69,7 @@ async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
         frozen.set_canary(Canary::Sings);
         let router = router(in_turn(), &[&frozen, &good]).await;
         let address = router.local_addr();
-        // It has been asked once, and is known to answer.
+        // The first canary was answered.
         sleep(Duration::from_secs(2)).await;
         frozen.set_canary(Canary::Silent);
         let begun = Instant::now();
@@ -78,14 +77,14 @@ async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
         assert!(begun.elapsed() <= Duration::from_secs(4), "{:?}", begun.elapsed());
         frozen.request().await;
         assert!(matches!(frozen.event().await, Event::Aborted));
-        // Its health checks are good, and it is not asked again for now.
+        // Its health checks are good, and no further canary is due.
         sleep(Duration::from_secs(2)).await;
         for _ in 0..4 {
             let answer = Client::connect(address).await.post(PATH, body).await;
             assert_eq!(answer.status, StatusCode::OK);
         }
         assert_eq!(frozen.requests_so_far(), 0);
-        // What it says then is a sign of life.
+        // A later byte is a sign of life.
         frozen.set_canary(Canary::Sings);
         assert_nothing_booked(&router).await;
     }
@@ -108,7 +107,7 @@ async fn a_slow_engine_that_answers_its_canary_keeps_its_requests() {
     assert_eq!(other.requests_so_far(), 0);
 }
 
-/// As vLLM's: the counts of its tokens go up with each step.
+/// An engine like vLLM: its token counts increase with each step.
 #[tokio::test(start_paused = true)]
 async fn an_engine_whose_counts_stop_is_left_by_the_pace_that_they_had() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
@@ -125,7 +124,7 @@ async fn an_engine_whose_counts_stop_is_left_by_the_pace_that_they_had() {
     }
     let begun = Instant::now();
     assert_eq!(asked.await.expect("no panic").status, StatusCode::OK);
-    // Four times the four seconds after which its counts were first seen to go up.
+    // Four times the four seconds after which its counts first increased.
     assert!(begun.elapsed() <= Duration::from_secs(17), "{:?}", begun.elapsed());
     assert!(matches!(frozen.event().await, Event::Aborted));
 }
@@ -151,7 +150,7 @@ async fn a_stream_of_a_frozen_engine_ends_with_an_error_though_its_health_is_goo
     drop(frames);
 }
 
-/// A foreign engine, of which nothing tells but its silence.
+/// An engine without canary and counts: only its silence counts.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_takes_requests_and_never_answers_is_left_after_a_minute() {
     let mut silent = FakeWorker::start(|_| Reply::Hang).await;
@@ -163,7 +162,7 @@ async fn an_engine_that_takes_requests_and_never_answers_is_left_after_a_minute(
     assert!((60..=62).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
     silent.request().await;
     assert!(matches!(silent.event().await, Event::Aborted));
-    // And it is not asked again for now.
+    // It gets no further requests for now.
     for _ in 0..4 {
         assert_eq!(Client::connect(address).await.post(PATH, WHOLE).await.status, StatusCode::OK);
     }
@@ -218,7 +217,7 @@ async fn a_request_that_freezes_its_workers_freezes_two_and_no_more() {
     assert_eq!(frozen, 2);
 }
 
-/// Of two moves for lateness the second would only repeat the work of the first.
+/// A second move for lateness would only repeat the work of the first one.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_late_is_moved_once() {
     let mut workers = Vec::new();

@@ -1,4 +1,4 @@
-//! Nothing waits for ever: not for a client's head, not for a worker.
+//! Every wait is bounded: for the head of a client, and for a worker.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use mla_router::{
     Config,
     config::PolicyName,
-    fleet::worker::{BreakerState, Phase},
+    fleet::{BreakerState, Phase},
 };
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
@@ -16,7 +16,7 @@ use crate::support::{
     Client, Event, FakeWorker, Raw, Reply, assert_nothing_booked, config, post, router, secs, soon,
 };
 
-/// The clock stands still while anything moves and jumps to the next timer when nothing does.
+/// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
 async fn an_idle_client_may_come_back_after_a_minute() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
@@ -100,7 +100,7 @@ async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
     assert_nothing_booked(&router).await;
 }
 
-/// A head without an event is no beginning.
+/// A head without an event is no start of a stream.
 #[tokio::test(start_paused = true)]
 async fn neither_a_head_nor_half_an_event_stops_the_clock() {
     for begun in ["", "data: 1\n"] {
@@ -126,7 +126,7 @@ async fn neither_a_head_nor_half_an_event_stops_the_clock() {
     }
 }
 
-/// With nobody else to ask, waiting is better than an error.
+/// Without another worker, waiting is better than an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_first_byte_is_better_than_none() {
     let (frames, source) = mpsc::unbounded_channel();
@@ -140,7 +140,7 @@ async fn a_late_first_byte_is_better_than_none() {
         Client::connect(address).await.post("/v1/completions", STREAM).await
     });
     worker.request().await;
-    // The deadline has passed when the breaker has heard of it.
+    // The breaker learns of the late byte before the deadline.
     while router.workers()[0].breaker == BreakerState::Closed {
         tokio::task::yield_now().await;
     }
@@ -150,7 +150,7 @@ async fn a_late_first_byte_is_better_than_none() {
     assert_nothing_booked(&router).await;
 }
 
-/// How long a whole answer takes says nothing about its worker.
+/// The time of an answer in one piece says nothing about its worker.
 #[tokio::test(start_paused = true)]
 async fn an_answer_in_one_piece_has_no_first_token_deadline() {
     let mut slow = FakeWorker::start(|_| Reply::Hang).await;
@@ -163,7 +163,7 @@ async fn an_answer_in_one_piece_has_no_first_token_deadline() {
     assert_eq!((slow.requests_so_far(), other.requests_so_far()), (1, 0));
 }
 
-/// A worker that is found dead or frozen lets go of who still waits for it.
+/// Requests that wait for a first byte leave a worker that is found dead or frozen.
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
@@ -182,7 +182,7 @@ async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
     assert_nothing_booked(&router).await;
 }
 
-/// One that has waited too long is reason enough to look, and what is found is for all.
+/// One late request triggers a health check, and its result applies to all requests.
 #[tokio::test(start_paused = true)]
 async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
@@ -203,7 +203,7 @@ async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
             async move { Client::connect(address).await.post("/v1/completions", body).await },
         );
     };
-    // In turn: every second one goes to the frozen worker. Whole answers have no deadline.
+    // Round robin: every second request goes to the frozen worker. Answers in one piece have no such limit.
     for _ in 0..6 {
         ask(r#"{"prompt":"x"}"#);
     }

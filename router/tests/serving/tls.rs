@@ -1,9 +1,9 @@
-//! HTTPS towards clients, with certificates made for the test.
+//! HTTPS for clients, with certificates of the test.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, StartError, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, StartError, fleet::Phase};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore,
@@ -181,14 +181,14 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     assert_eq!(shown(address, &made).await, on_disk());
 }
 
-/// rustls takes the last bytes of an answer while those before wait for the client. They have to follow
-/// when it reads on, however long it has paused.
+/// rustls accepts the last bytes of a response while earlier ones wait for the client. The client must get them
+/// after any pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_gets_the_tail_of_its_answer() {
     const LENGTH: usize = 1 << 20;
     /// Less than the kernel and rustls hold, more than the kernel does.
     const TAIL: usize = 56 << 10;
-    /// Longer than the router lets a connection be quiet until it takes it from hyper.
+    /// Longer than the idle time after which the router takes a connection from hyper.
     const PAUSE: Duration = Duration::from_secs(2);
     let made = Made::new();
     let worker = FakeWorker::start(|_| Reply::ok("x".repeat(LENGTH))).await;

@@ -25,7 +25,7 @@ fn traced(collector: &FakeWorker) -> Config {
     Config { otlp_traces_endpoint: Some(url), ..config() }
 }
 
-/// The spans of the next batch, and what they say of where they come from.
+/// Returns the spans of the next batch and their resource.
 async fn batch(collector: &mut FakeWorker) -> (Vec<Span>, Vec<KeyValue>) {
     let seen = soon(collector.request()).await;
     assert_eq!((seen.head.method.as_str(), seen.head.uri.path()), ("POST", "/v1/traces"));
@@ -113,7 +113,7 @@ async fn a_request_is_a_span_and_each_worker_that_was_asked_is_one_below_it() {
     }
 }
 
-/// What a worker is told of a span that is its own.
+/// The trace context of a worker's own span.
 fn traceparent(span: &Span) -> String {
     let name = u64::from_be_bytes(span.span_id[..].try_into().expect("eight bytes"));
     format!("00-{TRACE:032x}-{name:016x}-01")

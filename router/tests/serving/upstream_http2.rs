@@ -1,4 +1,4 @@
-//! HTTP/2 towards workers: one connection for all requests, and each of them on its own.
+//! HTTP/2 to workers: all requests share one connection and are independent.
 
 use std::sync::{
     Arc,
@@ -8,7 +8,7 @@ use std::sync::{
 use bytes::Bytes;
 use http::{StatusCode, Version};
 use http_body_util::BodyExt;
-use mla_router::{Config, fleet::worker::Phase};
+use mla_router::{Config, fleet::Phase};
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::support::{
@@ -57,7 +57,7 @@ async fn requests_at_one_time_share_one_connection() {
     assert_nothing_booked(&router).await;
 }
 
-/// Who looks for a connection while the first is being opened may be late in asking for one himself.
+/// A request that comes while the first connection is being opened uses that connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_found_none_shares_what_was_opened_meanwhile() {
     let worker = worker(|_| Reply::ok("{}")).await;
@@ -158,7 +158,7 @@ async fn after_a_goaway_streams_finish_and_new_requests_get_a_new_connection() {
     let mut response = client.send(post("/v1/completions", STREAM)).await.expect("a head");
     let old = worker.request().await.connection;
     worker.go_away();
-    // Until the router has heard of it, requests still go over the old connection; none fails.
+    // Until the router has received it, requests still use the old connection; none fails.
     let mut other = Client::connect(router.local_addr()).await;
     loop {
         let answer = other.post("/v1/completions", STREAM).await;

@@ -1,9 +1,9 @@
-//! Workers behind HTTPS, with certificates made for the test.
+//! Workers with HTTPS, with certificates of the test.
 
 use std::sync::Arc;
 
 use http::StatusCode;
-use mla_router::{Config, RouterHandle, StartError, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, StartError, fleet::Phase};
 use rustls::{
     ServerConfig,
     crypto::ring,

@@ -1,4 +1,4 @@
-//! A worker that is added over HTTP must lie where workers may lie; the operator's own may be anywhere.
+//! A worker that is added over HTTP must lie in an allowed network. Workers of the operator may be anywhere.
 
 use http::StatusCode;
 use mla_router::Config;

@@ -1,8 +1,7 @@
-//! Routers and workers in virtual time, the same at each run. Real are the policies, the trees and the
-//! estimates that are learned from the workers' reports; each router knows only the requests that it has
-//! sent itself. The workers are the mock engine's page cache (64 tokens a page, least recently used leaves
-//! evicted first), a queue of prompts computed one after the other, and a fixed time for each answer. Each
-//! request arrives at a random router.
+//! A simulation of routers and workers in virtual time, deterministic. The policies, the trees and the learned
+//! estimates are the real ones; each router knows only its own requests. A worker is the page cache of the mock
+//! engine (64 tokens a page, least recently used leaves evicted first), a queue of prompts that are computed one
+//! after the other, and a fixed time for each answer. Each request arrives at a random router.
 
 use std::{
     cmp::Reverse,
@@ -14,7 +13,7 @@ use mla_mock_worker::cache::{Cache, Lease, PageHash};
 use mla_router::{
     Config,
     config::PolicyName,
-    correct::{Epoch, HomeShare, Learned, Prediction, Usage},
+    correct::{Epoch, Learned, OwnerShare, Prediction, Usage},
     fleet::{others::Others, speed::Speed},
     key::{Measure, RouteKey},
     names::WorkerId,
@@ -27,27 +26,27 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub const CACHE_TOKENS: u64 = 1 << 16;
 const PAGE_BLOCKS: usize = 4;
 pub const BLOCK_TOKENS: u64 = 16;
-/// Of a prompt, on a worker of usual speed.
+/// Time for a prompt token on a worker of normal speed.
 const TOKENS_PER_SECOND: f64 = 16_000.0;
 pub const ANSWER_BLOCKS: u64 = 16;
 const ANSWER_SECONDS: f64 = 3.0;
 
-/// The fleet, and how it is used.
+/// The fleet and its load.
 #[derive(Clone)]
 pub struct World {
     pub policy: PolicyName,
     pub routers: usize,
-    /// How many times longer each worker takes for everything.
+    /// Slowness of each worker: a factor on all its times.
     pub slowness: Vec<f64>,
     pub cache_tokens: u64,
-    /// The routers are started anew when this request comes, and know nothing of the earlier ones.
+    /// The request at which the routers restart and lose their state.
     pub restart: Option<usize>,
-    /// The workers report how many requests they have.
+    /// Whether the workers report their number of requests.
     pub reports_load: bool,
 }
 
 impl World {
-    /// Eight equal workers behind so many routers.
+    /// Eight equal workers behind `routers` routers.
     pub fn new(policy: PolicyName, routers: usize) -> Self {
         Self {
             policy,
@@ -60,18 +59,18 @@ impl World {
     }
 }
 
-/// One request to come.
+/// A request of the load.
 pub struct Script {
-    /// Blocks of the prompt, and of prompt and answer, which the engine keeps.
+    /// Blocks of the prompt, and of prompt and answer, which stay in the cache.
     pub prompt: Vec<u64>,
     whole: Vec<u64>,
-    /// When it comes: seconds after the end of the request before it, or from the beginning.
+    /// Time of arrival: seconds after the end of the previous request, or from the start.
     delay: f64,
     follows: bool,
 }
 
 impl Script {
-    /// A prompt of so many blocks, of which the first `shared` belong to a group, and an answer.
+    /// A prompt of `blocks` blocks, the first `shared` of them common to its group, and an answer.
     pub fn new(group: u64, shared: u64, own: u64, prompt: u64, delay: f64, follows: bool) -> Self {
         let mut chain = 1;
         let block = |block: u64| {
@@ -92,12 +91,12 @@ pub fn exponential(dice: &mut fastrand::Rng, mean: f64) -> f64 {
     -mean * (1.0 - dice.f64()).ln()
 }
 
-/// A router: what it knows is what it has sent.
+/// A router. It knows only its own requests.
 struct Router {
     policy: Box<dyn Policy>,
     tree: PrefixTree,
     learned: Vec<Learned>,
-    home: HomeShare,
+    owner_share: OwnerShare,
     requests: Vec<u32>,
     pending: Vec<u64>,
     speeds: Vec<Speed>,
@@ -107,11 +106,11 @@ struct Router {
 /// A request in flight.
 struct Sent {
     router: usize,
-    /// Of the router, which may have been started anew since.
+    /// Number of restarts of the router at that time.
     generation: usize,
     worker: usize,
     key: RouteKey,
-    at_home: Option<bool>,
+    at_owner: Option<bool>,
     tokens_ahead: u64,
     pending: u64,
     prediction: Prediction,
@@ -128,7 +127,7 @@ impl Router {
             policy: policy::of(&Config { policy: world.policy, ..Config::default() }),
             tree: PrefixTree::new(blocks),
             learned: (0..workers).map(|_| Learned::new(blocks)).collect(),
-            home: HomeShare::default(),
+            owner_share: OwnerShare::default(),
             requests: vec![0; workers],
             pending: vec![0; workers],
             speeds: (0..workers).map(|_| Speed::default()).collect(),
@@ -161,7 +160,7 @@ impl Router {
         (0..self.requests.len()).map(candidate).collect()
     }
 
-    /// As the library's `Router::select`.
+    /// Chooses a worker like `Router::select`.
     fn send(&mut self, router: usize, script: &Script, begun: f64, now: Instant) -> Sent {
         let key = RouteKey {
             blocks: script.prompt.clone(),
@@ -169,7 +168,7 @@ impl Router {
             measure: Measure::Ids,
             ..RouteKey::default()
         };
-        let request = PolicyRequest { key: Some(&key), home_share: self.home.share(now) };
+        let request = PolicyRequest { key: Some(&key), owner_share: self.owner_share.share(now) };
         let candidates = self.candidates(&key, now);
         let choice = self.policy.choose(&request, &candidates).expect("there are workers");
         let worker = choice.index;
@@ -179,8 +178,8 @@ impl Router {
         let epoch = Some(self.learned[worker].begin());
         let mut prediction = Prediction::default();
         if self.policy.uses_tree() {
-            let note = self.tree.insert(&key, WorkerId(worker as u32));
-            prediction = self.learned[worker].predict(note);
+            let receipt = self.tree.insert(&key, WorkerId(worker as u32));
+            prediction = self.learned[worker].predict(receipt);
         }
         let (cached_tokens, lease) = (0, None);
         Sent {
@@ -188,7 +187,7 @@ impl Router {
             generation: 0,
             worker,
             key,
-            at_home: choice.at_home,
+            at_owner: choice.at_owner,
             tokens_ahead: self.pending[worker],
             pending,
             prediction,
@@ -199,7 +198,7 @@ impl Router {
         }
     }
 
-    /// As the library's, with `load` requests on the worker.
+    /// Learns from a response like `Router::learn`, with `load` requests on the worker.
     fn first_byte(&mut self, sent: &mut Sent, waited: f64, load: Option<u32>, now: Instant) {
         let own = sent.key.prompt_tokens - sent.cached_tokens;
         let before = sent.tokens_ahead - sent.pending;
@@ -218,10 +217,10 @@ impl Router {
         };
         let worker = WorkerId(sent.worker as u32);
         let (report, _) = learned.learn(&self.tree, worker, &sent.key, &mut sent.prediction, usage);
-        if let Some((at_home, report)) = sent.at_home.zip(report) {
+        if let Some((at_owner, report)) = sent.at_owner.zip(report) {
             let unknown = report.prompt - report.predicted;
             let found = report.cached.saturating_sub(report.predicted);
-            self.home.observe(at_home, unknown, found, now);
+            self.owner_share.observe(at_owner, unknown, found, now);
         }
     }
 }
@@ -231,7 +230,7 @@ struct Worker {
     queue: VecDeque<usize>,
     busy: bool,
     taken: u64,
-    /// Requests that have come and not ended, and the sum of their times.
+    /// Requests in flight, and the integral of their number over time.
     requests: u32,
     seconds: f64,
 }
@@ -254,17 +253,17 @@ fn pages(blocks: &[u64]) -> Vec<PageHash> {
     blocks.chunks_exact(PAGE_BLOCKS).map(|page| page[PAGE_BLOCKS - 1]).collect()
 }
 
-/// What has come of it.
+/// The result of a simulation.
 pub struct Outcome {
     /// Share of the prompt tokens that were cached.
     pub hits: f64,
-    /// Prompt tokens of the worker that got most of them, by the mean.
+    /// Prompt tokens of the worker with the most, relative to the mean.
     pub most_over_mean: f64,
-    /// Requests that each worker had at a time, in the mean, since the restart.
+    /// Mean number of requests on each worker since the restart.
     pub in_flight: Vec<f64>,
-    /// Requests that each worker got, since the restart.
+    /// Number of requests of each worker since the restart.
     pub requests: Vec<usize>,
-    /// Seconds until the first byte and until the end of the answer, in order.
+    /// Sorted times to the first byte and to the end of the answer, in seconds.
     pub first_bytes: Vec<f64>,
     pub ends: Vec<f64>,
 }
@@ -275,7 +274,7 @@ impl Outcome {
     }
 }
 
-/// The value in `sorted` that so many per cent do not exceed.
+/// A percentile of `sorted`.
 pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted[sorted.len() * percent / 100]
 }
@@ -312,11 +311,11 @@ struct Simulation<'a> {
     generation: usize,
     workers: Vec<Worker>,
     sent: Vec<Option<Sent>>,
-    /// By time in nanoseconds.
+    /// Events by their time in nanoseconds.
     events: BinaryHeap<Reverse<(u64, Event)>>,
     origin: Instant,
     now: f64,
-    /// When the counts began.
+    /// Start of the counts.
     since: f64,
     cached: u64,
     requests: Vec<usize>,
@@ -380,7 +379,7 @@ impl Simulation<'_> {
         self.start(worker);
     }
 
-    /// Begins the next prompt, if none is being computed and there is room.
+    /// Starts the next prompt, if none is being computed and there is room.
     fn start(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         let Some(number) = worker.queue.front().copied().filter(|_| !worker.busy) else {
@@ -388,7 +387,7 @@ impl Simulation<'_> {
         };
         let script = &self.scripts[number];
         let path = pages(&script.prompt);
-        // The last token is always computed.
+        // An engine always computes the last token.
         let most = (script.prompt.len() - 1) / PAGE_BLOCKS;
         let cached = worker.cache.matched(&path).min(most) * PAGE_BLOCKS;
         let Some(lease) = worker.cache.reserve(&path, script.whole.len().div_ceil(PAGE_BLOCKS))

@@ -1,4 +1,4 @@
-//! What the router knows, every second; with the first event, the last hour.
+//! The statistics of the router every second, as server-sent events. The first event has the history of the last hour.
 
 use std::{
     convert::Infallible,
@@ -17,11 +17,11 @@ use crate::{history::Excerpt, router::Router, stats::Stats};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// A stream of events that ends with the router, or when its reader leaves.
+/// The body of the event stream. It ends with the router.
 pub(super) struct Events {
     router: Arc<Router>,
     ticks: Interval,
-    /// The last sample that the reader has had.
+    /// Number of the last sample sent.
     seen: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ struct Event {
 impl Events {
     pub(super) fn new(router: Arc<Router>) -> Self {
         let mut ticks = interval(PERIOD);
-        // A page in the background reads late; it wants the present and not what it has missed.
+        // A page in the background reads late. It needs the present state, not the missed events.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { router, ticks, seen: None }
     }
@@ -49,7 +49,7 @@ impl Body for Events {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         ready!(self.ticks.poll_tick(cx));
-        // Drained: nothing changes any more, and this must not be what keeps the router up.
+        // After a drain the stream must not keep the router running.
         if self.router.gate.is_draining() && self.router.gate.in_flight() == 0 {
             return Poll::Ready(None);
         }

@@ -1,7 +1,7 @@
-//! `/dashboard`: a page that shows what the router knows, and a chat to try the model.
+//! `/dashboard`: a page with the state of the router, and a chat to try the model.
 //!
-//! The page is static and open to all; what it shows comes from `/dashboard/events`, for which the
-//! page asks for the admin key.
+//! The page is static and needs no key. Its data comes from `/dashboard/events`, for which the page asks for the
+//! admin key.
 
 mod events;
 
@@ -19,20 +19,19 @@ use super::Shared;
 use crate::router::Router;
 use events::Events;
 
-/// Nothing but the page's own files and the router's own answers: no inline script, no other host, no
-/// frame around it.
+/// The content security policy: only files and responses of the router, no inline script, no other host, no frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// A file of the page.
+/// A static file.
 pub struct File {
     pub path: &'static str,
     pub content_type: &'static str,
     text: &'static str,
 }
 
-/// A script of the page.
+/// Declares a script of the page.
 macro_rules! script {
     ($name:literal) => {
         File {
@@ -43,7 +42,7 @@ macro_rules! script {
     };
 }
 
-/// All that the page consists of. They say nothing, so they are served without a key.
+/// The static files. They contain no data, so they are served without a key.
 pub const FILES: [File; 16] = [
     File {
         path: "/docs",
@@ -87,14 +86,14 @@ pub const FILES: [File; 16] = [
     script!("workers.js"),
 ];
 
-/// The routes of the files.
+/// Routes of the static files.
 pub(super) fn files() -> Routes<Arc<Router>> {
     FILES.iter().fold(Routes::new(), |routes, file| {
         routes.route(file.path, get(async || (headers(file.content_type), file.text)))
     })
 }
 
-/// The router's statistics and history, at once and then every second, as server-sent events.
+/// Sends statistics and history as server-sent events, at once and then every second.
 pub(super) async fn events(State(router): Shared) -> Response {
     let body = axum::body::Body::new(Events::new(router));
     (headers("text/event-stream"), body).into_response()
@@ -105,7 +104,7 @@ fn headers(kind: &'static str) -> HeaderMap {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Another version of the router brings another page.
+        // Another version of the router has another page.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     let all = ALL.into_iter().chain([(header::CONTENT_TYPE, kind)]);

@@ -1,4 +1,4 @@
-//! A kube-apiserver on its etcd, and a hand that plays scheduler and kubelet.
+//! A kube-apiserver with etcd. The tests play scheduler and kubelet.
 
 use std::{
     fs,
@@ -71,7 +71,7 @@ impl Cluster {
             .args(["--service-account-signing-key-file=sa.key", "--api-audiences=api"])
             .args(["--disable-admission-plugins=ServiceAccount"]);
         self.apiserver = Some(spawn(&mut command, &self.folder, "apiserver.log"));
-        // The namespace `default` is made a moment after the server answers.
+        // The namespace `default` is created shortly after the server answers.
         soon(async {
             while self.create("trial").await.is_err() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -81,7 +81,7 @@ impl Cluster {
         self.delete("trial").await;
     }
 
-    /// As after kill -9.
+    /// Kills the server (SIGKILL).
     pub(super) async fn kill_apiserver(&mut self) {
         let mut apiserver = self.apiserver.take().expect("running");
         apiserver.kill().await.expect("running");
@@ -91,7 +91,7 @@ impl Cluster {
         self.folder.join("kubeconfig")
     }
 
-    /// A pod that some node has been told to run.
+    /// Creates a pod that is scheduled on a node.
     pub(super) async fn create(&self, name: &str) -> kube::Result<Pod> {
         let pod = json!({
             "metadata": { "name": name, "labels": { "app": "worker" } },
@@ -104,7 +104,7 @@ impl Cluster {
         self.pods.create(&PostParams::default(), &pod).await
     }
 
-    /// What the node reports of it.
+    /// Sets the status that the node reports.
     pub(super) async fn report(&self, name: &str, ip: &str, ready: bool) {
         let ready = if ready { "True" } else { "False" };
         let status = json!({ "status": {
@@ -123,20 +123,19 @@ impl Cluster {
         self.report(name, ip, true).await;
     }
 
-    /// The pod is told to go, and stays until the node says that it has gone.
+    /// Starts the deletion of a pod. The pod stays until its node reports that it has ended.
     pub(super) async fn retire(&self, name: &str) {
         let deleted = self.pods.delete(name, &DeleteParams::default()).await.expect("there");
         let leaving = deleted.left().expect("it is not gone at once");
         assert!(leaving.metadata.deletion_timestamp.is_some(), "{leaving:?}");
     }
 
-    /// Gone at once.
+    /// Deletes a pod at once.
     pub(super) async fn delete(&self, name: &str) {
         self.pods.delete(name, &DeleteParams::default().grace_period(0)).await.expect("there");
     }
 
-    /// Takes a pod out of etcd behind the API server's back and forgets all history: who watches
-    /// from before gets `410 Gone`.
+    /// Deletes a pod in etcd directly and compacts the history: an older watch gets `410 Gone`.
     pub(super) async fn delete_unseen(&self, name: &str) {
         let key = format!("/registry/pods/default/{name}");
         let deleted = self.etcd(&["del", &key]).await;
@@ -168,7 +167,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("bound").port()
 }
 
-/// Killed when it is dropped.
+/// A process. It is killed when the value is dropped.
 fn spawn(command: &mut Command, folder: &Path, log: &str) -> Child {
     let log = fs::File::create(folder.join(log)).expect("ours");
     let command = command.current_dir(folder).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
@@ -181,7 +180,7 @@ fn openssl(folder: &Path, arguments: &[&str]) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// The certificate is the server's own and known to nobody.
+/// Accepts any certificate: the server has a self-signed one.
 fn kubeconfig(port: u16) -> String {
     json!({
         "apiVersion": "v1",

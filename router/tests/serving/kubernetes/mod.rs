@@ -1,4 +1,4 @@
-//! Workers that are the pods of a cluster, by a real kube-apiserver: `make test-kubernetes`.
+//! Discovery in Kubernetes with a real kube-apiserver: `make test-kubernetes`.
 
 mod cluster;
 
@@ -11,7 +11,7 @@ use crate::support::{Client, Process, post, soon};
 use cluster::Cluster;
 use http_body_util::BodyExt;
 
-/// Pods have addresses of their own and one port.
+/// The port of all pods. Each pod has its own address.
 async fn pod(ip: &str, port: u16) -> MockWorker {
     let settings = Settings { decode_base_ms: 5.0, ..Settings::instant() };
     let address: SocketAddr = format!("{ip}:{port}").parse().expect("an address");
@@ -55,7 +55,7 @@ async fn the_workers_are_the_ready_pods() {
     let second = pod("127.0.0.2", port).await;
     let url = |ip: &str| format!("http://{ip}:{port}");
 
-    // One is there before the router, one comes later, one is never ready.
+    // One pod exists before the router, one comes later, one is never ready.
     cluster.run("first", "127.0.0.1").await;
     let started = Instant::now();
     let (mut router, mut client) = router(&cluster, port).await;
@@ -74,7 +74,7 @@ async fn the_workers_are_the_ready_pods() {
     until(&mut router, reported, format!("worker {} removed", url("127.0.0.1"))).await;
     assert_eq!(urls(&mut client).await, [url("127.0.0.2")]);
 
-    // Told to go in the middle of a stream: out at once, and the stream is finished.
+    // Deleted during a stream: the worker is out at once, and the stream finishes.
     let mut stream = client.send(post("/v1/completions", ask(200))).await.expect("an answer");
     assert_eq!(stream.status(), StatusCode::OK);
     stream.frame().await.expect("a frame").expect("whole");

@@ -1,4 +1,4 @@
-//! The network between the router and one worker, which can be cut.
+//! A network link between the router and one worker that can be cut.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -12,9 +12,9 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// Passes bytes on, in both directions. While it is pulled nothing passes: no byte, no end, no reset, and
-/// no new connection gets an answer. What was on its way arrives when it is plugged in again, as TCP
-/// would send it again. Unlike packets that are dropped, the kernel still takes new connections.
+/// Passes bytes on in both directions. While the link is cut, nothing passes: no byte, no end, no reset. Bytes in
+/// transit arrive after the repair, like TCP retransmissions. Unlike with dropped packets, the kernel still accepts
+/// new connections.
 pub(crate) struct Cable {
     address: SocketAddr,
     plugged: watch::Sender<bool>,
@@ -76,7 +76,7 @@ async fn carry(
     loop {
         let read = from.read(&mut bytes).await.unwrap_or(0);
         passes(&mut plugged).await;
-        // Who has gone needs nothing more.
+        // The receiver may have gone.
         if read == 0 || to.write_all(&bytes[..read]).await.is_err() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Clients: one that speaks HTTP and sees each frame, one that sends bytes.
+//! Clients: an HTTP client that sees each frame, and a client for raw bytes.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,7 @@ impl Answer {
         serde_json::from_slice(&self.body).expect("a JSON body")
     }
 
-    /// The `code` of an error in OpenAI's shape, which it must have in full.
+    /// Returns the `code` of an error. Checks that the body has OpenAI's error shape.
     pub(crate) fn error_code(&self) -> String {
         let body = self.json();
         let error = body["error"].as_object().expect("an error object");
@@ -60,12 +60,12 @@ impl Client {
     pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let (sender, driver) =
             http1::handshake(TokioIo::new(stream)).await.expect("a fresh connection");
-        // It fails when a test makes it fail; the test then sees that from the sender.
+        // A test may make it fail; the sender then returns the error.
         let driver = tokio::spawn(async move { drop(driver.await) });
         Self { sender, driver }
     }
 
-    /// The head of the response; the body is the test's to read.
+    /// Returns the response head. The test reads the body.
     pub(crate) async fn send(
         &mut self,
         request: Request<AnyBody>,
@@ -104,7 +104,7 @@ pub(crate) fn request(method: Method, path: &str, body: impl Into<Bytes>) -> Req
     builder.body(Full::new(body.into()).boxed()).expect("a valid request")
 }
 
-/// Bytes out, bytes in: for what no client library would send.
+/// A connection for raw bytes that no client library would send.
 pub(crate) struct Raw(TcpStream);
 
 impl Raw {
@@ -115,18 +115,18 @@ impl Raw {
     }
 
     pub(crate) async fn send_more(&mut self, bytes: &[u8]) {
-        // The router may have refused what came before.
+        // The router may have refused the earlier bytes.
         let _sent = self.0.write_all(bytes).await;
     }
 
-    /// All that comes until the router closes the connection.
+    /// Reads until the router closes the connection.
     pub(crate) async fn read_to_close(self) -> String {
         String::from_utf8(self.read_bytes_to_close().await).expect("text")
     }
 
     pub(crate) async fn read_bytes_to_close(mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // A reset is an end as well: the router may refuse what it has not read.
+        // A reset is an end as well: the router may close with unread bytes.
         let _ended = self.0.read_to_end(&mut bytes).await;
         bytes
     }

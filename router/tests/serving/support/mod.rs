@@ -1,5 +1,5 @@
-//! What the tests stand on: a worker that does as it is told, a client that sees each frame, and a
-//! router on a free port between them. All over real sockets.
+//! Support for the tests: a scripted worker, a client that sees each frame, and a router on a free port between
+//! them, over real sockets.
 
 mod cable;
 mod client;
@@ -10,7 +10,7 @@ mod worker;
 
 use std::{net::Ipv4Addr, pin::pin, sync::Once, time::Duration};
 
-use mla_router::{Config, RouterHandle, fleet::worker::Phase};
+use mla_router::{Config, RouterHandle, fleet::Phase};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 
@@ -22,13 +22,12 @@ pub(crate) use worker::{
     Canary, ENDLESS_FRAME, Event, FakeWorker, GOOD, Reply, Seen, Speaks, Then,
 };
 
-/// Far more than anything here takes, on a machine with much else to do, too: what is awaited for longer
-/// will not come.
+/// Longest wait of a test, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same on a clock that a test has paused: such a wait ends within seconds.
+/// Longest wait on a paused clock.
 const PAUSED_PATIENCE_S: u32 = 120;
 
-/// A broken promise fails its test instead of hanging it.
+/// Waits for a future. A future that is not ready in time fails the test.
 pub(crate) async fn soon<T>(awaited: impl Future<Output = T>) -> T {
     let begun = std::time::Instant::now();
     let mut awaited = pin!(awaited);
@@ -43,9 +42,8 @@ pub(crate) async fn soon<T>(awaited: impl Future<Output = T>) -> T {
     panic!("it did not happen");
 }
 
-/// Defaults, but with checks often enough for tests to wait for, and without a deadline that an honest
-/// worker, client or connection could miss because the machine has much else to do: the tests that are
-/// about a deadline set it.
+/// The default settings with frequent health checks, and without deadlines that a busy machine could miss. Tests of
+/// a deadline set it.
 pub(crate) fn config() -> Config {
     let far = secs(3600.0);
     Config {
@@ -84,7 +82,7 @@ pub(crate) async fn router_without_waiting(
     RouterHandle::serve(listener, config).await.expect("a config to start with")
 }
 
-/// Many tests at a time, each with hundreds of connections, need more files than a shell usually allows.
+/// Raises the limit on open files: parallel tests have hundreds of connections each.
 fn allow_files() {
     static ALLOWED: Once = Once::new();
     ALLOWED.call_once(|| {
@@ -99,7 +97,7 @@ pub(crate) async fn all_in(phase: Phase, router: &RouterHandle) {
     soon(registry.wait_until(|workers| workers.iter().all(|worker| worker.phase() == phase))).await;
 }
 
-/// Waits until no request is in the router; then no load may be booked.
+/// Waits until no request is in the router. Then no load may be reserved.
 pub(crate) async fn assert_nothing_booked(router: &RouterHandle) {
     assert!(router.drain(PATIENCE).await, "a request is still in the router");
     for worker in router.workers() {

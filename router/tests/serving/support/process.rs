@@ -1,4 +1,4 @@
-//! The `mla-router` command as a process, and what it says on stderr.
+//! The `mla-router` command as a process, and its log on stderr.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 /// Killed when it is dropped.
 pub(crate) struct Process {
     child: Child,
-    /// `None` once nobody reads it any more.
+    /// `None` once the log is no longer read.
     log: Option<Lines<BufReader<ChildStderr>>>,
     /// What was read while the address was looked for: a worker may be up before it is told.
     early: VecDeque<String>,

@@ -1,4 +1,4 @@
-//! The body of a scripted reply, and who is told when it is let go of before its end.
+//! The body of a scripted reply, which reports when it is dropped before its end.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! A worker that answers what a test scripts, and tells what happened to it.
+//! A worker with scripted responses, which reports its requests to the test.
 
 use std::{
     io,
@@ -34,20 +34,20 @@ use super::{
     soon,
 };
 
-/// A request of the data plane as it arrived.
+/// A data-plane request as it arrived.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) head: Parts,
     pub(crate) body: Bytes,
-    /// The number of the connection it came on.
+    /// Number of its connection.
     pub(crate) connection: usize,
 }
 
-/// What happened at the worker, in order. Health checks are not told.
+/// An event at the worker. Health checks are not reported.
 #[derive(Debug)]
 pub(crate) enum Event {
     Request(Box<Seen>),
-    /// The router has let go of a request before its response was complete.
+    /// The router has dropped a request before its response was complete.
     Aborted,
 }
 
@@ -59,20 +59,20 @@ pub(crate) const GOOD: &str = r#"{"choices":[],"output":[],"text":""}"#;
 
 const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
 
-/// What the worker does with a request.
+/// The reaction to a request.
 pub(crate) enum Reply {
     Whole(StatusCode, HeaderMap, Bytes),
-    /// The frames that a test sends, as it sends them; then the end.
+    /// Frames from a channel of the test; then the end.
     Frames(mpsc::UnboundedReceiver<Bytes>),
     /// The same as a stream of events.
     Events(mpsc::UnboundedReceiver<Bytes>),
-    /// Frames without end, as fast as they are taken. They are counted.
+    /// Endless frames, counted.
     Endless(Arc<AtomicUsize>),
     /// Frames, then the connection breaks.
     Broken(Vec<Bytes>),
     /// A stream of events: further headers, frames, then an end of some kind.
     Stream(HeaderMap, Vec<Bytes>, Then),
-    /// No answer, until the router lets go.
+    /// No response until the router drops the request.
     Hang,
     /// The connection is closed without an answer.
     Close,
@@ -95,13 +95,13 @@ impl Reply {
     }
 }
 
-/// How a [`Reply::Stream`] ends.
+/// The end of a [`Reply::Stream`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Then {
     End,
-    /// The connection breaks, when all frames are out.
+    /// The connection breaks after the last frame.
     Break,
-    /// Nothing more comes, and nothing ends.
+    /// Neither bytes nor an end.
     Silence,
 }
 
@@ -114,12 +114,12 @@ struct State {
     health: Mutex<(u16, &'static str)>,
     /// Connections stay open and nothing is answered, as after SIGSTOP.
     frozen: AtomicBool,
-    /// Rings when connections should end in order: those that are idle, at once.
+    /// Notified when connections should end; idle ones end at once.
     leaving: Notify,
-    /// Health checks answered badly and well.
+    /// Numbers of bad and good answers to health checks.
     checks: Mutex<(usize, usize)>,
     info: Mutex<Option<String>>,
-    /// What it is is neither told nor refused.
+    /// Whether requests for its information stay without a response.
     withholds_info: AtomicBool,
     models: Mutex<Option<String>>,
     metrics: Mutex<Option<String>>,
@@ -128,7 +128,7 @@ struct State {
     panicked: AtomicBool,
 }
 
-/// What comes of `/health_generate`.
+/// The reaction to `/health_generate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Canary {
     /// There is no such path.
@@ -139,7 +139,7 @@ pub(crate) enum Canary {
     Silent,
 }
 
-/// Notes a panic that it is dropped by.
+/// Records a panic that drops it.
 struct Witness<'a>(&'a AtomicBool);
 
 impl Drop for Witness<'_> {
@@ -160,7 +160,7 @@ impl State {
     }
 }
 
-/// The protocol in which a worker is spoken to.
+/// The protocol of a worker.
 #[derive(Clone)]
 pub(crate) enum Speaks {
     Http1,
@@ -208,7 +208,7 @@ impl FakeWorker {
         worker
     }
 
-    /// Answers 200 to whatever comes.
+    /// Starts a worker that answers 200 to every request.
     pub(crate) async fn plain() -> Self {
         Self::start(|_| Reply::good()).await
     }
@@ -220,7 +220,7 @@ impl FakeWorker {
         self.server = Some(tokio::spawn(accepting).abort_handle());
     }
 
-    /// Gone, as after kill -9: every connection closes, new ones are refused.
+    /// Stops like after SIGKILL: all connections close, new ones are refused.
     pub(crate) async fn kill(&mut self) {
         let server = self.server.take().expect("running");
         server.abort();
@@ -241,7 +241,7 @@ impl FakeWorker {
         self.state.leaving.notify_waiters();
     }
 
-    /// What health checks are answered with from now on, status and body.
+    /// Sets status and body of the answers to health checks.
     pub(crate) fn report(&self, status: u16, body: &'static str) {
         *self.state.health.lock() = (status, body);
     }
@@ -255,7 +255,7 @@ impl FakeWorker {
         *self.state.checks.lock()
     }
 
-    /// Whether questions of what it is stay without an answer.
+    /// Sets whether requests for its information stay without a response.
     pub(crate) fn withhold_info(&self, withhold: bool) {
         self.state.withholds_info.store(withhold, Ordering::SeqCst);
     }
@@ -298,12 +298,12 @@ impl FakeWorker {
         }
     }
 
-    /// Requests that have arrived since the last look.
+    /// Requests that have arrived since the last call.
     pub(crate) fn requests_so_far(&mut self) -> usize {
         self.count(|event| matches!(event, Event::Request(_)))
     }
 
-    /// Requests that the router has let go of since the last look.
+    /// Requests that the router has dropped since the last call.
     pub(crate) fn aborts_so_far(&mut self) -> usize {
         self.count(|event| matches!(event, Event::Aborted))
     }
@@ -349,7 +349,7 @@ async fn accept(listener: Listener, speaks: Speaks, state: Arc<State>) {
     }
 }
 
-/// Ends with an error whenever a script says so, here and below.
+/// Fails if the script says so, here and below.
 async fn serve_http1(stream: impl Stream, state: Arc<State>, number: usize) {
     let leaving = Arc::clone(&state);
     let service = service_fn(move |request| answer(Arc::clone(&state), number, request));
@@ -423,12 +423,12 @@ async fn answer(
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let seen = Seen { head, body, connection };
     let reply = (state.script)(&seen);
-    // A test that has ended no longer listens.
+    // The test may have ended.
     let _told = state.events.send(Event::Request(Box::new(seen)));
     respond(Unfinished(Some(state.events.clone())), reply).await
 }
 
-/// From the router itself and not from one of its clients.
+/// Whether a request comes from the router itself.
 fn is_own(head: &Parts) -> bool {
     let agent = head.headers.get(http::header::USER_AGENT);
     agent.is_some_and(|agent| agent.as_bytes().starts_with(b"mla-router/"))

@@ -1,4 +1,4 @@
-//! Bodies of one size, as fast as they are answered.
+//! Requests of one size, each connection at full speed.
 
 use std::{
     borrow::Cow,
@@ -19,7 +19,7 @@ use super::{CHAT, Felt};
 /// Stands where a cold prompt differs from all others.
 const COLD: &str = "<<< different >>";
 
-/// Requests of one size, each connection as fast as it is answered
+/// Requests of one size, each connection at full speed
 #[derive(Args, Clone)]
 pub(crate) struct Hammer {
     address: SocketAddr,
@@ -33,7 +33,7 @@ pub(crate) struct Hammer {
     /// Different prompts, in turn
     #[arg(long, default_value_t = 64)]
     prompts: usize,
-    /// Every prompt begins anew
+    /// Make every prompt cold
     #[arg(long)]
     cold: bool,
     /// Ask for events

@@ -1,4 +1,4 @@
-//! Load for benches, and what its requests felt, as one line of JSON.
+//! A load generator for benches. Prints the latencies of its requests as one line of JSON.
 //!
 //! `hammer` sends bodies of one size as fast as they are answered. `converse` plays conversations
 //! from stdin, one JSON object a line, `{"at": seconds, "system": text, "turns": [text, ...],
@@ -35,7 +35,7 @@ enum Load {
     Streams(Streams),
 }
 
-/// What was felt, in seconds.
+/// Latencies in seconds.
 #[derive(Default)]
 struct Felt {
     latencies: Vec<f64>,

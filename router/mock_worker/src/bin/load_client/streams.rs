@@ -44,7 +44,7 @@ pub(crate) struct Streams {
     seconds: f64,
 }
 
-/// What the streams felt.
+/// Latencies of the streams.
 #[derive(Default)]
 struct Streamed {
     whole: u64,
@@ -180,7 +180,7 @@ fn stamp(event: &str) -> Option<(u64, u64)> {
     Some((number.parse().ok()?, time.parse().ok()?))
 }
 
-/// In microseconds, as the engine tells it: both run on one machine.
+/// Time in microseconds, comparable with the engine's: both run on one machine.
 fn since_epoch() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
 }

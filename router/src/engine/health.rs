@@ -1,0 +1,31 @@
+//! The body of a worker's health check, and the path that asks an engine to generate a token.
+
+use serde::Deserialize;
+
+/// SGLang's path: the engine generates one token, or the server waits for a sign of the scheduler.
+pub(crate) const GENERATE_PATH: &str = "/health_generate";
+
+/// The JSON body of a health check. Only this project's workers send one; of other bodies all fields are empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct HealthReport {
+    status: String,
+    /// Seconds since the scheduler last made progress.
+    last_step_age: Option<f64>,
+}
+
+impl HealthReport {
+    pub(crate) fn parse(body: &[u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+
+    /// Whether the worker says that its engine makes no progress.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.status == "stuck"
+    }
+
+    /// Whether a good check vouches for the engine, and not only for the HTTP server.
+    pub(crate) fn vouches_for_engine(&self) -> bool {
+        self.last_step_age.is_some()
+    }
+}

@@ -1,0 +1,269 @@
+//! The reservation of one request in the load of its worker.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    breaker::Outcome,
+    single_flight::{PrefillTicket, PrefillWaiter},
+    worker::Worker,
+};
+use crate::{
+    correct::{Epoch, Prediction},
+    key::RouteKey,
+    policy::Reason,
+};
+
+/// The reservation of one request on its worker: one in flight, with its prompt tokens. Dropping the guard releases
+/// both, so no path of a request can leave load behind.
+#[derive(Debug)]
+pub struct LoadGuard {
+    worker: Arc<Worker>,
+    /// Reason of the policy for this worker.
+    pub reason: Reason,
+    /// See [`Choice::at_owner`](crate::policy::Choice::at_owner).
+    pub at_owner: Option<bool>,
+    pending_tokens: u64,
+    requests: u32,
+    /// Prompt tokens that the worker has to compute before the first byte, this prompt included.
+    tokens_ahead: u64,
+    /// The tokens among these that other requests had reserved.
+    tokens_before: u64,
+    /// Time to the first byte of a stream; kept until the worker reports the computed tokens.
+    waited: Option<Duration>,
+    reserved_at: Instant,
+    /// Start of the wait for the first byte; `None` once it has arrived.
+    waiting_since: Option<Instant>,
+    /// `None` once the prompt is computed.
+    epoch: Option<Epoch>,
+    ticket: Option<PrefillTicket>,
+    /// Waits for prefixes that the worker is computing for other requests.
+    waiter: Option<PrefillWaiter>,
+    /// The tree's prediction of the cached tokens.
+    pub prediction: Prediction,
+    /// Whether the engine has to work for this request.
+    is_work: bool,
+    /// Whether this is the trial request of a half-open breaker, without an outcome so far.
+    on_trial: bool,
+}
+
+impl Worker {
+    /// Reserves the load of a request that needs the engine: `pending_tokens` are its uncached prompt tokens.
+    pub fn reserve(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> LoadGuard {
+        let mut guard = self.reserve_light(pending_tokens, reason);
+        guard.is_work = true;
+        guard.on_trial = self.breaker.enter(Instant::now());
+        guard
+    }
+
+    /// Reserves the load of a request that does not need the engine. Its outcome says nothing about the engine.
+    pub fn reserve_light(self: &Arc<Self>, pending_tokens: u64, reason: Reason) -> LoadGuard {
+        let now = Instant::now();
+        if self.load.add_requests(1) == 0 {
+            // An idle worker is not silent: the silence starts with its first request.
+            self.pulse.begin(now);
+        }
+        let before = self.load.add_tokens(pending_tokens);
+        LoadGuard {
+            at_owner: None,
+            pending_tokens,
+            requests: 1,
+            tokens_ahead: before + pending_tokens,
+            tokens_before: before,
+            waited: None,
+            reserved_at: now,
+            waiting_since: Some(now),
+            epoch: Some(self.learned.begin()),
+            ticket: None,
+            waiter: None,
+            prediction: Prediction::default(),
+            is_work: false,
+            on_trial: false,
+            worker: Arc::clone(self),
+            reason,
+        }
+    }
+}
+
+impl LoadGuard {
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// Adds `more` completions to the one that each request has.
+    pub fn add_answers(&mut self, more: u32) {
+        self.worker.load.add_requests(more);
+        self.requests += more;
+    }
+
+    /// Joins the single flight of the prompt's prefix. `held` is the number of leading blocks that the worker has
+    /// or has been asked to compute. Does nothing if the engine itself computes a prefix once for all requests in
+    /// its queue.
+    pub fn share_prefix(&mut self, key: &RouteKey, held: u32) {
+        if self.worker.info.load().in_batch_prefix_sharing {
+            return;
+        }
+        self.waiter = self.worker.single_flight.waiter(key, held, self.pending_tokens);
+        if self.waiter.is_some() {
+            self.worker.counters.prefix_waits.increment();
+        }
+        // An answer in one piece arrives after its last token, so it does not tell when the prefix was computed.
+        if key.stream {
+            self.ticket = self.worker.single_flight.ticket(key, held);
+        }
+    }
+
+    /// Returns a future that resolves when the prefixes are computed, at the latest after the expected prefill time.
+    /// `None` if there is nothing to wait for.
+    pub fn prefix_computed(&mut self) -> Option<impl Future<Output = ()> + use<>> {
+        let limit = self.expected_prefill();
+        self.waiter.take().map(|waiter| waiter.within(limit))
+    }
+
+    /// Records the first byte: the prompt is computed, and its tokens are released. Only a streamed answer tells
+    /// how long the prefill took.
+    pub fn prefill_done(&mut self, streamed: bool) {
+        if let Some(since) = self.waiting_since.take().filter(|_| streamed) {
+            let waited = since.elapsed();
+            self.worker.pace.observe(self.tokens_ahead, waited);
+            self.worker.counters.first_token.observe(waited);
+            self.waited = Some(waited);
+        }
+        self.release_tokens();
+    }
+
+    /// Records the number of prompt tokens that the worker has computed. With the time of the first byte it gives the
+    /// speed of the worker.
+    pub fn computed(&mut self, tokens: u64) {
+        if let Some(waited) = self.waited.take() {
+            self.worker.speed.observe(self.tokens_before, tokens, waited);
+        }
+    }
+
+    /// Expected time until the prompt and all prompts ahead of it are computed.
+    pub fn expected_prefill(&self) -> Duration {
+        self.worker.pace.expected(self.tokens_ahead)
+    }
+
+    /// The limit for the first byte, by the pace of the worker.
+    pub fn first_token_limit(&self) -> Duration {
+        self.worker.first_token_limit(self.tokens_ahead)
+    }
+
+    /// Passes an outcome to the breaker of the worker: once for the start of the response, and again when the
+    /// response is complete, breaks or stalls. The success of a request that does not need the engine is not passed
+    /// on.
+    pub fn record(&mut self, outcome: Outcome) {
+        if let (Outcome::Late(_), Some(since)) = (outcome, self.waiting_since) {
+            // The first byte takes at least this long.
+            self.worker.pace.observe(self.tokens_ahead, since.elapsed());
+        }
+        if self.is_work && outcome == Outcome::Answered {
+            self.worker.longest_answer.observe(self.reserved_at.elapsed());
+        }
+        if !self.is_work && matches!(outcome, Outcome::Begun | Outcome::Answered) {
+            return;
+        }
+        let on_trial = std::mem::take(&mut self.on_trial);
+        self.worker.record(outcome, on_trial);
+    }
+
+    fn release_tokens(&mut self) {
+        let tokens = std::mem::take(&mut self.pending_tokens);
+        self.worker.load.remove_tokens(tokens);
+        self.ticket = None;
+        if let Some(epoch) = self.epoch.take() {
+            self.worker.learned.end(&epoch);
+        }
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.release_tokens();
+        self.worker.load.remove_requests(self.requests);
+        if self.on_trial {
+            self.worker.breaker.leave_trial();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+    use crate::{Config, router::Router};
+
+    const TRIAL_AFTER: Duration = Duration::from_secs(5);
+
+    fn worker() -> Arc<Worker> {
+        let config = Config {
+            worker_urls: vec!["http://127.0.0.1:1".parse().expect("a URL")],
+            cb_failure_threshold: 1,
+            cb_timeout_duration_secs: TRIAL_AFTER.as_secs_f64().try_into().expect("a time"),
+            ..Config::default()
+        };
+        let router = Router::new(config).expect("a router");
+        Arc::clone(&router.registry.workers()[0])
+    }
+
+    fn lets_through(worker: &Worker) -> bool {
+        worker.breaker.lets_through(Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trial_without_an_outcome_leaves_its_place_to_the_next_request() {
+        let late = Outcome::Late(Duration::from_secs(1));
+        for outcome in [None, Some(Outcome::Busy), Some(late)] {
+            let worker = worker();
+            worker.reserve(0, Reason::Cold).record(Outcome::Failed);
+            assert!(!lets_through(&worker), "{outcome:?}");
+            advance(TRIAL_AFTER).await;
+            assert!(lets_through(&worker), "{outcome:?}");
+            let mut trial = worker.reserve(0, Reason::Cold);
+            assert!(!lets_through(&worker), "{outcome:?}");
+            // A stream that started before the breaker opened still flows, so the worker is not stuck.
+            worker.received(Instant::now());
+            if let Some(outcome) = outcome {
+                trial.record(outcome);
+            }
+            drop(trial);
+            assert!(lets_through(&worker), "{outcome:?}");
+        }
+    }
+
+    fn prompt() -> RouteKey {
+        RouteKey { blocks: (0..64).collect(), stream: true, ..RouteKey::default() }
+    }
+
+    fn sibling(worker: &Arc<Worker>) -> LoadGuard {
+        let mut guard = worker.reserve(1000, Reason::CacheHit);
+        guard.share_prefix(&prompt(), 64);
+        guard
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_request_waits_for_a_prefix_after_its_first_byte() {
+        let worker = worker();
+        let mut first = worker.reserve(1000, Reason::Cold);
+        first.share_prefix(&prompt(), 0);
+        let waiter = sibling(&worker).prefix_computed().expect("it is being computed");
+        first.prefill_done(true);
+        timeout(Duration::from_millis(1), waiter).await.expect("it is computed");
+        assert!(sibling(&worker).prefix_computed().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prefix_is_awaited_no_longer_than_it_should_take() {
+        let worker = worker();
+        let mut first = worker.reserve(1000, Reason::Cold);
+        first.share_prefix(&prompt(), 0);
+        let mut guard = sibling(&worker);
+        let (begun, limit) = (Instant::now(), guard.expected_prefill());
+        let waiter = guard.prefix_computed().expect("it is being computed");
+        timeout(Duration::from_secs(3600), waiter).await.expect("the wait is limited");
+        assert!(begun.elapsed() <= limit + Duration::from_millis(1), "{:?}", begun.elapsed());
+    }
+}

@@ -1,0 +1,123 @@
+//! Dispatches a request: waits for its turn, and runs rounds of attempts until a worker responds. The client has
+//! received nothing until then, so any worker may start from scratch.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use super::{
+    attempt::{RetryDecision, Round},
+    job::Job,
+    reply::Reply,
+};
+use crate::{
+    admission::Ticket,
+    error::{Error, Refusal},
+};
+
+/// A busy worker refuses within this time. After it, the request counts as accepted.
+const SILENT_CONSENT: Duration = Duration::from_millis(10);
+
+/// Returns the response of a worker to `job`. With `body`, that body is sent instead of the client's: it continues
+/// a broken stream, and goes before requests without a response. Fails with the error for the client.
+pub async fn dispatch(job: &mut Job, body: Option<Bytes>) -> Result<Reply, Error> {
+    job.failures = 0;
+    let continues = body.is_some();
+    if continues {
+        job.wait_anew();
+    }
+    let mut refusal = None;
+    if job.endpoint.is_work() {
+        take_slot(job).await?;
+    }
+    // Other requests do not overtake the line.
+    if continues || !job.endpoint.is_work() || !job.router.queue.has_line(|| job.lane()) {
+        match Round::new(job, body.as_ref()).run().await {
+            Ok(reply) => return Ok(reply),
+            Err(RetryDecision::Fail(error)) => return Err(error),
+            Err(RetryDecision::Queue(last)) if job.endpoint.is_work() => refusal = Some(last),
+            Err(RetryDecision::Queue(last)) => return Err(last.into()),
+        }
+    }
+    Box::pin(in_line(job, body.as_ref(), refusal)).await
+}
+
+/// Waits in the line and runs a round at each turn, until a worker takes the request or its time in the queue ends.
+async fn in_line(
+    job: &mut Job,
+    body: Option<&Bytes>,
+    mut refusal: Option<Box<Refusal>>,
+) -> Result<Reply, Error> {
+    let queue = Arc::clone(&job.router.queue);
+    let mut ticket: Option<Ticket<'_>> = None;
+    let mut position = None;
+    loop {
+        let held = match (ticket.take(), position) {
+            (Some(held), _) => held,
+            // A worker refused after the ticket was passed on: the request returns to its position.
+            (None, Some(position)) => queue.return_to(job.lane(), position),
+            (None, None) if body.is_some() => queue.join_front(job.lane(), job.client),
+            (None, None) => {
+                queue.join(job.lane(), job.client).map_err(|full| answer(refusal.take(), full))?
+            }
+        };
+        position = Some(held.position());
+        let until = job.patience();
+        if !held.turn(&mut job.timer, until).await {
+            held.expired();
+            return Err(answer(refusal, job.out_of_patience()));
+        }
+        ticket = Some(held);
+        match round(job, body, &mut ticket).await {
+            Ok(reply) => return Ok(reply),
+            Err(RetryDecision::Fail(error)) => return Err(error),
+            Err(RetryDecision::Queue(last)) => refusal = Some(last),
+        }
+    }
+}
+
+/// Prefers the refusal of a worker to the error of the router.
+fn answer(refusal: Option<Box<Refusal>>, otherwise: Error) -> Error {
+    refusal.map_or(otherwise, Error::from)
+}
+
+/// Takes a slot under --max-concurrent-requests, or waits for one.
+async fn take_slot(job: &mut Job) -> Result<(), Error> {
+    if job.slot.is_none() {
+        job.slot = job.router.queue.try_enter();
+    }
+    if job.slot.is_none() {
+        let until = job.patience();
+        let slot = job.router.queue.enter(job.client, &mut job.timer, until);
+        job.slot = Box::pin(slot).await?;
+    }
+    job.slot.as_ref().map(drop).ok_or_else(|| job.out_of_patience())
+}
+
+/// Runs one round over the workers. The ticket is passed on as soon as a worker has taken the request, so that the next
+/// request in the line may try.
+async fn round(
+    job: &mut Job,
+    body: Option<&Bytes>,
+    ticket: &mut Option<Ticket<'_>>,
+) -> Result<Reply, RetryDecision> {
+    let mut round = Round::new(job, body);
+    let mut trying = pin!(round.run());
+    if ticket.is_some()
+        && let Ok(outcome) = timeout(SILENT_CONSENT, trying.as_mut()).await
+    {
+        if !matches!(outcome, Err(RetryDecision::Queue(_))) {
+            pass_on(ticket);
+        }
+        return outcome;
+    }
+    pass_on(ticket);
+    trying.await
+}
+
+fn pass_on(ticket: &mut Option<Ticket<'_>>) {
+    if let Some(ticket) = ticket.take() {
+        ticket.served();
+    }
+}

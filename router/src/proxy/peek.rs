@@ -1,0 +1,121 @@
+//! Reads the start of a response before the client gets any of it. A response that breaks within this part can be
+//! retried. Of a stream the first event is read, of a JSON value everything.
+
+use bytes::{Bytes, BytesMut};
+use http::response::Parts;
+use http_body::Body;
+use hyper::body::Incoming;
+
+use super::attempt_error::AttemptError;
+use crate::{
+    engine::expect::Expect,
+    upstream::{Connection, UpstreamError},
+    wire::events::Events,
+};
+
+/// Bytes of a JSON value that are read at most. The rest of a longer value is passed on as it comes.
+const WHOLE: usize = 8 << 20;
+
+/// The start of a good response.
+pub(super) struct PeekedResponse {
+    pub(super) head: Parts,
+    pub(super) first: Bytes,
+    /// `None` if `first` is the whole body.
+    pub(super) rest: Option<Rest>,
+}
+
+/// The rest of a response body, and its connection.
+pub struct Rest {
+    pub incoming: Incoming,
+    pub connection: Connection,
+}
+
+/// The start of a body.
+pub(super) struct PeekedBody {
+    pub(super) bytes: Bytes,
+    pub(super) ended: bool,
+}
+
+impl PeekedBody {
+    /// Waits for the first bytes of a body.
+    pub(super) async fn read(
+        connection: &mut Connection,
+        incoming: &mut Incoming,
+    ) -> Result<Self, UpstreamError> {
+        let first = connection.next_data(incoming).await?;
+        let ended = first.is_none() || incoming.is_end_stream();
+        Ok(Self { bytes: first.unwrap_or_default(), ended })
+    }
+
+    /// Reads on until `expect` can judge the start.
+    pub(super) async fn read_on(
+        self,
+        expect: Expect,
+        connection: &mut Connection,
+        incoming: &mut Incoming,
+    ) -> Result<Self, AttemptError> {
+        match expect {
+            Expect::Events(_) => self.event(expect, connection, incoming).await,
+            Expect::Json(_) if !self.ended => Ok(self.value(connection, incoming).await?),
+            Expect::Json(_) | Expect::Anything => Ok(self),
+        }
+    }
+
+    /// Reads to the end of the first event. Of a long event it reads as much as [`Events`] buffers.
+    async fn event(
+        mut self,
+        expect: Expect,
+        connection: &mut Connection,
+        incoming: &mut Incoming,
+    ) -> Result<Self, AttemptError> {
+        let (mut events, mut held) = (Events::default(), BytesMut::new());
+        let mut unread = self.bytes.clone();
+        let endless = |_| AttemptError::Garbage("an event without end");
+        // Usually the first frame is the first event, and nothing is copied.
+        let first = loop {
+            if let Some(piece) = events.next(&mut unread).map_err(endless)? {
+                break piece;
+            }
+            if self.ended {
+                return Err(AttemptError::Garbage("an event stream that ends in its first event"));
+            }
+            if held.is_empty() {
+                held.extend_from_slice(&self.bytes);
+            }
+            let next = Self::read(connection, incoming).await?;
+            held.extend_from_slice(&next.bytes);
+            (unread, self.ended) = (next.bytes, next.ended);
+        };
+        if first.ends {
+            expect.is_event(&first.bytes).map_err(AttemptError::Garbage)?;
+        }
+        if !held.is_empty() {
+            self.bytes = held.freeze();
+        }
+        Ok(self)
+    }
+
+    /// Reads to the end of the body, or up to [`WHOLE`] bytes.
+    async fn value(
+        self,
+        connection: &mut Connection,
+        incoming: &mut Incoming,
+    ) -> Result<Self, UpstreamError> {
+        // Usually only the end follows, and nothing is copied.
+        let Some(second) = connection.next_data(incoming).await? else {
+            return Ok(Self { ended: true, ..self });
+        };
+        let announced = usize::try_from(incoming.size_hint().lower()).unwrap_or(WHOLE).min(WHOLE);
+        let length = self.bytes.len() + second.len();
+        let mut whole = BytesMut::with_capacity(length + announced);
+        whole.extend_from_slice(&self.bytes);
+        whole.extend_from_slice(&second);
+        while whole.len() < WHOLE {
+            match connection.next_data(incoming).await? {
+                Some(data) => whole.extend_from_slice(&data),
+                None => return Ok(Self { bytes: whole.freeze(), ended: true }),
+            }
+        }
+        Ok(Self { bytes: whole.freeze(), ended: incoming.is_end_stream() })
+    }
+}
