@@ -37,6 +37,9 @@ from record import record
 Case = dict[str, Any]
 
 
+KINDS = {"hot": (), "cold": ("--cold",), "stream": ("--stream",)}  # flags of the client
+
+
 def case(size: int, connections: int, kind: str = "hot") -> Case:
     return {"size": size, "connections": connections, "kind": kind}
 
@@ -55,6 +58,7 @@ CASES = [
     case(131072, 32),
     case(2048, 1),
     case(2048, 256),
+    case(16384, 256),
     case(2048, 32, "cold"),
     case(16384, 32, "cold"),
     case(131072, 32, "cold"),
@@ -63,14 +67,25 @@ CASES = [
 ]
 
 
+def parse_case(text: str) -> Case:
+    """SIZE:CONNECTIONS or SIZE:CONNECTIONS:KIND. Raises ValueError for anything else."""
+    size, connections, *kind = text.split(":")
+    if kind not in ([], *([name] for name in KINDS)):
+        raise ValueError(text)
+    return case(int(size), int(connections), *kind)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, one run of each")
+    cases = "BYTES:CONNECTIONS or BYTES:CONNECTIONS:KIND, the kind hot, cold or stream"
+    parser.add_argument("--cases", type=parse_case, nargs="*", metavar="CASE", help=cases)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--policy", default="cache_aware", help="of ours")
     parser.add_argument("--seconds", type=float, default=2, help="of each run")
     parser.add_argument("--runs", type=int, default=3, help="of each case; medians are printed")
-    parser.add_argument("--peers", nargs="*", default=PEERS, help="without any: ours alone")
+    peers = (*PEERS, "nginx")
+    parser.add_argument("--peers", nargs="*", default=peers, help="without any: ours alone")
     parser.add_argument("--peers-folder", type=Path, help="where they are, or will be, installed")
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     return parser.parse_args()
@@ -82,7 +97,7 @@ def load(port: int, pid: int, case: Case, seconds: float) -> dict[str, float]:
         *(str(RELEASE / "load_client"), "hammer", f"127.0.0.1:{port}"),
         *("--connections", str(case["connections"]), "--size", str(case["size"])),
         *("--seconds", str(seconds)),
-        *({"hot": (), "cold": ("--cold",), "stream": ("--stream",)}[case["kind"]]),
+        *KINDS[case["kind"]],
     ]
     before = cpu_seconds(pid)
     felt = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
@@ -135,9 +150,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
         systems: list[System | None] = [ours(args.policy)]
-        systems += [peer(name, args.peers_folder or folder) for name in args.peers]
-        if args.peers:
-            systems.append(nginx(folder))
+        for name in args.peers:
+            other = nginx(folder) if name == "nginx" else peer(name, args.peers_folder or folder)
+            systems.append(other)
         first = free_port(args.workers)
         urls = [f"http://127.0.0.1:{first + i}" for i in range(args.workers)]
         mock = [RELEASE / "instant_worker", str(first), str(args.workers)]
@@ -150,7 +165,7 @@ def main() -> None:
             until_ready(port, urls if system is systems[0] else ())
             targets[system.name] = (port, pid)
         rows = []
-        for case in QUICK if args.quick else CASES:
+        for case in args.cases or (QUICK if args.quick else CASES):
             rows += measure(targets, case, args)
             print_case(case, rows[-len(targets) :])
     print()

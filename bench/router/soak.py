@@ -5,11 +5,13 @@
 
 A router, four mock engines, and clients with all kinds of requests; some leave, some read or upload slowly. Every few
 seconds a healthy worker gets a fault: kill -9, SIGSTOP, a stopped engine, garbage, refusals, a broken, stopped or malformed
-stream, a restart, removal. At most two workers are faulty at a time.
+stream, a restart, removal. At most two workers are faulty at a time. Every 10 to 25 seconds 400 requests come at once,
+several times what engines and queue can hold.
 
 Every request must end exactly once and within its deadline. Its answer must equal that of a worker without faults, byte for
-byte and with its counts, or be an error in `soak_traffic.ALLOWED`. At the end no load may be reserved, no request may run,
-and the router's memory must not have grown. Prints "lost 0", or exits with 1.
+byte and with its counts, or be an error in `soak_traffic.ALLOWED`; beside a burst, also one in `soak_traffic.OVERLOADED`. At
+the end no load may be reserved, no request may run, and the router's memory must not have grown. Prints "lost 0", or exits
+with 1.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ RSS_PERIOD = 2.0
 RSS_SLOPE = 1 << 20  # limit in bytes per minute
 ENGINE = (
     *("--prefill-rate", "50000", "--decode-base-ms", "5", "--decode-per-request-ms", "0.2"),
-    *("--kv-tokens", "16384"),
+    *("--kv-tokens", "16384", "--max-running-requests", "16", "--max-queued-requests", "8"),
 )
 # Deadlines short enough for a fault to be noticed within it.
 ROUTER = (
     *("--first-token-timeout-secs", "2", "--inter-token-timeout-secs", "1"),
     *("--request-timeout-secs", str(DEADLINE_S), "--body-read-timeout-secs", str(BODY_PAUSE_S)),
+    *("--queue-size", "64", "--queue-timeout-secs", "10"),
     *("--replay-key", "of-the-soak"),  # streams are continued only with a key
 )
 
@@ -279,6 +282,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             chaos.run(until),
             *(client.run(until) for client in clients),
             clients[0].uploads(until),
+            clients[1].bursts(until),
         )
         memory.cancel()
         problems = [*ends.wrong, *await left_over(http, router, engines)]
@@ -296,6 +300,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seed": args.seed,
         "minutes": args.minutes,
         "faults": dict(sorted(chaos.struck.items())),
+        "bursts": ends.bursts,
         "sent": ends.sent,
         "ended": dict(ends.ended),
         "uploads": dict(ends.uploads),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ BODY_PAUSE_S = 3  # longest allowed pause in an upload
 ABORTS = 0.08  # share of clients that leave during the answer
 SLOW_READERS = 0.05
 SLOW_READ_PAUSE = 0.03
+BURST = 400  # requests at once, several times what engines and queue have room for
+BURST_PAUSES_S = (10, 25)  # from the end of a burst to the next, drawn in between
 
 # What a request that is not aborted may end with, besides its right answer. At least two of the
 # four workers are well at any time, so nothing else is forgiven.
@@ -28,6 +31,13 @@ ALLOWED = {
     (500, "request_kills_workers"),
     # The same in the middle of a stream.
     (500, "stream_not_continued"),
+}
+# Beside a burst, any request may be refused for want of room: by the router, or by a worker's own 429.
+OVERLOADED = {
+    (429, "queue_full"),
+    (429, "queue_slow"),
+    (429, "worker_refused"),
+    (503, "queue_timeout"),
 }
 
 
@@ -45,6 +55,23 @@ class Ends:
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
     longest_pause: float = 0.0
+    bursts: int = 0
+    bursts_running: int = 0
+    last_burst_end: float = 0.0
+
+    @contextlib.contextmanager
+    def burst(self) -> Iterator[None]:
+        self.bursts += 1
+        self.bursts_running += 1
+        try:
+            yield
+        finally:
+            self.bursts_running -= 1
+            self.last_burst_end = time.monotonic()
+
+    def met_burst(self, begun: float) -> bool:
+        """Whether a request that began then, and ends now, ran beside a burst."""
+        return self.bursts_running > 0 or begun <= self.last_burst_end
 
 
 @dataclass(frozen=True)
@@ -183,6 +210,15 @@ class Traffic:
             await self.counted(ask, await self.expected(ask), uploads_slowly=True)
             self.ends.uploads[await self.stopped_upload(ask)] += 1
 
+    async def bursts(self, until: float) -> None:
+        """Every now and then, far more requests at once than there is room for."""
+        while (pause := self.rng.uniform(*BURST_PAUSES_S)) < until - time.monotonic():
+            await asyncio.sleep(pause)
+            asks = [some_request(self.rng, self.systems) for _ in range(BURST)]
+            answers = await asyncio.gather(*map(self.expected, asks))
+            with self.ends.burst():
+                await asyncio.gather(*map(self.counted, asks, answers))
+
     async def expected(self, ask: Ask) -> dict[str, Any]:
         """Returns the answer of a worker without faults."""
         async with self.http.post(self.reference + ask.path, json=ask.body) as answer:
@@ -237,6 +273,7 @@ class Traffic:
         fate = self.rng.random()
         if uploads_slowly:
             fate = (ABORTS + 1.0) / 2  # the client stays and reads at once
+        begun = time.monotonic()
         if not ask.stream and fate < ABORTS:
             with_timeout = aiohttp.ClientTimeout(total=self.rng.uniform(0.001, 0.5))
             try:
@@ -251,7 +288,8 @@ class Traffic:
         headers = {"Content-Type": "application/json"}
         async with self.http.post(self.router + ask.path, data=sent, headers=headers) as answer:
             if answer.status != 200:
-                return self.refused(answer.status, await answer.json())
+                retry_after = answer.headers.get("Retry-After")
+                return self.refused(answer.status, await answer.json(), begun, retry_after)
             if not ask.stream:
                 whole = await answer.json()
                 self.compare(
@@ -268,7 +306,7 @@ class Traffic:
             if stream is None:
                 return "left"
         if stream.error:
-            return self.refused(500, {"error": stream.error})
+            return self.refused(500, {"error": stream.error}, begun)
         if not stream.done:
             raise Wrong("the stream has no [DONE]")
         self.compare(ask.path, expected, stream.text, stream.reason, stream.counts)
@@ -316,10 +354,16 @@ class Traffic:
         if counts != counts_of(path, expected):
             raise Wrong(f"usage {counts} for {counts_of(path, expected)}")
 
-    def refused(self, status: int, body: dict[str, Any]) -> str:
+    def refused(
+        self, status: int, body: dict[str, Any], begun: float, retry_after: str | None = None
+    ) -> str:
         error = body["error"]
         if not {"message", "type", "param", "code"} <= error.keys():
             raise Wrong(f"not OpenAI's error shape: {body}")
-        if (status, error["code"]) not in ALLOWED:
+        end = (status, error["code"])
+        if end in OVERLOADED and self.ends.met_burst(begun):
+            if retry_after is None:
+                raise Wrong(f"{status} {error['code']} without Retry-After")
+        elif end not in ALLOWED:
             raise Wrong(f"{status} {error['code']}: {error['message']}")
         return f"refused: {error['code']}"

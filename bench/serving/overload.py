@@ -1,6 +1,7 @@
 """Goodput and latency of short requests beside many long ones, at multiples of the capacity.
 
     python bench/serving/overload.py            # --seconds 5 --loads 1,4 for a try
+    python bench/serving/overload.py --max-queued-seconds 0 5       # without the workers' limit of time, and with it
 
 Starts a router and workers with the shipped small model on the CPU. The capacity is the rate of some clients that send one
 request after the other. Then requests arrive at random times, at multiples of this rate, without waiting for answers. A 429
@@ -123,7 +124,10 @@ class Load:
         return time.monotonic() - begin
 
 
-def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    url: str, max_queued_seconds: float, capacity: float | None, args: argparse.Namespace
+) -> tuple[float, list[dict[str, Any]]]:
+    """The capacity, measured where it is not given, and a row for each load and kind."""
     model = processes.get_json(url + "/v1/models")["data"][0]["id"]
     kinds = [
         Kind("short", args.short_tokens, 1 - args.long_share),
@@ -133,8 +137,8 @@ def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
     def load(seed: int) -> Load:
         return Load(url, model, kinds, args.deadline, args.seed + seed)
 
-    capacity = asyncio.run(load(0).closed(CLIENTS, args.seconds))
-    print(f"capacity: {capacity:.2f} answers a second")
+    capacity = capacity or asyncio.run(load(0).closed(CLIENTS, args.seconds))
+    print(f"capacity {capacity:.2f} answers a second, --max-queued-seconds {max_queued_seconds:g}")
     print(
         f"{'load':>5} {'kind':<6}{'offered/s':>10}{'good/s':>8}{'p50 s':>8}{'p90 s':>8}{'p99 s':>8}  ends"
     )
@@ -144,15 +148,17 @@ def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
         seconds = asyncio.run(at.open(times * capacity, args.seconds))
         for kind in kinds:
             row = at.outcomes[kind.name].summary(seconds)
-            rows.append({"load": times, "kind": kind.name, **row})
+            setting = {"max_queued_seconds": max_queued_seconds}
+            rows.append({**setting, "load": times, "kind": kind.name, **row})
             quantiles = "".join(
                 f"{row[name] or float('nan'):>8.2f}" for name in ("p50_s", "p90_s", "p99_s")
             )
             print(
                 f"{times:>4}x {kind.name:<6}{row['offered_per_s']:>10.2f}{row['good_per_s']:>8.2f}"
-                f"{quantiles}  {row['ends']}"
+                f"{quantiles}  {row['ends']}",
+                flush=True,
             )
-    return {"capacity_per_s": round(capacity, 2), "loads": rows}
+    return capacity, rows
 
 
 def main() -> None:
@@ -169,13 +175,27 @@ def main() -> None:
     parser.add_argument("--long-tokens", type=int, default=6000)
     parser.add_argument("--long-share", type=float, default=0.2, help="of the requests")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--max-queued-seconds",
+        type=float,
+        nargs="*",
+        default=[0.0],
+        help="of the workers; several: one after the other, at the capacity of the first",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="file to append the JSON line to")
     args = parser.parse_args()
-    with processes.server(dp_size=args.workers) as server:
-        found = measure(server.url, args)
+    capacity: float | None = None
+    rows: list[dict[str, Any]] = []
+    for limit in args.max_queued_seconds:
+        with processes.server(dp_size=args.workers, max_queued_seconds=limit) as server:
+            capacity, found = measure(server.url, limit, capacity, args)
+        rows += found
     config = {name: value for name, value in vars(args).items() if name != "out"}
-    record("overload", {"config": config, **found}, args.out)
+    capacity_per_s = round(capacity or 0.0, 2)
+    record(
+        "overload", {"config": config, "capacity_per_s": capacity_per_s, "loads": rows}, args.out
+    )
 
 
 if __name__ == "__main__":
