@@ -73,6 +73,22 @@ def test_a_device_that_becomes_slower_has_shorter_chunks() -> None:
     assert seconds[-1] > TARGET_S / 2
 
 
+@pytest.mark.parametrize("slowdown", [1.0, 3.0])
+def test_a_large_fixed_time_does_not_shorten_the_chunks_to_nothing(slowdown: float) -> None:
+    """On a busy machine each of a step's operations may wait for a core, whatever the number of tokens."""
+    engine = TimedEngine(CAPACITY)
+    step_time = measured(engine)
+    engine.step_s, engine.slowdown = 1.5 / slowdown, slowdown
+    prompt, computed, seconds = 3600, 0, 0.0
+    while computed < prompt:
+        plan = next_chunk(step_time, computed)
+        took = engine.seconds(plan)
+        step_time.learn(plan, took)
+        computed, seconds = computed + len(plan.chunks[0].tokens), seconds + took
+    at_once = StepPlan((), (), (PrefillChunk(0, 0, (0,) * prompt, is_last=True),), (), ())
+    assert seconds < 6 * engine.seconds(at_once)
+
+
 def test_one_slow_step_has_a_bounded_effect() -> None:
     engine = TimedEngine(CAPACITY)
     step_time = measured(engine)

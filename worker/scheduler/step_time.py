@@ -7,7 +7,7 @@ take at most `TARGET_S` seconds on any device. The model of the time of a chunk 
 
 The last term is the expansion of latents to keys and values, once a chunk. The constants are measured at start-up
 (`engine/first_steps.py`). Each step then corrects their scale, because other processes may take cores and clock rates
-may change.
+may change. Chunks that take too long become shorter as long as this makes shorter steps (`elasticity.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import math
 from dataclasses import dataclass
 
 from mla_router.worker.core import StepPlan, StepSeconds
+from mla_router.worker.scheduler.elasticity import Elasticity
 
 # A step that takes somewhat longer than predicted should still take less than half a second.
 TARGET_S = 0.4
 # One very slow step may be an accident, so one correction is at most this factor.
 _LARGEST_CORRECTION = 2.0
 _SMOOTHING = 0.3
+# Below this elasticity most of a step's time is fixed, and its chunk becomes longer by `_GROWTH`.
+_LEAST_ELASTICITY = 0.5
+_GROWTH = 1.1
 
 
 class StepTimeModel:
@@ -33,6 +37,7 @@ class StepTimeModel:
         self._context_s = 0.0
         self._prefix_s = 0.0
         self._scale = 1.0
+        self._elasticity = Elasticity()
         self._decode_s = 0.0  # of a step of decode rows alone, smoothed
 
     def calibrate(self, measured: StepSeconds) -> None:
@@ -106,6 +111,10 @@ class StepTimeModel:
             return  # not calibrated, or too short for a correction
         ratio = measured / predicted
         ratio = min(max(ratio, 1 / _LARGEST_CORRECTION), _LARGEST_CORRECTION)
+        self._elasticity.learn(predicted / self._scale, seconds)
+        if ratio > 1 and self._elasticity.value < _LEAST_ELASTICITY:
+            self._scale /= _GROWTH
+            return
         self._scale *= math.pow(ratio, _SMOOTHING if ratio < 1 else 2 * _SMOOTHING)
 
 
