@@ -24,7 +24,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
-    """Forked once: loading the vocabulary takes seconds, and on a busy machine longer than a request waits."""
+    """One pool for all tests: on a busy machine the vocabulary may load for longer than a request waits."""
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8)
 
     def has_loaded() -> bool:

@@ -1,4 +1,4 @@
-"""A batch's masks are those of its outputs alone, however many of them threads write."""
+"""The masks of a batch equal those of single outputs, with any number of threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WRITTEN = ["", "[", "[ ", '["a', '["a" ', '["a", ', '["a", 12', '["a", 12]']
 
 @pytest.mark.parametrize("by_threads", [None, 0, 1, 5, 7])
 def test_masks(monkeypatch: pytest.MonkeyPatch, by_threads: int | None) -> None:
-    """Blanks, which are bounded outside of xgrammar, among them."""
+    """The texts include blanks, which are limited outside xgrammar."""
     compiler = Compiler(Vocabulary(PIECES, [0], Tokenizer(BPE())))
     item = {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}
     grammar = Grammar("json_schema", str(item).replace("'", '"'))
@@ -39,7 +39,7 @@ def test_masks(monkeypatch: pytest.MonkeyPatch, by_threads: int | None) -> None:
 
     late = len(WRITTEN) - (by_threads if by_threads is not None else -1)  # rows, when time is up
     clock = iter([0.0, *(float(done >= late) for done in range(1, len(WRITTEN) + 1))])
-    # Of that module alone: who else asks for the time must not take a tick away.
+    # Only in this module: other callers of the clock must not use up ticks.
     monkeypatch.setattr(xgrammar_backend, "time", SimpleNamespace(perf_counter=clock.__next__))
     masks = np.zeros((len(WRITTEN) + 2, words), dtype=np.int32)
     rows = list(range(len(WRITTEN), 0, -1))

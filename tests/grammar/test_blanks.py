@@ -1,4 +1,4 @@
-"""Blanks in JSON are bounded, wherever an output was cut; in other grammars they are the client's business."""
+"""The number of blanks in JSON is limited, even if an output was interrupted; other grammars have no limit."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def test_where_nothing_else_is_allowed_blanks_stay() -> None:
     only_blanks = np.array([0b10, 0], dtype=np.int32)
     run.bound(only_blanks)
     assert only_blanks.tolist() == [0b10, 0]
-    run.add(3)  # something else, and no blank behind it
+    run.add(3)  # another token that does not end in a blank
     run.bound(everything := np.full(2, -1, dtype=np.int32))
     assert everything.tolist() == [-1, -1]

@@ -30,7 +30,7 @@ BOMB = "a?" * 5000 + "a" * 5000  # takes minutes to compile
 
 @pytest.fixture
 def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
-    """Its fork server may be killed."""
+    """A pool of its own, whose fork server may be killed."""
     options = GrammarOptions(tokenizer_folder=tokenizer_folder)  # as the scheduler gives it
     pool = start(tokenizer_folder, vocab_size=VOCAB_SIZE, max_rows=8, options=options)
     yield pool
@@ -38,7 +38,7 @@ def own_grammars(tokenizer_folder: Path) -> Iterator[Grammars]:
 
 
 def kill(pid: int, wait_for_end_of: int) -> None:
-    """Returns when the other process has ended, and so has told its own children to."""
+    """Kills `pid` and waits for the end of another process, after which its children end, too."""
     descriptor = os.pidfd_open(wait_for_end_of)
     os.kill(pid, signal.SIGKILL)
     assert select.select([descriptor], [], [], 30)[0], f"{wait_for_end_of} does not end"
@@ -64,7 +64,7 @@ def test_a_killed_fork_server_loses_its_requests_and_is_replaced(own_grammars: G
 
 
 def test_descriptors_above_1023_are_no_obstacle(tokenizer_folder: Path) -> None:
-    """`select.select` knows none, and a process may be started with that many open."""
+    """`select.select` fails above 1023, and a process may start with so many open descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -111,7 +111,7 @@ def test_the_load_time_of_another_fork_server_does_not_count(
 
 
 def test_a_killed_process_is_not_the_fault_of_its_grammar(own_grammars: Grammars) -> None:
-    """An OOM killer's way. What is compiled anew afterwards is served."""
+    """SIGKILL, as by the OOM killer. A later request compiles the grammar again."""
     key = open_request(own_grammars, LETTERS)
     expected = allowed(own_grammars, key, [])
     (worker,) = descendants(own_grammars.fork_server.pid)
@@ -141,8 +141,8 @@ def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars)
 def test_dear_grammars_do_not_keep_a_usual_one_waiting(
     own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four of them have had their short try when it is served, and none its full time, in CPU time."""
-    monkeypatch.setattr(pool, "WAIT_S", 60.0)  # on a busy machine their tries take long
+    """When it is served, four of them have used their short CPU time, and none its full CPU time."""
+    monkeypatch.setattr(pool, "WAIT_S", 60.0)  # short compilations are slow on a busy machine
     own_grammars.close(open_request(own_grammars, LETTERS))
     bombs = [own_grammars.open(Grammar("regex", f"{n}{BOMB}"), []) for n in range(4)]
     usual = open_request(own_grammars, Grammar("regex", "[0-9]+!"))
@@ -172,7 +172,7 @@ def test_a_request_does_not_wait_longer_than_its_deadline(
 
 
 def wait_until_started(grammars: Grammars) -> None:
-    """Returns when a compilation has begun."""
+    """Waits for the beginning of a compilation."""
 
     def has_started() -> bool:
         assert grammars.poll() == []

@@ -1,4 +1,4 @@
-"""Classes of characters against Python's own regular expressions; whole expressions are seen in `test_json_schema.py`."""
+"""Character classes, compared with Python's regular expressions. `test_json_schema.py` tests whole expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas: every text that a grammar lets through is valid, as the jsonschema library sees it."""
+"""Schemas: the jsonschema library accepts every text that a grammar allows."""
 
 from __future__ import annotations
 

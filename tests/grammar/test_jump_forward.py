@@ -1,5 +1,4 @@
-"""What is said to be forced is forced: xgrammar's own masks allow nothing else, and a sentence has the
-same tokens wherever it is taken up again."""
+"""Forced tokens: xgrammar's masks allow no others, and an interrupted sentence has the same tokens."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def allowed(matcher: Matcher) -> list[int]:
 
 
 def write(output: Output, choose: random.Random) -> tuple[list[int], list[list[int]]]:
-    """A random sentence, with the forced runs in it."""
+    """Draws a random sentence with its forced runs."""
     tokens: list[int] = []
     runs: list[list[int]] = []
     while not output.matcher.is_terminated:
@@ -150,7 +149,7 @@ def test_a_sentence_taken_up_again_anywhere_goes_on_with_the_same_runs(grammar: 
 
 
 def test_an_output_that_was_not_forced_is_taken_as_it_is() -> None:
-    """It comes from a worker with --disable-jump-forward, letter by letter."""
+    """The earlier output comes from a worker with --disable-jump-forward, letter by letter."""
     letters = [VOCABULARY.pieces.index(bytes([byte])) for byte in b'{"name": "Ann", ']
     output = begin(GRAMMARS[0])
     assert all(output.accept(token) for token in letters)
@@ -160,10 +159,10 @@ def test_an_output_that_was_not_forced_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("source", "before", "forced"),
     [
-        ("(abc|abd)", "", False),  # one token or two: too short to jump over
+        ("(abc|abd)", "", False),  # one or two tokens: too short for a run
         ("one fine day(, or so)?", "one fine day", False),  # it may end here
         ("[ab]{3}", "a", False),
-        ("(é|è).*", "", False),  # a byte is certain, which is no character
+        ("(é|è).*", "", False),  # only a byte is certain, not a character
         ("one fine day in a large forest", "", True),
     ],
 )
@@ -186,7 +185,7 @@ def test_without_forced_tokens_nothing_is() -> None:
 
 
 def test_tokenizers_that_change_the_text_force_nothing(tmp_path: Path) -> None:
-    """As those do that put a blank in front of every text."""
+    """A tokenizer that adds a blank before every text."""
     letters = {chr(code): code - 0x60 for code in range(0x61, 0x7B)}
     tokenizer = Tokenizer(models.BPE(vocab={"<eos>": 0, "▁": 27, **letters}, merges=[]))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

@@ -1,4 +1,4 @@
-"""Grammars in their processes: what they allow, what they refuse, and what a hostile one can do."""
+"""Grammars in their processes: allowed tokens, refusals, and hostile grammars."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_without_jump_forward_nothing_is_forced(tokenizer_folder: Path) -> None:
 
 
 def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
-    """<|user|> is spelled with characters that the pattern allows, but would not be in the text."""
+    """The pattern allows the characters of <|user|>, but the token adds no text."""
     key = open_request(grammars, Grammar("regex", "[<|>a-z]+"))
     hidden = set(TOKENIZER.all_special_ids) | {
         token for token, entry in TOKENIZER.added_tokens_decoder.items() if entry.special
@@ -129,7 +129,7 @@ def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 127, 128, 129, 300])
 def test_an_output_goes_on_where_it_was(grammars: Grammars, cut: int) -> None:
-    """A request that comes with output is where one is that has generated it here."""
+    """A request with earlier output has the same masks as one that generated this output here."""
     whole = [int(token) for token in TOKENIZER.encode("[" + "12, " * 150, add_special_tokens=False)]
     assert len(whole) > 300
     grammar = Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}')
@@ -203,7 +203,7 @@ def test_a_bomb_is_refused_and_others_go_on(grammars: Grammars, name: str) -> No
 
 
 def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars) -> None:
-    """Each letter costs more than the one before; masks for it come until they cost too much."""
+    """Each letter costs more than the one before. The masks end when they exceed the CPU time."""
     other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     a = TOKENIZER.convert_tokens_to_ids("a")
     grammar = Grammar("ebnf", 'root ::= s "!"\ns ::= s s s | s s | [a-z] | ""')
@@ -212,7 +212,7 @@ def test_a_grammar_that_explodes_while_it_matches_ends_alone(grammars: Grammars)
         for _ in range(5000):
             allowed(grammars, bomb, [a])
     assert allowed(grammars, other, [a])
-    with pytest.raises(Refused, match="too much time"):  # remembered: not even tried
+    with pytest.raises(Refused, match="too much time"):  # remembered, and not compiled again
         open_request(grammars, grammar)
     grammars.close(other)
 
@@ -249,7 +249,7 @@ def test_nothing_is_told_of_a_request_that_has_left(
     other = open_request(grammars, grammar)
     left = grammars.open(grammar, TOKENIZER.convert_tokens_to_ids(list(begun)))
     if heard == "by a step":
-        grammars.fill([(other, [])])  # the answer to `open` comes before that of the masks
+        grammars.fill([(other, [])])  # the answer to `open` precedes the answer about the masks
     grammars.close(left)
     key = open_request(grammars, Grammar("regex", f"[d-f]{{5}}{begun}"))  # takes its time
     assert not grammars.fill([(other, [])]).failed

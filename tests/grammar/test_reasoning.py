@@ -1,4 +1,4 @@
-"""What a model thinks first is free; then comes the grammar."""
+"""Free reasoning before a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammars that we write of JSON schemas have the masks of those that xgrammar writes itself."""
+"""Specialised grammars of JSON schemas have the same masks as xgrammar's own."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def own(schema: dict[str, Any], any_whitespace: bool) -> str:
 
 
 def assert_same_masks(schema: dict[str, Any], any_whitespace: bool, *seeds: int) -> None:
-    """Along random texts, half of whose tokens end something."""
+    """Compares the masks along random texts. Half of the tokens end a string, an array or an object."""
     compiler = xgrammar.GrammarCompiler(VOCABULARY, max_threads=1)
     theirs = compiler.compile_json_schema(json.dumps(schema), any_whitespace=any_whitespace)
     ours = compiler.compile_grammar(specialize(own(schema, any_whitespace)))
@@ -168,7 +168,7 @@ def test_masks_of_random_schemas(schema: dict[str, Any], any_whitespace: bool, s
 )
 @pytest.mark.parametrize("any_whitespace", [True, False])
 def test_strings_have_rules_of_their_own(name: str, any_whitespace: bool) -> None:
-    """Or the masks would be right, and as slow as before."""
+    """Without this the masks would be right, but not faster."""
     for line in specialize(own(SCHEMAS[name], any_whitespace)).splitlines():
         rule, _, body = line.partition(" ::= ")
         terms = re.sub(r'"(?:\\.|[^"\\])*"', "", body)

@@ -1,4 +1,4 @@
-"""The child of a fake worker, whose process id it is given: does nothing, and dies with it."""
+"""The child of a fake worker. It does nothing and ends with its parent, whose process id is its argument."""
 
 from __future__ import annotations
 

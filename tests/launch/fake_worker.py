@@ -1,11 +1,10 @@
-"""Stands in for a worker process: starts at once, and does what files in a folder say.
+"""A fake worker process. It starts at once, and files in a folder control it.
 
     python fake_worker.py PORT FOLDER PARENT
 
-PARENT is the process with which it ends.
-`exit_code` in FOLDER: ends with that status before it listens. A streamed completion sends one
-chunk, then waits until `finish` is in FOLDER; with `silent` there, before it sends anything.
-`deaf`: ignores SIGTERM. `starts` gets a line with the process id per start.
+It ends with process PARENT. Files in FOLDER: `exit_code` makes it exit with this status before it listens. A streamed
+completion sends one chunk and waits for `finish`; with `silent` it waits before the first chunk. `deaf` makes it ignore
+SIGTERM. `starts` gets a line with the process id at each start.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A client that leaves in the middle is no news."""
+        """Ignores clients that leave."""
 
 
 def main() -> int:
@@ -88,7 +87,7 @@ def main() -> int:
         return int(exit_code.read_text())
     if (Handler.folder / "deaf").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Like the scheduler of a real worker: a process of its own that must not stay behind.
+    # A separate process, such as the scheduler of a real worker. It must end with the worker.
     scheduler = __file__.replace("fake_worker", "fake_scheduler")
     subprocess.Popen([sys.executable, scheduler, str(os.getpid())])
     with Server(("127.0.0.1", port), Handler) as server:

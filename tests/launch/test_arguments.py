@@ -82,7 +82,7 @@ def test_router_flags_carry_a_prefix(model: Path) -> None:
     )
     argv = options.router_argv([])
     assert {"--policy=round_robin", "--max-retries=5", "--verbose"} <= set(argv)
-    # What is not given is left to the router's own defaults.
+    # Missing flags get the router's defaults.
     assert parsed(model).router_flags == {}
 
 
@@ -141,7 +141,7 @@ def test_sglang_short_names(model: Path) -> None:
         (["--router-policy", "magic"], "--router-policy: invalid choice: 'magic'"),
         (["--no-such-flag"], "--no-such-flag (--help shows every flag)"),
         (["--modle-path", "x"], "--modle-path x; did you mean --model-path?"),
-        (["--max-running", "5"], "--max-running"),  # no guessing of abbreviations
+        (["--max-running", "5"], "--max-running"),  # no abbreviations
         (["--kv-cache-dtype", "fp8_e4m3"], "--kv-cache-dtype fp8_e4m3: the KV cache has"),
     ],
 )

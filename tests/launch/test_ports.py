@@ -18,7 +18,7 @@ def choose_ports(host: str, base: int, count: int, keep_off: frozenset[int]) -> 
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on for the length of the test."""
+    """A port with a listener during the test."""
     with socket.create_server((LOCAL, 0)) as server:
         yield server.getsockname()[1]
 
@@ -46,7 +46,7 @@ def test_a_port_in_time_wait_is_free() -> None:
     with socket.create_server((LOCAL, port)) as server:
         client = socket.create_connection((LOCAL, port))
         accepted, _ = server.accept()
-        accepted.close()  # who closes first keeps the port in TIME_WAIT
+        accepted.close()  # the side that closes first stays in TIME_WAIT
         assert client.recv(1) == b""
         client.close()
     assert choose_ports(LOCAL, port, 1, keep_off=frozenset()) == [port]
@@ -63,4 +63,4 @@ def test_two_launchers_never_choose_the_same_port() -> None:
         with ClaimedPorts(LOCAL, base, 2, frozenset()) as theirs:
             assert not set(mine) & set(theirs)
         assert mine[0] == base
-    assert choose_ports(LOCAL, base, 1, frozenset()) == [base]  # the claim went with its holder
+    assert choose_ports(LOCAL, base, 1, frozenset()) == [base]  # the claim ended with its process

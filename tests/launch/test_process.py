@@ -1,4 +1,4 @@
-"""Real children: small Python programs given on the command line."""
+"""Child processes: small Python programs on the command line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.procfs import descendants
 
 @pytest.fixture(autouse=True)
 def a_patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may keep us waiting between a child's end and the reading of what it has said."""
+    """A long time for the output after a child's end, for a busy machine."""
     monkeypatch.setattr(process, "OUTPUT_END_S", PATIENCE_S)
 
 
 def run_child(program: str) -> tuple[int, list[str]]:
-    """Exit status and the lines shown."""
+    """Runs a program. Returns its exit status and its lines."""
     lines: list[str] = []
 
     async def run() -> int:
@@ -70,7 +70,7 @@ print(child.pid)
 
 
 def test_the_end_of_a_child_is_the_end_of_its_group() -> None:
-    """Also when a grandchild holds the output open: `wait` does not wait for that."""
+    """A grandchild keeps the output open: `wait` does not wait for it."""
     status, (grandchild,) = run_child(GRANDCHILD)
     assert status == 0
     wait_until(lambda: not is_alive(int(grandchild)), "it is killed")

@@ -1,4 +1,4 @@
-"""Keys that were given as arguments are not for other users of the machine."""
+"""Keys in arguments are hidden from other users of the machine."""
 
 from __future__ import annotations
 

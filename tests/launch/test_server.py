@@ -1,4 +1,4 @@
-"""The whole launcher with the real router in front of fake workers, as a user would run it."""
+"""The whole launcher, with the real router and fake workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDLESS_DRAIN = "--router-shutdown-grace-period-secs=3600"
 
 @contextlib.contextmanager
 def launched(folder: Path, *flags: str) -> Iterator[Running]:
-    """A launcher with two fake workers that are in rotation; their files are in `folder`."""
+    """A launcher with two fake workers in rotation. Their files are in `folder`."""
     (port,) = free_ports(1)
     argv = [str(FAKE_LAUNCHER), str(folder), f"--dp-size={TWO}", f"--port={port}", *PATIENT, *flags]
     with running(argv, f"http://127.0.0.1:{port}", None) as launcher:
@@ -46,7 +46,7 @@ def launched(folder: Path, *flags: str) -> Iterator[Running]:
 
 
 def leave(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the real `launch_server` until it ends by itself."""
+    """Runs the real `launch_server` until it ends by itself."""
     return subprocess.run(
         [sys.executable, "-m", "mla_router.launch_server", *argv],
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
@@ -61,7 +61,7 @@ def gone(launcher: Running) -> None:
 
 
 class Stream:
-    """A streamed completion through the router, read piece by piece."""
+    """Streams a completion through the router and yields its pieces."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"))
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_workers_that_ignore_sigterm(tmp_path: Path) -> None:
     with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
         launcher.process.send_signal(signal.SIGINT)
-        # Five seconds are promised; this is a busy machine's share of them.
+        # The limit is five seconds; a busy machine needs more.
         assert launcher.process.wait(timeout=40) == 0
         gone(launcher)
         with contextlib.suppress(OSError, http.client.HTTPException):
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_workers_that_ignore_sigterm(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
-    """Also while a request runs, which does not end by itself."""
+    """A request that does not end by itself is running."""
     with launched(tmp_path) as launcher:
         stream = Stream(launcher.url)
         launcher.process.send_signal(signal.SIGINT)
@@ -132,14 +132,14 @@ def test_ctrl_c_answers_what_no_worker_has_answered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_a_drain(times: int, tmp_path: Path) -> None:
-    """Once: the usual stop. Twice: at once and by force."""
+    """One Ctrl-C stops. A second one kills at once."""
     with launched(tmp_path, ENDLESS_DRAIN) as launcher:
         stream = Stream(launcher.url)
         launcher.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining" in launcher.output(), "it drains")
         for _ in range(times):
             launcher.process.send_signal(signal.SIGINT)
-        # Two signals in a row may reach the process as one.
+        # Two consecutive signals may arrive as one.
         assert launcher.process.wait() in {1: {0}, 2: {0, 130}}[times]
         gone(launcher)
         assert stream.first == b'data: {"choices": [], "n": 1}\n'

@@ -1,4 +1,4 @@
-"""Fake workers under a supervisor; what they do is told by files in a folder (fake_worker.py)."""
+"""A supervisor with fake workers, which files in a folder control (fake_worker.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
 
 
 class Supervised:
-    """A supervisor with `count` fake workers, and what it printed."""
+    """A supervisor with `count` fake workers, and its output."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -85,7 +85,9 @@ def test_a_killed_worker_comes_back_on_its_port(tmp_path: Path) -> None:
     async def check(supervisor: Supervisor) -> None:
         await supervisor.all_ready()
         first = listener(port)
-        for _ in range(QUICK.attempts + 1):  # who was once ready is never given up
+        for _ in range(
+            QUICK.attempts + 1
+        ):  # a worker that was ready once is restarted without limit
             seen = supervised.log.getvalue().count("ready after")
             os.kill(listener(port), signal.SIGKILL)
             await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""Workers with a fake scheduler that the tests of this folder share."""
+"""Shared workers with a fake scheduler."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 @pytest.fixture(scope="package")
 def worker() -> Iterator[FakeWorker]:
-    """Tests only send to it, and leave it as healthy as they found it."""
+    """A shared worker. Tests only send requests to it, and leave it healthy."""
     with fake_worker() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def backend() -> tokenizers.Tokenizer:
-    """The small model's tokenizer, read by the library alone."""
+    """The small model's tokenizer, loaded by the tokenizers library."""
     return tokenizers.Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
 
 
@@ -58,7 +58,7 @@ def deepseek_worker(deepseek_folder: Path) -> Iterator[FakeWorker]:
 
 @pytest.fixture(scope="package")
 def deepseek(deepseek_worker: FakeWorker) -> Iterator[openai.OpenAI]:
-    # Strict: an answer that is not of OpenAI's types raises.
+    # Strict: an answer of other types than OpenAI's raises.
     with openai.OpenAI(
         base_url=deepseek_worker.url + "/v1",
         api_key="none",

@@ -1,4 +1,4 @@
-"""What happens around every handler: ids, keys, content types, errors in one shape."""
+"""The middlewares: ids, keys, content types, error shape."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_content_types(worker: FakeWorker) -> None:
 
 
 def test_every_route_but_the_open_ones_needs_the_key(locked: FakeWorker) -> None:
-    """The routes are enumerated, so that a new one cannot be forgotten."""
+    """Tests all routes in the table, including new ones."""
     app = make_app(ServerState(WorkerConfig(str(SMALL_MODEL))))
     routes = {
         (route.method, route.resource.canonical)
@@ -110,7 +110,7 @@ ADMIN = [("POST", "/flush_cache"), ("POST", "/abort_request"), ("POST", "/stop_p
 
 
 def test_what_changes_the_worker_for_everybody_wants_the_admins_key() -> None:
-    """As at the router, which asks for it there."""
+    """The same as in the router."""
     with fake_worker(api_key="s3cret", admin_api_key="caliph") as worker:
         for method, path in ADMIN:
             client, admin = (JSON | {"Authorization": f"Bearer {k}"} for k in ("s3cret", "caliph"))
@@ -146,7 +146,7 @@ def test_web_pages_of_other_sites_may_send_nothing(
         assert status == 403, path
         assert body["error"]["code"] in ("origin_not_allowed", "host_not_allowed")
     assert ask(worker, "GET", "/health", None, headers)[0] == 200
-    # No page of another site has the key.
+    # Pages of other sites do not have the key.
     keyed = headers | JSON | {"Authorization": "Bearer s3cret"}
     assert ask(locked, "POST", "/generate", BODY, keyed)[0] == 200
 
@@ -184,7 +184,7 @@ def test_connections_are_kept(worker: FakeWorker) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GENERATING)
 def test_what_the_router_learns_from(worker: FakeWorker, path: str, stream: bool) -> None:
-    """Every answer tells how long its prompt was and how much of it was cached; no error does."""
+    """Every answer has the headers of prompt tokens and cached tokens; an error has none."""
     body: dict[str, Any] = {"model": "mla-small", "stream": stream, **GENERATING[path]}
     status, headers, answer = ask(
         worker, "POST", path, json.dumps(body | {"cache_salt": script(cached=1)}).encode(), JSON

@@ -1,4 +1,4 @@
-"""Bodies that are meant to hurt: a 4xx for the sender, nothing for anybody else."""
+"""Hostile bodies: a 4xx for the sender, no effect on others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
     "/abort_request": {"rid": "nobody's"},
 }
-# Of each body, what must be there and not null.
+# The required fields of each body.
 REQUIRED = {"messages", "prompt", "text", "tokens", "rid", "input"}
 FIELDS = [
     (route.path, name)
@@ -106,7 +106,7 @@ def test_hostile_bytes(worker: FakeWorker, path: str, body: bytes) -> None:
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
 def test_a_field_of_the_wrong_type(worker: FakeWorker, path: str, name: str) -> None:
-    """Nothing that any endpoint takes is a list of lists of lists that are empty."""
+    """No field of any endpoint is a list of lists of empty lists."""
     status, answer = send(
         worker, path, json.dumps((ENDPOINTS | OTHERS)[path] | {name: [[[]]]}).encode()
     )
@@ -133,7 +133,7 @@ def test_compressed_bodies_are_refused_unopened(
     assert_serves(worker)
 
 
-MANY = 200_000  # more than there is context
+MANY = 200_000  # more than the context length
 MESSAGE = {"role": "user", "content": ""}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": ""}
 CROWDED: list[tuple[str, dict[str, Any]]] = [
@@ -152,7 +152,7 @@ CROWDED: list[tuple[str, dict[str, Any]]] = [
 def test_more_messages_than_the_context_holds(
     worker: FakeWorker, path: str, fields: dict[str, Any]
 ) -> None:
-    """They are not looked at: that would take seconds, of everybody."""
+    """They are refused before their conversion, which would block the event loop for seconds."""
     body = json.dumps((ENDPOINTS | OTHERS)[path] | fields).encode()
     status, answer = send(worker, path, body)
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
@@ -161,7 +161,7 @@ def test_more_messages_than_the_context_holds(
 
 @pytest.mark.parametrize("levels", range(955, 990, 3))
 def test_schemas_of_any_depth(worker: FakeWorker, levels: int) -> None:
-    """Some can be read, and not be written within something else."""
+    """Some can be decoded, but not encoded within another object."""
     schema = '{"a":' * levels + "1" + "}" * levels
     tag = '{"begin":"<","schema":SCHEMA,"end":">"}'
     formats = (
@@ -193,7 +193,7 @@ SURROGATES: dict[str, Any] = {
 @pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "\\udc00\\ud800", "\\ud800x"])
 @pytest.mark.parametrize("path", SURROGATES)
 def test_halves_of_characters(worker: FakeWorker, path: str, half: str) -> None:
-    """JSON can write them, UTF-8 cannot: no tokenizer takes them."""
+    """JSON allows lone surrogates, UTF-8 does not: tokenizers cannot encode them."""
     body = json.dumps((ENDPOINTS | OTHERS)[path] | SURROGATES[path]).replace("SURROGATE", half)
     assert_refused(worker, path, body.encode())
 
@@ -212,7 +212,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("max_tokens", -(2**63)),
     ("max_tokens", 2**31),
     ("max_tokens", 10**40),
-    ("max_tokens", 1024),  # with the prompt, more than the context
+    ("max_tokens", 1024),  # together with the prompt more than the context length
     ("seed", 2**64),
     ("n", 0),
     ("n", 65),
@@ -313,7 +313,7 @@ def test_control_characters_and_strange_text_are_text(worker: FakeWorker) -> Non
 
 def test_a_body_over_the_limit(worker: FakeWorker) -> None:
     body = json.dumps({"model": "mla-small", "prompt": "x" * ((64 << 20) + 1)}).encode()
-    # The answer may come, and the connection end, before all of it was sent: refused as well.
+    # The answer may arrive, and the connection close, before the end of the upload.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         assert_refused(worker, "/v1/completions", body, 413)
     assert_serves(worker)

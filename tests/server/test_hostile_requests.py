@@ -1,4 +1,4 @@
-"""What is not HTTP, or too much of it: refused, and the connection closed."""
+"""Invalid or oversized HTTP: it is refused, and the connection is closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
 
 
 def talk(worker: FakeWorker, data: bytes) -> bytes:
-    """All that comes back until the other side closes."""
+    """Returns all bytes until the server closes the connection."""
     host, _, port = worker.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(data)
@@ -24,7 +24,7 @@ def talk(worker: FakeWorker, data: bytes) -> bytes:
             while piece := connection.recv(65536):
                 answer += piece
         except ConnectionResetError:
-            pass  # it closed without reading all that was sent
+            pass  # the server closed without reading everything
         return answer
 
 
@@ -54,7 +54,7 @@ def statuses(answer: bytes) -> list[bytes]:
     ids=lambda data: repr(data[:60]),
 )
 def test_malformed_requests(worker: FakeWorker, data: bytes) -> None:
-    # One answer: what comes behind it is not taken for another request.
+    # One answer: the following bytes do not count as another request.
     assert statuses(talk(worker, data)) == [b"400"]
     assert status_of(worker.url + "/health") == 200
 

@@ -1,4 +1,4 @@
-"""Names that clients choose."""
+"""Clients' names of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords that combine schemas: what a grammar allows, with the jsonschema library as the judge."""
+"""Keywords that combine schemas: the texts of a grammar are checked with the jsonschema library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def allows(grammar: xgrammar.CompiledGrammar, value: Any) -> bool:
 
 
 def write(grammar: xgrammar.CompiledGrammar, seed: int) -> str | None:
-    """A random text; None if it gets long."""
+    """Draws a random text of the grammar; None if it gets long."""
     matcher, choose = xgrammar.GrammarMatcher(grammar), random.Random(seed)
     masks, text = np.zeros((1, 8), dtype=np.int32), bytearray()
     while len(text) < 400:

@@ -1,4 +1,4 @@
-"""/start_profile and /stop_profile, on the way to a scheduler and back."""
+"""/start_profile and /stop_profile with a fake scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/completions through the openai client."""
+"""/v1/completions with the openai client."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def client(worker: FakeWorker) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def streaming(worker: FakeWorker) -> Iterator[openai.OpenAI]:
-    """The client's own types have no null finish_reason, nor a null logprob of a prompt's first
-    token, though OpenAI sends both."""
+    """OpenAI sends null as finish_reason and as the logprob of a prompt's first token, but the client's types allow neither."""
     with connect(worker, strict=False) as client:
         yield client
 
 
 def test_a_prompt_of_every_kind(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
-    """The fake repeats the prompt: the answer shows what arrived."""
+    """The fake scheduler repeats the prompt, so the answer shows it."""
     ids = backend.encode("Hello, world", add_special_tokens=False).ids
     with_bos = backend.encode("Hello, world").ids
     prompts: list[Any] = ["Hello, world", ["Hello, world"], ids, [ids]]
@@ -119,7 +118,7 @@ def test_logprobs(
     assert choice.logprobs.token_logprobs == [-token / 1024 for token in ids]
     tokens = [backend.decode([token], skip_special_tokens=False) for token in ids]
     assert choice.logprobs.tokens == tokens
-    # Tokens that are parts of one character begin where it begins.
+    # Tokens of one character have the offset of this character.
     before = [backend.decode(ids[:index]).rstrip("\ufffd") for index in range(len(ids))]
     assert choice.logprobs.text_offset == [len(text) for text in before]
 
@@ -135,7 +134,7 @@ def texts_of(backend: tokenizers.Tokenizer, ids: list[int]) -> list[str]:
 
 
 def likeliest(backend: tokenizers.Tokenizer, token: int, count: int) -> dict[str, float]:
-    """What the fake says of a place: the tokens that follow in the vocabulary."""
+    """The most likely tokens of the fake scheduler: the next ones in the vocabulary."""
     near: dict[str, float] = {}
     for rank, text in enumerate(texts_of(backend, [token + rank for rank in range(count)])):
         near.setdefault(text, -rank / 8)
@@ -157,7 +156,7 @@ def test_likely_tokens(client: openai.OpenAI, backend: tokenizers.Tokenizer, cou
 def test_echo_with_logprobs(
     streaming: openai.OpenAI, backend: tokenizers.Tokenizer, max_tokens: int, stream: bool
 ) -> None:
-    """As lm-eval asks for the likelihood of a text that it knows."""
+    """lm-eval requests the likelihood of a given text in this way."""
     ids = backend.encode("Hello, cats 😀").ids
     create: Any = streaming.completions.create
     answer = create(
@@ -169,7 +168,7 @@ def test_echo_with_logprobs(
         stream=stream,
         extra_body={"cache_salt": script(say=ids[1:])},
     )
-    # A stream's chunks, in order, add up to the whole.
+    # The chunks of a stream add up to the complete answer.
     chunks = [choice for part in answer for choice in part.choices] if stream else answer.choices
     for index, prompt in enumerate((ids, ids[:1])):
         parts = [choice for choice in chunks if choice.index == index]
@@ -196,7 +195,7 @@ def test_echo_with_logprobs(
 def test_echo_of_a_long_prompt(
     client: openai.OpenAI, streaming: openai.OpenAI, backend: tokenizers.Tokenizer
 ) -> None:
-    """So many tokens are written in a thread."""
+    """The logprobs of so many tokens are formatted in a thread."""
     line = backend.encode("All cats are grey at night. ", add_special_tokens=False).ids
     ids = (line * 100)[:700]
     arguments: Any = {"model": "mla-small", "prompt": ids, "max_tokens": 0, "echo": True}
@@ -211,7 +210,7 @@ def test_echo_of_a_long_prompt(
 def test_the_best_of_several(
     worker: FakeWorker, client: openai.OpenAI, backend: tokenizers.Tokenizer
 ) -> None:
-    """Most likely per token first; to the fake, tokens with small ids are likely."""
+    """The answer with the highest mean logprob is first. For the fake scheduler small ids are likely."""
     answer = client.completions.create(
         model="mla-small",
         prompt=[[70, 71], [80, 81]],

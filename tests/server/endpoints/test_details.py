@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities in vLLM's forms, whole, streamed, and continued."""
+"""Token ids and log-probabilities in vLLM's forms: complete, streamed and continued answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ask(worker: FakeWorker, path: str, body: dict[str, Any], **extra: Any) -> St
 
 
 def ids_of(answer: Stream, index: int, since: int = 0) -> list[int]:
-    """The token ids in all chunks of one choice, from event `since` on."""
+    """Returns the token ids in all chunks of one choice, from event `since` on."""
     choices = [choice for event in answer.events[since:-1] for choice in event.body["choices"]]
     return [
         token for choice in choices if choice["index"] == index for token in choice["token_ids"]
@@ -63,7 +63,7 @@ def test_token_ids(worker: FakeWorker, backend: tokenizers.Tokenizer, path: str)
     assert len(told) == (1 if path == CHAT else 2), "once, or once a choice"
     for cut in range(2, len(uncut.events) - 1):
         again = ask(worker, path, body, continuation=uncut.after(cut))
-        for index in range(2):  # which come in any order
+        for index in range(2):  # the choices arrive in any order
             ours, expected = ids_of(again, index), ids_of(uncut, index, since=cut)
             assert ours == expected, cut
         assert not any("prompt_token_ids" in data for data in again.data[:-1]) or path != CHAT
@@ -79,7 +79,7 @@ def test_token_ids(worker: FakeWorker, backend: tokenizers.Tokenizer, path: str)
 
 @pytest.mark.parametrize("path", BODIES)
 def test_prompt_logprobs(worker: FakeWorker, backend: tokenizers.Tokenizer, path: str) -> None:
-    """The fake gives token t the logprob -t/1024; t, t + 1, ... are the likeliest."""
+    """The fake scheduler gives token t the logprob -t/1024; t, t + 1, ... are the most likely ones."""
     answer = post_json(worker.url + path, BODIES[path] | {"prompt_logprobs": 2, "max_tokens": 1})
     holder = answer if path == CHAT else answer["choices"][0]
     prompt = worker.generates()[-1].prompt

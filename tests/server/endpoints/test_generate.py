@@ -1,4 +1,4 @@
-"""/generate, SGLang's native form."""
+"""/generate, SGLang's native API."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_parameters_reach_the_scheduler(worker: FakeWorker) -> None:
 def test_the_prompt_alone(
     worker: FakeWorker, backend: tokenizers.Tokenizer, say: list[int]
 ) -> None:
-    """As SGLang's frontend asks for it, to have the prompt cached and to choose by its logprobs."""
+    """SGLang's frontend sends this to cache a prompt, and to choose by its logprobs."""
     ids = backend.encode("Hello, cats").ids
     asked: dict[str, Any] = {
         "text": "Hello, cats",
@@ -193,7 +193,7 @@ def test_batches(worker: FakeWorker) -> None:
 
 
 def scored(token: int, text: str | None = None) -> list[Any]:
-    """What the fake says of a token."""
+    """Returns the fake scheduler's logprobs of a token."""
     return [-token / 1024, token, text]
 
 

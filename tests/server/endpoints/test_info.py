@@ -1,4 +1,4 @@
-"""What a worker tells about itself."""
+"""Health, load and settings of a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import openai
 from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
 
-WATCHDOG_S = 5.0  # longer than a busy machine lets a scheduler wait
+WATCHDOG_S = 5.0  # longer than a scheduler waits for a core on a busy machine
 STATS = {
     "token_s",
     "context_s",
@@ -72,7 +72,7 @@ def test_settings_are_shown_and_secrets_are_not() -> None:
 
 
 def test_load(worker: FakeWorker) -> None:
-    get_json(worker.url + "/get_server_info")  # asks the scheduler, whose last word is told
+    get_json(worker.url + "/get_server_info")  # updates the last statistics
     (load,) = get_json(worker.url + "/get_load")
     assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
 
@@ -103,7 +103,7 @@ def test_flush_cache(worker: FakeWorker) -> None:
 
 
 def test_a_stuck_scheduler_is_not_healthy() -> None:
-    """HTTP goes on answering; the heartbeats have stopped."""
+    """HTTP works, but the heartbeats have stopped."""
     with fake_worker(watchdog_timeout=WATCHDOG_S) as worker:
         post_json(
             worker.url + "/generate",

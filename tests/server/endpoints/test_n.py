@@ -1,4 +1,4 @@
-"""Several answers to one prompt: `n`, for all endpoints."""
+"""`n` answers to one prompt, for all endpoints."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_completions_of_several_prompts(worker: FakeWorker) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     asked = last_generates(worker, 4)
     assert [generate.prompt for generate in asked] == [[100, 101]] * 2 + [[102, 103]] * 2
-    # A chosen seed is that of all prompts.
+    # All prompts share the client's seed.
     seeds = [generate.sampling.seed for generate in asked]
     assert seeds[:2] == seeds[2:]
     assert seeds[0] == 70
@@ -135,7 +135,7 @@ def test_more_than_there_may_be(worker: FakeWorker) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_every_cut(worker: FakeWorker, path: str) -> None:
-    """Choice by choice, a continued stream is the rest of one that never broke."""
+    """Each choice of a continued stream equals the rest of an unbroken one."""
     body = (CHAT if path.startswith("/v1/chat") else TEXT) | {"n": 2, "max_tokens": 5}
 
     def by_choice(events: list[Any]) -> dict[int, list[Any]]:

@@ -1,4 +1,4 @@
-"""/openapi.json: what it says is so, as schemathesis finds by asking for it at random."""
+"""/openapi.json, checked by random requests of schemathesis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mla_router.worker.server.state import ServerState
 from support.fake_worker import FakeWorker
 from support.processes import PATIENCE_S, get_json
 
-# Not: that any body which fits the document is accepted. Its types do not hold all limits.
+# Without the check that every fitting body is accepted: the types do not contain all limits.
 PROMISES = [not_a_server_error, content_type_conformance, response_schema_conformance]
 
 

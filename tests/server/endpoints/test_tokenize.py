@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize against the tokenizers library itself."""
+"""/tokenize and /detokenize, compared with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_other_paths_for_the_same(worker: FakeWorker) -> None:
 
 
 def test_several_at_once(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
-    """As SGLang's clients ask: lists in, lists out."""
+    """The form of SGLang's clients: lists in, lists out."""
     answer = tokenize(worker, prompt=TEXTS, return_token_strs=True)
     expected = [backend.encode(text) for text in TEXTS]
     assert answer["tokens"] == [one.ids for one in expected]

@@ -1,4 +1,4 @@
-"""The reading of bodies, over real sockets: how they may be sent, how long, and how large."""
+"""Reading of bodies over real sockets: framing, pauses and size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 1024
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to an application that answers with the length of the body that it has read."""
+    """Connects to an application that answers with the length of its body."""
 
     async def handler(request: web.Request) -> web.Response:
         return web.json_response(len(await read_body(request)))
@@ -31,7 +31,7 @@ async def echo() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWrit
     app = web.Application(middlewares=[errors], client_max_size=LIMIT)
     app[STATE] = ServerState(WorkerConfig(str(SMALL_MODEL), max_payload_size=LIMIT))
     app.router.add_post("/", handler)
-    runner = web.AppRunner(app, lingering_time=0)  # wait for nothing after the answer
+    runner = web.AppRunner(app, lingering_time=0)  # no wait after the answer
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -61,14 +61,14 @@ def test_a_body_in_pieces(size: int) -> None:
             writer.write(head(f"Content-Length: {size}"))
             for _ in range(size):
                 writer.write(b"x")
-                await asyncio.sleep(0)  # what was written may be read before the next byte
+                await asyncio.sleep(0)  # the server may read before the next byte
             return await answer(reader)
 
     assert asyncio.run(send()) == (200, size)
 
 
 def test_a_client_that_goes_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
-    """Is a line of the access log, and no error of ours."""
+    """It is a line of the access log and not an error."""
     caplog.set_level("INFO")
 
     async def send() -> str:

@@ -1,4 +1,4 @@
-"""A client that does not read costs what it has not been sent once, however long it waits."""
+"""For a client that does not read, the worker stores each token once, however long the client waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json
 
 TOKENS = 900
-WINDOW = 4096  # bytes that the client's end of the connection holds
+WINDOW = 4096  # bytes in the receive buffer of the client
 
 
 async def ask(worker: FakeWorker, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
@@ -36,8 +36,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def test_what_it_missed_comes_in_one_event() -> None:
-    """Each event of this endpoint repeats all tokens so far with 20 others beside each: one by one
-    they would be some 250 MB."""
+    """Each event of this endpoint repeats all tokens so far, with 20 others beside each. All events would be about 250 MB."""
     body = {
         "text": "a",
         "stream": True,

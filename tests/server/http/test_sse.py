@@ -1,4 +1,4 @@
-"""Events that are encoded but for their text."""
+"""Pre-encoded events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler that has stopped is found by its heartbeat, and a busy machine is not taken for it."""
+"""A frozen scheduler is detected by its heartbeat, and a busy machine is not mistaken for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STOPPED = Activity(is_stopped=True, wants_to_run=False, cpu_s=1.0, main_cpu_s=1.
 
 
 class Watched:
-    """A watch on a clock of its own, of a scheduler that does what it is told."""
+    """A watch with a fake clock and a fake activity of the scheduler."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heartbeat = Heartbeat.create()
@@ -38,7 +38,7 @@ class Watched:
         self.now = 0.0
 
     def look(self, seconds: float, doing: Activity, every: float = 0.2) -> bool:
-        """Whether it is found frozen after so long."""
+        """Returns whether the scheduler counts as frozen after `seconds`."""
         self.doing = doing
         for _ in range(round(seconds / every)):
             self.now += every
@@ -72,7 +72,7 @@ def test_one_that_waits_for_a_core_is_not_frozen(watched: Watched) -> None:
 
 
 def computed(seconds: float) -> Activity:
-    """What is seen when the scheduler's thread has computed for so long since `RUNS`."""
+    """Returns the activity after `seconds` of CPU time since `RUNS`."""
     return replace(RUNS, cpu_s=RUNS.cpu_s + seconds, main_cpu_s=RUNS.main_cpu_s + seconds)
 
 
@@ -104,7 +104,7 @@ while True:
 
 
 def test_a_real_process_that_spins_is_found() -> None:
-    """As the thread does that asks a GPU for the end of a step, again and again."""
+    """A thread that polls a GPU for the end of a step."""
     heartbeat = Heartbeat.create()
     environment = os.environ | {"PYTHONPATH": str(processes.ROOT / "python")}
     command = [sys.executable, "-c", SPINS, str(heartbeat.descriptor)]
@@ -120,7 +120,7 @@ def test_a_real_process_that_spins_is_found() -> None:
         wait_until(is_found, "it is found")
         spun = activity(child.pid)
         assert spun is not None
-        # Of CPU time: how much of a core it gets is not its own choice.
+        # CPU time: a busy machine gives it only a share of a core.
         assert heartbeat_watch.HUNG_CPU_S <= spun.main_cpu_s < 2.5
     finally:
         child.kill()
@@ -134,7 +134,7 @@ def test_one_that_waits_for_others_is_not_frozen_unless_it_is_stopped(watched: W
 
 
 def test_a_watch_that_was_held_up_itself_draws_no_conclusion(watched: Watched) -> None:
-    """It slept for a minute, and then sees no heartbeat."""
+    """The watch itself was stopped for a minute and then sees no heartbeat."""
     watched.look(0.2, SLEEPS)
     assert not watched.look(60.0, SLEEPS, every=60.0)
 
@@ -161,7 +161,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def test_health_of_a_real_worker_whose_scheduler_is_stopped() -> None:
-    """Idle, then in the middle of an answer; by each of its server processes."""
+    """The scheduler is idle, then within an answer. Each API process detects it."""
     with processes.worker(tokenizer_worker_num=2) as worker:
         health = worker.url + "/health"
         pid = next(p.number for p in descendants(worker.process.pid) if "scheduler" in p.command)

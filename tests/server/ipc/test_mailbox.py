@@ -1,4 +1,4 @@
-"""--stream-interval sends several tokens at a time, and the same answer."""
+"""--stream-interval sends several tokens in an event, and the same answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def delta(token: int, reason: str = "") -> Delta:
 
 
 async def taken(mailbox: Mailbox, deltas: list[tuple[int, Delta]]) -> list[list[tuple[int, Delta]]]:
-    """What a reader takes that is never behind."""
+    """Returns the deltas of a reader that is never behind."""
     pieces = []
     for index, one in deltas:
         reading = asyncio.create_task(mailbox.take())
@@ -75,7 +75,7 @@ def test_what_is_held_comes_before_an_error() -> None:
 
 
 def streamed(url: str) -> tuple[list[int], list[Any], str]:
-    """Tokens of each event, their log-probabilities, and the text, of an answer of 11 tokens."""
+    """Returns the tokens of each event, their logprobs, and the text of an answer of 11 tokens."""
     body = {
         "model": "mla-small", "prompt": [1, 2], "max_tokens": len(TOKENS), "stream": True,
         "logprobs": 1, "cache_salt": script(say=TOKENS),

@@ -1,4 +1,4 @@
-"""Server processes among themselves, over real sockets."""
+"""Messages between API processes, over real sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def play(folder: Path, scenario: Callable[[list[Peers]], Awaitable[None]]) -> No
 
 
 def test_questions_find_their_answers(tmp_path: Path) -> None:
-    """Also when they are asked before the other listens, and answered in another order."""
+    """Questions may precede the listener, and answers may arrive in another order."""
 
     async def scenario(peers: list[Peers]) -> None:
         may_answer = asyncio.Event()
@@ -128,7 +128,7 @@ def test_names_are_those_of_all(tmp_path: Path) -> None:
             assert delta.finish_reason == "abort"
             assert await named[2].abort("mine") == 0, "it has ended"
             named[0].remove(mine)
-            # Two at once: never both.
+            # At most one of two simultaneous requests succeeds.
             ends = await asyncio.gather(
                 named[0].add(mine), named[1].add(others), return_exceptions=True
             )

@@ -1,4 +1,4 @@
-"""The table of running requests, over real sockets, with the scheduler's part played here."""
+"""The table of running requests, over real sockets. The test plays the scheduler."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_piles_up_is_taken_at_once(tmp_path: Path) -> None:
         for delta in deltas:
             await peer.say(Deltas([delta]))
         await peer.say(stats(0, 50))
-        while client.last_stats is None:  # so all before it has been handled
+        while client.last_stats is None:  # all earlier messages are handled then
             await asyncio.sleep(0.001)
         assert await mailbox.take() == [(0, delta) for delta in deltas]
 
@@ -189,7 +189,7 @@ def test_questions_get_their_own_answers(tmp_path: Path) -> None:
         first, second = asyncio.create_task(client.stats()), asyncio.create_task(client.stats())
         queries = [await peer.hear(), await peer.hear()]
         assert queries == [GetStats(1), GetStats(2)]
-        await peer.say(stats(0, 1))  # a heartbeat in between answers nobody
+        await peer.say(stats(0, 1))  # a heartbeat is not an answer
         await peer.say(stats(2, 20))
         await peer.say(stats(1, 10))
         assert (await first).generated_tokens == 10
@@ -202,7 +202,7 @@ def test_a_question_that_nobody_answers(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         with pytest.raises(Unavailable):
             await client.stats(timeout=0.05)
-        await peer.say(stats(1))  # too late, and harmless
+        await peer.say(stats(1))  # too late; it is ignored
         await peer.say(READY)
         assert await client.ready == READY
 

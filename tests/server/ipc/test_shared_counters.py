@@ -1,4 +1,4 @@
-"""Counts of several processes, which share nothing but the descriptor."""
+"""Counters of several processes, which share only a descriptor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: what is counted, under whose names, and that all of it is documented."""
+"""/metrics: values, names and documentation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def families(text: bytes) -> Iterator[Metric]:
 
 
 def values(text: bytes) -> dict[str, float]:
-    """Of all samples but the buckets."""
+    """Returns the values of all samples except buckets."""
     return {
         sample.name + sample.labels.get("finished_reason", ""): sample.value
         for family in families(text)
@@ -102,7 +102,7 @@ def test_both_names_show_the_same() -> None:
 
 
 def test_how_answers_end(worker: FakeWorker) -> None:
-    """Each end is counted once, and only whole answers as latency."""
+    """Each end counts once. Only complete answers count for latency."""
 
     def read() -> dict[str, float]:
         with urllib.request.urlopen(worker.url + "/metrics") as response:
@@ -121,7 +121,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
         ):
             await anext(sse_events(response))
 
-    get_json(worker.url + "/get_server_info")  # asks the scheduler: its counters are those of now
+    get_json(worker.url + "/get_server_info")  # updates the scheduler's counters
     before = read()
 
     def grown(name: str) -> float:
@@ -140,7 +140,7 @@ def test_how_answers_end(worker: FakeWorker) -> None:
     assert grown("sglang:generation_tokens_histogram_sum") == 5 + 2
     assert grown("sglang:time_to_first_token_seconds_count") == 3
     assert grown("sglang:queue_time_seconds_count") == 3
-    wait_until(  # the scheduler's own counters come with its heartbeat
+    wait_until(  # the scheduler's counters arrive with its heartbeat
         lambda: grown("sglang:generation_tokens_total") == 5 + 2 + 1, "the tokens are counted"
     )
 
@@ -159,7 +159,7 @@ def documented() -> str:
 
 
 def test_every_metric_is_documented() -> None:
-    """With UPDATE_DOCS=1 in the environment the table is written anew."""
+    """With UPDATE_DOCS=1 in the environment the test writes the table."""
     text = DOCS.read_text()
     head = text[: text.index("|---|") + text[text.index("|---|") :].index("\n") + 1]
     if os.environ.get("UPDATE_DOCS") == "1":

@@ -1,7 +1,7 @@
-"""One worker of several server processes: from outside it looks like one.
+"""A worker with several API processes behaves like a worker with one.
 
-The kernel chooses the process of a connection, by chance. So each of these opens many connections, and asks
-the fake scheduler which servers it has heard.
+The kernel chooses the process of a connection at random. So each test opens many connections, and reads from the fake
+scheduler which processes have sent requests.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from support.fake_worker import FakeWorker, fake_worker, script
 from support.processes import get_json, post_json, status_of, wait_until
 
 SERVERS = 3
-WATCHDOG_S = 5.0  # longer than a busy machine lets a process wait
-STREAMS = 24  # one process gets none of them once in 5,000 times: then there are more
+WATCHDOG_S = 5.0  # longer than a process waits for a core on a busy machine
+STREAMS = 24  # a process gets none of them once in 5,000 runs: then more are opened
 HOLD = {
     "text": "a",
     "sampling_params": {"max_new_tokens": 500},
@@ -46,13 +46,13 @@ def several() -> Iterator[FakeWorker]:
 
 
 def session(worker: FakeWorker | processes.Running) -> aiohttp.ClientSession:
-    """Each request on a connection of its own."""
+    """Sends each request on a new connection."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(base_url=worker.url, connector=connector)
 
 
 def metrics(url: str) -> dict[str, float]:
-    """All samples but those of some label besides the model's name."""
+    """Returns the samples without labels besides the model's name."""
     with urllib.request.urlopen(url + "/metrics") as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     samples = [sample for family in families for sample in family.samples]
@@ -61,7 +61,7 @@ def metrics(url: str) -> dict[str, float]:
 
 @asynccontextmanager
 async def open_streams(worker: FakeWorker) -> AsyncIterator[dict[str, AsyncIterator[str]]]:
-    """Streams by name that have begun and do not end by themselves, some on each server."""
+    """Opens endless streams, some on each API process. Yields them by name."""
     before = len(worker.generates())
     streams: dict[str, AsyncIterator[str]] = {}
     async with session(worker) as http:
@@ -78,7 +78,7 @@ async def open_streams(worker: FakeWorker) -> AsyncIterator[dict[str, AsyncItera
 
 
 def extra_pid(worker: FakeWorker, number: int) -> int:
-    """Process id of the server of this number."""
+    """Returns the process id of the API process with this number."""
     (found,) = [
         child.number
         for child in worker.running.tree()
@@ -88,7 +88,7 @@ def extra_pid(worker: FakeWorker, number: int) -> int:
 
 
 async def last_of(events: AsyncIterator[str]) -> str:
-    """The last event of a stream that has begun."""
+    """Returns the last event of a running stream."""
     *_, last = [event async for event in events]
     return last
 
@@ -123,7 +123,7 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
             return await asyncio.gather(*map(one, prompts))
 
     answers = asyncio.run(ask())
-    # The fake repeats the prompt.
+    # The fake scheduler repeats the prompt.
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = post_json(several.url + "/tokenize", {"prompt": prompt})["tokens"]
         assert answer["output_ids"] == (tokens * 4)[:4]
@@ -132,7 +132,7 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
     assert served.total() == len(prompts)
     assert len({answer["meta_info"]["id"] for answer in answers}) == len(prompts)
 
-    for _ in range(6):  # whoever is asked
+    for _ in range(6):  # any process may answer
         now = metrics(several.url)
         for name in (
             "sglang:num_requests_total",
@@ -144,7 +144,7 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
         assert now["sglang:generation_tokens_histogram_sum"] - before[
             "sglang:generation_tokens_histogram_sum"
         ] == 4 * len(prompts)
-    wait_until(  # a gauge is the scheduler's, and not the sum of what each process has heard
+    wait_until(  # a gauge has the scheduler's value and is not summed over processes
         lambda: {metrics(several.url)["sglang:num_running_reqs"] for _ in range(6)} == {0.0},
         "nothing runs",
     )
@@ -204,7 +204,7 @@ def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
                     assert (await refused.json())["error"]["param"] == "rid"
             async with http.post("/abort_request", json={"rid": "one"}) as end:
                 assert await end.json() == {"aborted": 1}
-            # At the same time: one at most.
+            # Of simultaneous requests at most one succeeds.
             asking = [http.post("/generate", json=HOLD | {"rid": "many"}) for _ in range(12)]
             responses = await asyncio.gather(*asking)
             statuses = Counter(response.status for response in responses)
@@ -233,7 +233,7 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
         assert "server process 2 has ended with status -9" in worker.running.output()
         assert "Traceback" not in worker.running.output()
         port = int(worker.url.rpartition(":")[2])
-        # As a supervisor does it, while connections of the dead worker still fade away.
+        # A supervisor does the same, while connections of the dead worker are in TIME_WAIT.
         with fake_worker(tokenizer_worker_num=SERVERS, port=port) as again:
             assert post_json(again.url + "/abort_request", {"rid": "s0"}) == {"aborted": 0}
 
@@ -242,7 +242,7 @@ def test_a_frozen_one_is_not_healthy() -> None:
     with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=WATCHDOG_S) as worker:
         frozen = extra_pid(worker, 1)
         os.kill(frozen, signal.SIGSTOP)
-        # Whoever is asked, but for the frozen one, which does not answer.
+        # Any process may answer, except the frozen one.
         for _ in range(3):
             wait_until(lambda: status_of(worker.url + "/health", 1.0) == 503, "it says 503")
         os.kill(frozen, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""From the first flag to the exit status: real processes, real signals."""
+"""The life of a worker, from its flags to its exit status, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GENERATE = {"text": "a", "sampling_params": {"max_new_tokens": 500}}
 
 
 def run_worker(*flags: str) -> subprocess.CompletedProcess[str]:
-    """The entry as a user types it; for starts that fail."""
+    """Runs the command of a user, for starts that fail."""
     return subprocess.run(
         [sys.executable, "-m", "mla_router.worker", *flags],
         env=os.environ | {"PYTHONPATH": str(ROOT / "python")},
@@ -44,7 +44,7 @@ def exit_status(worker: FakeWorker) -> int:
 
 
 def started(worker: FakeWorker) -> tuple[Pid, Path]:
-    """Process and ipc directory of the scheduler."""
+    """Returns the process and the ipc directory of the scheduler."""
     wait_until(lambda: worker.heard("Start"), "the scheduler runs")
     ((number, directory),) = worker.heard("Start")
     (scheduler,) = [pid for pid in worker.running.tree() if pid.number == number]
@@ -52,7 +52,7 @@ def started(worker: FakeWorker) -> tuple[Pid, Path]:
 
 
 async def open_both(worker: FakeWorker, salt: str) -> tuple[Any, Any, aiohttp.ClientSession]:
-    """A stream that has begun, and a request that waits for its whole answer."""
+    """A running stream, and a request that waits for its complete answer."""
     http = aiohttp.ClientSession(base_url=worker.url)
     body = GENERATE | {"cache_salt": salt}
     whole = asyncio.create_task(http.post("/generate", json=body))
@@ -128,7 +128,7 @@ def test_the_start() -> None:
 
 
 def test_the_sockets_are_for_this_user_alone(tmp_path: Path) -> None:
-    """Seen from a scheduler that never gets ready."""
+    """The scheduler never becomes ready."""
     mode = "import os, sys; print(oct(os.stat(sys.argv[-1]).st_mode), flush=True)"
     entry = (
         "import sys; from mla_router.worker.__main__ import main; "
@@ -222,7 +222,7 @@ def test_stopping_at_once(signals: list[signal.Signals]) -> None:
                 while status_of(worker.url + "/health") != 503:
                     await asyncio.sleep(0.01)
             worker.running.process.send_signal(signals[-1])
-            response = await whole  # which does not end by itself
+            response = await whole  # the request does not end by itself
             return response.status, [event async for event in events]
 
     with fake_worker() as worker:
@@ -244,8 +244,8 @@ def test_a_killed_server_leaves_no_scheduler() -> None:
 
 
 def test_prompts_that_would_wait_too_long() -> None:
-    """A token takes 2 s, as the heartbeat says, and nothing is computed: with two tokens a prompt and 9 s, the
-    fourth prompt is behind 12 s of others."""
+    """The heartbeat reports 2 s a token, and no prompt is computed. With two tokens a prompt and a limit of 9 s, the fourth
+    prompt would wait for 12 s."""
 
     async def run(worker: FakeWorker) -> None:
         async with aiohttp.ClientSession(base_url=worker.url) as http:
@@ -276,7 +276,7 @@ def test_prompts_that_would_wait_too_long() -> None:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_more_requests_than_places(servers: int) -> None:
-    """The fake has 128 places; with a queue of 2, the 131st request is too many, whoever gets it."""
+    """The fake scheduler runs 128 requests. With a queue of 2, the 131st request is refused by any process."""
 
     async def run(worker: FakeWorker) -> None:
         connector = aiohttp.TCPConnector(limit=0)

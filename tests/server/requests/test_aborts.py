@@ -1,4 +1,4 @@
-"""A client that leaves: its requests are aborted, once, whenever it leaves."""
+"""A client that leaves at any time: its requests are aborted exactly once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_each_ended_once(worker: FakeWorker, rids: set[str]) -> None:
 @pytest.mark.parametrize("hold_after", [0, 2])
 @pytest.mark.parametrize("path", BODIES)
 def test_a_client_that_leaves(worker: FakeWorker, path: str, hold_after: int, stream: bool) -> None:
-    """Before the first token and after it, streaming and not."""
+    """The client leaves before or after the first token, with and without streaming."""
     heard = {fields[0] for fields in worker.heard("Generate")}
     body = BODIES[path] | {"stream": stream, "cache_salt": script(hold_after=hold_after)}
 
@@ -93,7 +93,7 @@ def test_many_clients_leave_at_random_moments(worker: FakeWorker) -> None:
             await asyncio.gather(*(visit(http, longest) for _ in range(200)))
 
     longest = 0.2
-    while not (rids := arrived()):  # a busy machine may be too slow for all of them
+    while not (rids := arrived()):  # on a busy machine some may not arrive
         asyncio.run(visits(longest))
         wait_idle(worker)
         longest *= 2
@@ -156,7 +156,7 @@ PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-", "/v1/
 @pytest.mark.parametrize("path", PREFIX)
 @pytest.mark.parametrize("spelled", ["rid", "request_id", "X-Request-Id"])
 def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, spelled: str) -> None:
-    """SGLang shows `rid` as the answer's id, vLLM a request's id behind its prefix."""
+    """SGLang returns `rid` as the id of the answer; vLLM returns the request's id after its prefix."""
     body = BODIES[path] | {"stream": True, "cache_salt": script(hold_after=1)}
     headers = {"X-Request-Id": "my-trace.1"}
     if spelled != "X-Request-Id":

@@ -1,4 +1,4 @@
-"""How much may wait in a worker, in requests and in seconds."""
+"""The limits of waiting work, in requests and in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mla_router.worker.messages import Ready
 from mla_router.worker.server.errors import TooManyRequests
 from mla_router.worker.server.requests.backlog import check_backlog
 
-LIMITS = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "torch")  # eight run at a time
+LIMITS = Ready(4096, 16, 8, 1024, 100, "cpu", "float32", "torch")  # eight running requests
 
 
 def check(requests: int = 1, *, running: int = 0, waiting_s: float = 0.0, **flags: Any) -> None:
@@ -33,7 +33,7 @@ def test_as_many_wait_as_run_unless_a_flag_says_otherwise() -> None:
 def test_nobody_is_taken_behind_prompts_that_take_too_long() -> None:
     check(waiting_s=30.0, max_queued_seconds=30.0)
     check(waiting_s=31.0, max_queued_seconds=40.0)
-    check(waiting_s=1e6)  # no bound by default
+    check(waiting_s=1e6)  # no limit by default
     with pytest.raises(TooManyRequests, match=r"31 s.*30 s") as refused:
         check(waiting_s=31.4, max_queued_seconds=30.0)
     assert refused.value.body.error.code == "queue_slow"

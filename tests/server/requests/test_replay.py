@@ -1,6 +1,6 @@
-"""What a worker tells a router that asks for replay, and how it goes on with another one's stream.
+"""Replay: the marks for a router, and the continuation of another worker's stream.
 
-The model's part of it, on two workers: tests/e2e/test_replay.py.
+tests/e2e/test_replay.py tests it with a model on two workers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ LISTED: dict[str, dict[str, Any]] = {
     "/generate": {"input_ids": PROMPT},
     "/v1/responses": {"model": "mla-small", "input": "a"},
 }
-WITH_DONE = [path for path in LISTED if path != "/v1/responses"]  # which has a file of its own
+WITH_DONE = [path for path in LISTED if path != "/v1/responses"]  # tested in its own file
 COMPLETIONS = LISTED["/v1/completions"]
 ORIGIN = Origin(bytes(16), 1, "fp_0123456789", 5, 1, [0])
 
 
 def body_of(path: str, max_tokens: int, **fields: Any) -> dict[str, Any]:
-    """A request to `path`; each endpoint has its own place for how to sample."""
+    """Returns a request to `path`. The endpoints have different places for sampling fields."""
     if path == "/generate":
         return LISTED[path] | {"sampling_params": {"max_new_tokens": max_tokens} | fields}
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
@@ -60,7 +60,7 @@ def ask(worker: FakeWorker, path: str, body: dict[str, Any], **extra: Any) -> St
 
 
 def anonymous(answer: Stream) -> list[Any]:
-    """The events without what differs from one request to the next."""
+    """Returns the events without the parts that differ between requests."""
     events = [json.loads(data) for data in answer.data[:-1]]
     for event in events:
         event.pop("id", None)
@@ -72,7 +72,7 @@ def anonymous(answer: Stream) -> list[Any]:
 
 @pytest.mark.parametrize("path", WITH_DONE)
 def test_without_the_header_nothing_changes(worker: FakeWorker, path: str) -> None:
-    burst = 6 if path == "/generate" else 1  # which has as many events as it has time for
+    burst = 6 if path == "/generate" else 1  # the number of its events depends on time
     body = body_of(path, 6) | {"cache_salt": script(say=[300, 301], cached=2, burst=burst)}
     plain, asked = ask(worker, path, body, replay=False), ask(worker, path, body)
     assert anonymous(plain) == anonymous(asked)
@@ -89,7 +89,7 @@ def test_without_the_header_nothing_changes(worker: FakeWorker, path: str) -> No
 def test_every_cut(
     worker: FakeWorker, backend: tokenizers.Tokenizer, path: str, stop: str | None
 ) -> None:
-    """Through characters of several tokens, through stop strings, before and after every finish."""
+    """Breaks within characters of several tokens, within stop strings, and before and after every finish."""
     say = backend.encode("Hello 😀 for END 😀 of 日本語", add_special_tokens=False).ids
     body = body_of(path, len(say), stop=stop)
     uncut = ask(worker, path, body | {"cache_salt": script(say=say)})
@@ -101,19 +101,19 @@ def test_every_cut(
         again = ask(worker, path, body | {"cache_salt": salt}, continuation=given)
         expected = [event.body for event in uncut.events[cut:-1]]
         ours = [event.body for event in again.events[:-1]]
-        if path == "/generate":  # as many events as there was time for
+        if path == "/generate":  # the number of its events depends on time
             expected, ours = expected[-1:], ours[-1:]
             for end in [*expected, *ours]:
                 del end["meta_info"]["e2e_latency"]
         assert ours == expected, (cut, given)
         assert again.data[-1] == DONE
-        # One that breaks again has listed everything.
+        # A stream that breaks again has listed all tokens.
         both = again.after(len(again.events), given)["choices"]
         assert both == uncut.after(len(uncut.events))["choices"]
 
 
 def by_choice(events: list[Any]) -> dict[int, dict[str, Any]]:
-    """What the events of text completions add up to."""
+    """Joins the events of text completions."""
     choices: dict[int, dict[str, Any]] = {}
     for choice in (choice for event in events for choice in event["choices"]):
         whole = choices.setdefault(choice["index"], {"text": ""})
@@ -128,7 +128,7 @@ def by_choice(events: list[Any]) -> dict[int, dict[str, Any]]:
 def test_every_cut_of_what_is_echoed_and_scored(
     worker: FakeWorker, backend: tokenizers.Tokenizer, max_tokens: int
 ) -> None:
-    """Each choice shows its prompt once, and the score of each token once."""
+    """Each choice has its prompt once, and the logprob of each token once."""
     prompts = [backend.encode(text).ids for text in ("Hello 😀", "日本")]
     body = LISTED["/v1/completions"] | {
         "prompt": prompts,
@@ -163,7 +163,7 @@ def test_only_the_end_was_missing(worker: FakeWorker, path: str) -> None:
 
 
 def test_what_the_scheduler_is_asked(worker: FakeWorker) -> None:
-    """The ids go on behind the prompts, with the seeds that the first worker has drawn."""
+    """The ids follow the prompts, with the seeds of the first worker."""
     body = COMPLETIONS | {"prompt": [[101, 102], [103, 104], [105]], "max_tokens": 8}
     first = ask(worker, "/v1/completions", body)
     begun = worker.generates()[-3:]
@@ -194,7 +194,7 @@ def test_a_chosen_seed_is_that_of_all_prompts(worker: FakeWorker) -> None:
 
 
 def test_cached_tokens(worker: FakeWorker) -> None:
-    """The client learns what was cached when its answer began; the router what is cached here."""
+    """The client receives the cached tokens of the first worker; the router those of this worker."""
     body = COMPLETIONS | {"max_tokens": 8}
     uncut = ask(worker, "/v1/completions", body | {"cache_salt": script(cached=2)})
     assert uncut.headers["x-mla-cached-tokens"] == "2"
@@ -276,7 +276,7 @@ def test_only_for_a_router_that_streams(worker: FakeWorker, path: str) -> None:
         ask(worker, path, body_of(path, 5), continuation=given, replay=False),
         ask(worker, path, whole, continuation=given, stream=False),
     ]
-    if path == "/generate":  # it would have to repeat logprobs that it does not know
+    if path == "/generate":  # it would have to repeat unknown logprobs
         logprobs = body_of(path, 5) | {"return_logprob": True}
         assert "x-mla-replay" not in ask(worker, path, logprobs).headers
         refused.append(ask(worker, path, logprobs, continuation=given))
@@ -287,7 +287,7 @@ def test_only_for_a_router_that_streams(worker: FakeWorker, path: str) -> None:
 
 @pytest.mark.parametrize("path", LISTED)
 def test_only_with_the_signature_of_a_router(worker: FakeWorker, path: str) -> None:
-    """Else clients could take others' ids, and put words into the assistant's mouth."""
+    """Else a client could take another answer's id, or write text of the assistant."""
     body = body_of(path, 5) | {"stream": True}
     given = {"response": ORIGIN.encode(), "choices": []}
     sent = json.dumps(body | {"continuation": given}).encode()

@@ -1,4 +1,4 @@
-"""Parsing of bodies: what is refused is refused with the field's name."""
+"""Parsing of bodies: errors name the field."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_neutral_values_pass() -> None:
             refuse_unsupported(kind(**{name: None}))
 
 
-# Fields of peers' requests that change no answer: who sends the request, how it is counted, logged or routed.
+# Fields of other servers that change no answer: sender, accounting, logging, routing.
 HARMLESS = frozenset(
     [
         "conversation_id",
@@ -136,7 +136,7 @@ HARMLESS = frozenset(
         "user",
     ]
 )
-# Fields that fill what only models of images, audio and video have.
+# Fields for models of images, audio and video only.
 OF_MEDIA = frozenset(
     [
         "encoder_urls",
@@ -222,6 +222,6 @@ PEERS: list[tuple[str, type[msgspec.Struct], str]] = [
 def test_no_field_of_a_peer_is_dropped_silently(
     peer: str, kind: type[msgspec.Struct], fields: str
 ) -> None:
-    """The names are those of the two projects' request models (2026)."""
+    """The names come from the request models of the two projects (2026)."""
     dropped = set(fields.split()) - set(kind.__struct_fields__) - HARMLESS - OF_MEDIA
     assert not dropped, f"{peer}: {sorted(dropped)}"

@@ -1,4 +1,4 @@
-"""What templates are given, and what becomes of those that fail."""
+"""The input of templates, and templates that fail."""
 
 from __future__ import annotations
 

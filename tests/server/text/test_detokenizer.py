@@ -1,4 +1,4 @@
-"""Incremental detokenization against decoding everything at once."""
+"""Incremental detokenization, compared with decoding all tokens at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHARACTERS = st.text(max_size=30)
 
 
 def pieces(ids: list[int], cuts: list[int], tokenizer: Tokenizer = BACKEND) -> list[str]:
-    """What comes of `ids` when they arrive in runs that end at `cuts`."""
+    """Returns the text of `ids` that arrive in runs ending at `cuts`."""
     detokenizer = Detokenizer(tokenizer, HIDDEN)
     ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
     shown = [detokenizer.push(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
@@ -41,7 +41,7 @@ def test_pieces_of_text_add_up(text: str, cuts: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 4095), max_size=30), st.lists(st.integers(0, 30)))
 def test_pieces_of_random_tokens_add_up(ids: list[int], cuts: list[int]) -> None:
-    """Random weights give broken UTF-8, which must come out as decoding all at once shows it."""
+    """Random weights generate invalid UTF-8. The text must equal that of decoding all tokens at once."""
     assert "".join(pieces(ids, cuts)) == whole(ids)
 
 
@@ -54,8 +54,8 @@ def test_pieces_of_random_tokens_add_up(ids: list[int], cuts: list[int]) -> None
 def test_with_stop_strings(
     text: str, stops: list[str], cuts: list[int], data: st.DataObject
 ) -> None:
-    """Detokenizer and matcher together: the whole text cut at the first stop string."""
-    if text and data.draw(st.booleans()):  # one that surely is there
+    """Detokenizer and matcher together cut the text at the first stop string."""
+    if text and data.draw(st.booleans()):  # a stop string that occurs
         at = data.draw(st.integers(0, len(text) - 1))
         stops = [*stops, text[at : at + 3]]
     ids = BACKEND.encode(text, add_special_tokens=False).ids
@@ -83,7 +83,7 @@ def test_a_character_in_four_tokens_comes_whole() -> None:
 
 
 def test_broken_bytes_cost_constant_time_and_end() -> None:
-    """Tokens that never make a character: the library alone would decode them all at each step."""
+    """Tokens that never complete a character: the library alone would decode all of them at each step."""
     broken = VOCABULARY["Ģ"]  # a continuation byte
     hello = BACKEND.encode("hello", add_special_tokens=False).ids
     detokenizer = Detokenizer(BACKEND, HIDDEN)
@@ -94,7 +94,7 @@ def test_broken_bytes_cost_constant_time_and_end() -> None:
 
 
 def test_decoders_that_look_back() -> None:
-    """SentencePiece style: the first token's leading space is not shown, the others' are."""
+    """SentencePiece: the leading space of the first token is dropped, those of the others are not."""
     tokenizer = with_byte_fallback("F0", "9F", "98", "80")
     ids = [2, 3, 4, 5, 6, 7, 8, 3, 5, 6]
     assert whole(ids, tokenizer) == "the cats😀 cat\ufffd\ufffd"
@@ -120,7 +120,7 @@ def with_byte_fallback(*single_bytes: str) -> Tokenizer:
 
 @given(st.lists(st.integers(2, 10), max_size=40))
 def test_broken_bytes_beside_whole_ones_cost_no_answer(ids: list[int]) -> None:
-    """Decoded at once, such a run is broken as a whole; token by token, what was text before remains."""
+    """Decoded at once, the whole run is invalid; token by token, the earlier text remains."""
     tokenizer = with_byte_fallback("0A", "F0", "9F", "98", "80", "2E")
 
     def words(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, however the text is split."""
+"""Reasoning is split from the answer, with any boundaries of the pieces."""
 
 from __future__ import annotations
 

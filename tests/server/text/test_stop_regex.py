@@ -1,4 +1,4 @@
-"""Stop patterns: by themselves, and through the endpoints."""
+"""Stop patterns, alone and in the endpoints."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a|aa)+$", "(.*)*x(.*)*y", "(a{9}){9}c"])
 def test_patterns_that_others_search_for_ever(pattern: str) -> None:
-    """Python's engine takes time that doubles with each character."""
+    """The time of Python's engine doubles with each character."""
     assert matcher(pattern).push("a" * 1000 + "b") is None
 
 

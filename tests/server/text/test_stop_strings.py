@@ -1,4 +1,4 @@
-"""Stop strings: the result must not depend on how the text was split."""
+"""Stop strings: the result does not depend on the boundaries of the pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_si
 
 
 def cut_at_first_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
-    """The definition, one character at a time: the stop that is complete first, longest first."""
+    """The definition, one character at a time: the first complete stop string; the longest of several."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:

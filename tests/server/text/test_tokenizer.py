@@ -1,4 +1,4 @@
-"""The tokenizer of a folder, against transformers' own path and the library alone."""
+"""The tokenizer of a folder, compared with transformers and with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_long_texts_too() -> None:
 
 
 def test_a_long_text_lets_the_event_loop_run() -> None:
-    """What probes a worker does not wait for somebody's megabytes."""
+    """A health check does not wait for the tokenization of megabytes."""
 
     async def turns_meanwhile() -> int:
         text = "a long prompt, and so on. " * 20_000
@@ -81,7 +81,7 @@ def test_text_that_no_context_can_hold_is_refused_unread() -> None:
 
 
 def test_every_tokens_bytes(backend: tokenizers.Tokenizer) -> None:
-    """Of a byte-level vocabulary, all bytes are known, and they are those of the whole text."""
+    """The bytes of all tokens of a byte-level vocabulary are known, and add up to the text."""
     ids = encode("naïve 😀 日本 mixed")
     assert b"".join(bytes(TOKENIZER.bytes_of(token) or []) for token in ids) == (
         backend.decode(ids, skip_special_tokens=False).encode()
@@ -92,7 +92,7 @@ def test_every_tokens_bytes(backend: tokenizers.Tokenizer) -> None:
 
 
 def test_a_tokens_space_is_its_own_where_decoders_leave_the_first_one_out(folder: Path) -> None:
-    """As SentencePiece's do."""
+    """As in SentencePiece."""
     vocabulary = {"<unk>": 0, "a": 1, "▁cat": 2, "<0x0A>": 3, "<0xF0>": 4, "▁": 5}
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>")

@@ -1,4 +1,4 @@
-"""`allowed_token_ids` from the body to the scheduler; tests/engine/sampling has what it does to the logits."""
+"""`allowed_token_ids`, from the body to the scheduler. tests/engine/sampling tests its effect on the logits."""
 
 from __future__ import annotations
 

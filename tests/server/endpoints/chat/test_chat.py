@@ -1,4 +1,4 @@
-"""/v1/chat/completions through the openai client, and what its types do not show."""
+"""/v1/chat/completions with the openai client, and properties outside its types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELLO: Any = [{"role": "user", "content": "Hello!"}]
 
 @pytest.fixture(scope="module")
 def client(worker: FakeWorker) -> Iterator[openai.OpenAI]:
-    # Strict: an answer that is not of OpenAI's types raises.
+    # Strict: an answer of other types than OpenAI's raises.
     with openai.OpenAI(
         base_url=worker.url + "/v1",
         api_key="none",
@@ -67,7 +67,7 @@ def test_a_whole_answer(client: openai.OpenAI, backend: tokenizers.Tokenizer) ->
     assert raw.headers["x-mla-cached-tokens"] == "2"
     assert raw.headers["x-mla-worker"]
 
-    # What strict clients want to be there, even if empty.
+    # Strict clients require these fields, even if they are empty.
     body = json.loads(raw.text)
     assert body["system_fingerprint"].startswith("fp_")
     assert body["choices"][0]["message"]["refusal"] is None
@@ -134,7 +134,7 @@ def test_stop_strings(
     burst: int,
 ) -> None:
     text = "Hello, world! And so on."
-    # The fake would hold there for ever: only the stop string ends the request.
+    # The fake scheduler would wait for ever: only the stop string ends the request.
     held = len(backend.encode(text, add_special_tokens=False).ids)
     first = min(text.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in text)
     arguments: Any = {
@@ -165,7 +165,7 @@ def test_length(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_an_answer_has_at_least_one_token(client: openai.OpenAI, name: str) -> None:
-    """As OpenAI has it. /v1/completions takes 0, for the prompt alone."""
+    """As in OpenAI's API. /v1/completions accepts 0, for only the prompt."""
     arguments: Any = {name: 0}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="mla-small", messages=HELLO, **arguments)
@@ -184,7 +184,7 @@ def test_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
     whole = client.chat.completions.create(**arguments).choices[0].logprobs
     assert whole is not None
     assert whole.content is not None
-    # The EOS token is no part of the answer.
+    # The EOS token is not a part of the answer.
     assert [entry.logprob for entry in whole.content] == [-token / 1024 for token in ids]
     assert b"".join(bytes(entry.bytes or []) for entry in whole.content).decode() == text
     assert all(entry.top_logprobs == [] for entry in whole.content)
@@ -197,7 +197,7 @@ def test_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
 
 
 def test_top_logprobs(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
-    """The fake says that token t + k has the logprob -k/8 beside token t."""
+    """The fake scheduler gives token t + k the logprob -k/8 beside token t."""
     ids = backend.encode("Hello 😀", add_special_tokens=False).ids
     arguments: Any = {
         "model": "mla-small",
@@ -246,7 +246,7 @@ def test_content_in_parts_and_the_developers_role(
 
 
 def test_only_the_served_model_answers(client: openai.OpenAI) -> None:
-    """It need not be named; SGLang's clients write `default`, its benchmarks the folder's path."""
+    """The model is optional. SGLang's clients send `default`, its benchmarks the path of the folder."""
     for name, shown in (
         ("small", "small"),
         (str(SMALL_MODEL), str(SMALL_MODEL)),
@@ -283,6 +283,6 @@ def test_an_error_within_a_stream_is_an_event(worker: FakeWorker, client: openai
     )
     chunks = iter(stream)
     assert next(chunks)
-    post_json(worker.url + "/flush_cache", {})  # now the fake fails
+    post_json(worker.url + "/flush_cache", {})  # makes the fake scheduler fail
     with pytest.raises(openai.APIError, match="broke"):
         list(chunks)

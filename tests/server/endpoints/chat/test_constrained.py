@@ -1,4 +1,4 @@
-"""Which sentences an answer may be, asked of xgrammar itself."""
+"""The grammars of chat answers, checked with xgrammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's `echo`: an answer that begins with the message which it continues."""
+"""vLLM's `echo`: the answer begins with the message that it continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 
 @pytest.fixture(scope="module")
 def salt(backend: tokenizers.Tokenizer) -> str:
-    """Makes the fake scheduler say SAID."""
+    """Makes the fake scheduler generate SAID."""
     ids = backend.encode(SAID, add_special_tokens=False).ids
     return script(say=[*ids, 1])  # 1: the EOS token
 
@@ -62,7 +62,7 @@ def test_a_stream_wherever_it_breaks(worker: FakeWorker, salt: str) -> None:
     body = body_of(salt, n=2)
 
     def texts(answer: Stream, *, since: int = 0) -> list[str]:
-        """The content of each choice from event `since` on."""
+        """Returns the content of each choice from event `since` on."""
         choices = [choice for event in answer.events[since:-1] for choice in event.body["choices"]]
         return [
             "".join(

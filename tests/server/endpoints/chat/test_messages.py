@@ -1,4 +1,4 @@
-"""Messages in the form that chat templates read."""
+"""Messages in the form of chat templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mla_router.worker.server.schema.chat import CalledFunction, ChatMessage, To
     [
         ('{"city": "Paris"}', {"city": "Paris"}),
         ("", {}),
-        ('{"city": "Par', '{"city": "Par'),  # cut off, and sent back by its client
+        ('{"city": "Par', '{"city": "Par'),  # a client returns arguments that were cut off
         ("[1]", "[1]"),
         ("[" * 5000, "[" * 5000),
     ],

@@ -1,4 +1,4 @@
-"""Reasoning over HTTP, and what clients may say to the chat template."""
+"""Reasoning over HTTP, and the variables of the chat template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference(deepseek_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def asking(deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer) -> Asking:
-    """The arguments of a request to which the model answers so."""
+    """Returns the arguments of a request whose answer is `text`."""
 
     def ask(answer: str, messages: Any = (QUESTION,), **fields: Any) -> dict[str, Any]:
         ids = backend.encode(answer, add_special_tokens=False).ids
@@ -144,7 +144,7 @@ def test_what_is_refused(
 def test_effort_opens_the_reasoning(
     deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
 ) -> None:
-    """As in SGLang: any effort but `none` makes a model think that can do both."""
+    """As in SGLang: every effort except `none` enables the reasoning of hybrid models."""
     body = {"messages": [{"role": "user", "content": "1 + 1?"}], "max_tokens": 1}
     url = deepseek_worker.url + "/v1/chat/completions"
     for fields, opened in (

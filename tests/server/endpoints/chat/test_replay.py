@@ -1,4 +1,4 @@
-"""Streams with reasoning and tool calls that break anywhere go on as if they had not."""
+"""Streams with reasoning and tool calls that break at any event continue unchanged."""
 
 from __future__ import annotations
 

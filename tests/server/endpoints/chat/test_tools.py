@@ -1,4 +1,4 @@
-"""Tools through the openai client: what the model is told of them, and how its calls come out."""
+"""Tools with the openai client: the prompt of the model, and its calls."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_the_model_is_told(
     asking: Asking,
     reference: Any,
 ) -> None:
-    """Tools, calls and their results, as transformers renders them."""
+    """Tools, calls and results, compared with the rendering of transformers."""
     first = deepseek.chat.completions.create(**asking(ANSWER)).choices[0].message
     assert last_prompt(deepseek_worker) == reference.apply_chat_template(
         [QUESTION], tools=RENDERED, add_generation_prompt=True, return_dict=False
@@ -186,7 +186,7 @@ def test_a_call_of_a_function_that_there_is_not(deepseek: openai.OpenAI, asking:
 def test_a_template_that_knows_no_tools(
     model_folder: Callable[[str], Path], backend: tokenizers.Tokenizer
 ) -> None:
-    """JSON objects are calls then: it is what models write of which nothing is known."""
+    """Models with an unknown template use Llama's format: JSON objects are calls."""
     folder = model_folder("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     answer = '{"name": "get_weather", "parameters": {"city": "Oslo"}}'
     ids = backend.encode(answer, add_special_tokens=False).ids

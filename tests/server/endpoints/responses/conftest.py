@@ -1,4 +1,4 @@
-"""What the tests of /v1/responses share."""
+"""Shared fixtures of the tests of /v1/responses."""
 
 from __future__ import annotations
 

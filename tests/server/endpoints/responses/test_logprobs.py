@@ -1,4 +1,4 @@
-"""Log-probabilities in /v1/responses: of the tokens of a message, and of no others."""
+"""Log-probabilities in /v1/responses: only the tokens of messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_of_a_message(
     behind: str,
     fields: dict[str, Any],
 ) -> None:
-    """The fake says that token t has the logprob -t/1024, and t + k beside it -k/8."""
+    """The fake scheduler gives token t the logprob -t/1024, and token t + k beside it -k/8."""
     asked = asking(before + text + behind, burst, **fields, include=INCLUDE, top_logprobs=2)
     response = deepseek.responses.create(**asked)
     assert response.top_logprobs == 2

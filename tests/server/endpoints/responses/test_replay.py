@@ -1,6 +1,6 @@
-"""Streams of /v1/responses that break anywhere and go on: the same events to the byte, each once.
+"""Streams of /v1/responses that break at any event continue with the same bytes, each event once.
 
-What all streams that can be continued have in common: tests/server/requests/test_replay.py.
+tests/server/requests/test_replay.py has the tests for all kinds of streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLS = f"<｜tool▁calls▁begin｜>{CALL}{CALL}<｜tool▁calls▁end｜>"
 THINKING = {"chat_template_kwargs": {"thinking": True}}
 EVERYTHING = "Hm. Well 😀.</think>\n\nI look. " + CALLS
 
-# What the model says, and what is asked besides.
+# The text of the model, and further fields of the request.
 ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("Hello 😀 for 日本語", {}),
     "everything": (EVERYTHING, {"tools": TOOLS} | THINKING),
@@ -36,7 +36,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a stop string": ("Hello 😀 for END 😀 of 日本語", {"stop": "D 😀 o"}),
     "nothing": ("", {}),
 }
-# How many tokens come at a time, on the worker that breaks and on those that go on.
+# The number of tokens in a delta, on the worker that breaks and on those that continue.
 BURSTS = [(1, 1), (1, 7), (7, 1), (5, 1000)]
 COMPLETED_AT = re.compile(r'"completed_at":\d+')
 
@@ -101,7 +101,7 @@ def test_the_numbers_have_no_gap_however_the_tokens_come(
 
 
 def anonymous(answer: Stream) -> str:
-    """The stream without what differs from one request to the next."""
+    """Returns the stream without the parts that differ between requests."""
     (name,) = set(re.findall(r'"resp_(\w+)"', answer.data[0]))
     text = "\n".join(itertools.chain(*without_times(answer.events)))
     text = re.sub(r'"created_at":\d+', "", text.replace(name, "ID"))
@@ -147,7 +147,7 @@ def test_only_the_end_was_missing(
 def test_what_was_aborted_stays_so(
     deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
 ) -> None:
-    """No token says that an answer has been aborted."""
+    """No token marks an abort."""
     held = body_of(deepseek_worker, backend, "text", hold_after=4)
     url = deepseek_worker.url + PATH
     released = body_of(deepseek_worker, backend, "text")

@@ -1,4 +1,4 @@
-"""/v1/responses through the openai client, whose types are the reference."""
+"""/v1/responses with the openai client, whose types are the reference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 @pytest.fixture(scope="module")
 def rendered(deepseek_folder: Path, deepseek_worker: FakeWorker) -> Callable[..., bool]:
-    """Whether the last prompt was what transformers renders of these messages."""
+    """Returns a function that checks the last prompt: it must be the rendering of messages by transformers."""
     reference: Any = transformers.AutoTokenizer.from_pretrained(str(deepseek_folder))
 
     def compare(messages: list[dict[str, Any]], **fields: Any) -> bool:
@@ -95,7 +95,7 @@ def test_white_space_before_a_message_is_a_part_of_it(
 def test_a_conversation_of_many_items_is_put_together(
     deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]
 ) -> None:
-    """Enough for another thread; what an assistant said in pieces is one message."""
+    """So many items that a thread handles them. Consecutive texts of an assistant are one message."""
     items: list[Any] = []
     for number in range(70):
         items.append({"role": "user", "content": str(number)})
@@ -109,7 +109,7 @@ def test_a_conversation_of_many_items_is_put_together(
 
 
 def test_what_clients_send_by_default_is_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
-    """Some of it cannot be honoured and does no harm."""
+    """Some fields have no effect."""
     response = deepseek.responses.create(
         **asking("x"),
         store=True,
@@ -140,7 +140,7 @@ def test_cut_off(deepseek: openai.OpenAI, asking: Asking) -> None:
 def test_a_conversation_with_calls(
     deepseek: openai.OpenAI, asking: Asking, rendered: Callable[..., bool]
 ) -> None:
-    """An answer's items go back as they are, with the results of the calls behind them."""
+    """The client returns the items of an answer unchanged, followed by the results of the calls."""
     first = deepseek.responses.create(**asking("I look. " + CALLS, tools=[TOOL]))
     message, *calls = first.output
     assert message.type == "message"
@@ -206,7 +206,7 @@ def test_reasoning(deepseek: openai.OpenAI, asking: Asking, backend: tokenizers.
 
 
 def kinds(events: list[Any]) -> list[str]:
-    """The types, with runs of one kind of delta as one."""
+    """Returns the types of events; consecutive deltas of one kind count as one."""
     types = [event.type.removeprefix("response.") for event in events]
     return [kind for kind, _ in itertools.groupby(types)]
 
@@ -284,7 +284,7 @@ def test_an_error_within_a_stream(deepseek: openai.OpenAI) -> None:
     )
     events = iter(stream)
     assert next(events).type == "response.created"
-    deepseek.post("/../flush_cache", cast_to=object)  # now the fake fails
+    deepseek.post("/../flush_cache", cast_to=object)  # makes the fake scheduler fail
     with pytest.raises(openai.APIError, match="broke"):
         list(events)
 

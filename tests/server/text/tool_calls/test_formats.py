@@ -1,4 +1,4 @@
-"""Calls in all formats: found however the text is split, and nothing else taken for one."""
+"""Calls in all formats are found with any boundaries of the pieces, and no other text is a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 def written(format_name: str, *calls: tuple[str, str], content: str = "") -> str:
-    """The calls as the model's chat template writes those of an earlier answer."""
+    """Returns the calls in the text of the model's chat template."""
     as_object = format_name == "llama3"
     messages = [
         {"role": "user", "content": "?"},
@@ -124,7 +124,7 @@ NO_CALLS = {
 
 
 def without_markers(name: str, text: str) -> str:
-    """Removed one after the other, as a reader would."""
+    """Removes the markers one after the other."""
     found = re.split("|".join(map(re.escape, TOOL_FORMATS[name].markers)), text)
     return "".join(found)
 
@@ -189,7 +189,7 @@ def test_how_the_text_was_split_makes_no_difference(name: str, text: str, cuts: 
     assert parse(TOOL_FORMATS[name].parser(NAMES), pieces) == whole
     assert parse(TOOL_FORMATS[name].parser(NAMES), text) == whole
     if not whole.calls:
-        # White space between calls, those that were not offered included, is no content
+        # White space between calls is not content, even between calls of unknown functions.
         lost, kept = without_markers(name, text), whole.content
         if deepseek.CALLS_BEGIN in text:
             lost, kept = "".join(lost.split()), "".join(kept.split())

@@ -1,4 +1,4 @@
-"""Llama's calls in free text: what the grammar of strict functions allows, against what the parser finds."""
+"""Llama's calls in free text: the grammar of strict functions, compared with the parser."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_call_escapes_its_schema(text: str) -> None:
 
 
 def test_the_tag_as_a_special_token(tmp_path: Path) -> None:
-    """In Llama's tokenizers it is one: no text stands for it, and it is allowed where calls may begin alone."""
+    """In Llama's tokenizers the tag is a special token: it has no text, and is allowed only where calls may begin."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [TAG]})
     tokenizer.save_pretrained(tmp_path)
@@ -114,7 +114,7 @@ def test_the_tag_as_a_special_token(tmp_path: Path) -> None:
     masks = np.zeros((1, -(-len(tokenizer) // 32)), dtype=np.int32)
 
     def allowed(*parts: str | int) -> set[int] | None:
-        """The tokens that may follow; None if these may not come."""
+        """Returns the tokens that may follow; None if the grammar does not allow `parts`."""
         matcher = compiler.begin(grammar, compiled)
         ids = [[part] if isinstance(part, int) else backend.encode(part).ids for part in parts]
         if not all(map(matcher.accept, itertools.chain(*ids))):
