@@ -86,15 +86,15 @@ class Metrics:
             self._registry.register(made)
             return made.counts[0]
 
-        self.requests = counter("sglang:num_requests", "Answers begun.")
+        self.requests = counter("sglang:num_requests", "Answers that began.")
         self._aborted = counter(
             "sglang:num_aborted_requests",
-            "Answers that were aborted, most of them for lost clients.",
+            "Aborted answers, mostly of clients that left.",
         )
         ends = Counter(
             counters,
             "vllm:request_success",
-            "Answers by how they ended.",
+            "Answers by the reason of their end.",
             ["model_name", "finished_reason"],
             [[model_name, reason] for reason in ENDS],
         )
@@ -108,17 +108,21 @@ class Metrics:
         )
         self.queue_time = histogram(
             "sglang:queue_time_seconds",
-            "From arrival to the first place in a batch.",
+            "Time from arrival to the first admission.",
             SECONDS_QUEUED,
         )
         self.time_to_first_token = histogram(
-            "sglang:time_to_first_token_seconds", "From request to first token.", SECONDS_TO_FIRST
+            "sglang:time_to_first_token_seconds",
+            "Time from the request to the first token.",
+            SECONDS_TO_FIRST,
         )
         self.inter_token_latency = histogram(
-            "sglang:inter_token_latency_seconds", "Between two tokens.", SECONDS_BETWEEN
+            "sglang:inter_token_latency_seconds", "Time between two tokens.", SECONDS_BETWEEN
         )
         self._e2e_latency = histogram(
-            "sglang:e2e_request_latency_seconds", "From request to last token.", SECONDS_IN_ALL
+            "sglang:e2e_request_latency_seconds",
+            "Time from the request to the last token.",
+            SECONDS_IN_ALL,
         )
 
     def ended(self, reason: str, seconds: float, prompt_tokens: int, generated: int) -> None:
@@ -156,15 +160,15 @@ class _SchedulerCollector:
             return
         stats = reading.stats
         for name, meaning, value in (
-            ("sglang:num_running_reqs", "Requests in the batch.", stats.running),
-            ("sglang:num_queue_reqs", "Requests waiting for a place.", stats.waiting),
+            ("sglang:num_running_reqs", "Running requests.", stats.running),
+            ("sglang:num_queue_reqs", "Waiting requests.", stats.waiting),
             (
                 "sglang:num_grammar_queue_reqs",
                 "Requests waiting for their grammar.",
                 stats.compiling,
             ),
-            ("sglang:num_used_tokens", "KV cache tokens held by requests.", reading.used_tokens),
-            ("sglang:token_usage", "Share of the KV cache held, 0 to 1.", reading.token_usage),
+            ("sglang:num_used_tokens", "KV cache tokens of running requests.", reading.used_tokens),
+            ("sglang:token_usage", "Used share of the KV cache, 0 to 1.", reading.token_usage),
             (
                 "sglang:max_total_num_tokens",
                 "KV cache size in tokens.",
@@ -175,10 +179,14 @@ class _SchedulerCollector:
                 "Share of prompt tokens found cached, since the start.",
                 reading.cache_hit_rate,
             ),
-            ("sglang:gen_throughput", "Generated tokens a second, lately.", reading.throughput),
+            (
+                "sglang:gen_throughput",
+                "Generated tokens per second, over about half a second.",
+                reading.throughput,
+            ),
             (
                 "sglang:num_retracted_reqs",
-                "sglang:num_retracted_requests_total, by its older name.",
+                "Older name of sglang:num_retracted_requests_total.",
                 stats.retracted,
             ),
         ):
@@ -194,7 +202,7 @@ class _SchedulerCollector:
             ("sglang:generation_tokens", "Tokens generated.", stats.generated_tokens),
             (
                 "sglang:num_retracted_requests",
-                "Times that a running request had to wait again for memory.",
+                "Retractions of running requests for lack of memory.",
                 stats.retracted,
             ),
         ):
