@@ -48,6 +48,11 @@ impl Cores {
         Ok(Self { cores, next: AtomicUsize::new(0) })
     }
 
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.cores.len()
+    }
+
     /// The next runtime, in round-robin order.
     pub(crate) fn next(&self) -> &Handle {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);

@@ -36,7 +36,7 @@ use crate::{
         head::MAX_HEAD,
         keep_alive::{KeepAliveState, REST_AFTER},
         places::{Place, Places},
-        request_id,
+        probe, request_id,
         sites::{Sites, allow_reading},
         tls::Tls,
     },
@@ -74,6 +74,20 @@ pub(crate) enum Lifecycle {
     Stopping(Instant),
 }
 
+/// A connection whose first bytes have arrived, between the accepting runtime and the serving one.
+pub(super) struct Greeted {
+    stream: std::net::TcpStream,
+    serving: Serving,
+}
+
+impl Greeted {
+    pub(super) async fn run(self) {
+        if let Ok(stream) = TcpStream::from_std(self.stream) {
+            self.serving.serve(stream, None).await;
+        }
+    }
+}
+
 /// A connection, with everything that it needs to answer requests.
 pub(super) struct Serving {
     pub(super) router: Arc<Router>,
@@ -84,15 +98,36 @@ pub(super) struct Serving {
     pub(super) place: OnceLock<Place>,
     pub(super) client: SocketAddr,
     pub(super) lifecycle: watch::Receiver<Lifecycle>,
+    /// Whether every response closes the connection.
+    pub(super) closes: bool,
 }
 
 impl Serving {
+    /// Waits on the accepting thread for the first bytes of a new connection without TLS. A probe is answered there, so
+    /// that it does not wait for a busy core, and its connection is closed. Any other connection is returned.
+    pub(super) async fn greet(mut self, stream: TcpStream) -> Option<Greeted> {
+        transport::prepare(&stream);
+        let mut first = [0; probe::LONGEST];
+        let length = self.awaits_bytes(&stream, &KeepAliveState::default(), &mut first).await?;
+        if !probe::is_probe(&first[..length]) {
+            return Some(Greeted { stream: stream.into_std().ok()?, serving: self });
+        }
+        self.closes = true;
+        self.serve(stream, None).await;
+        None
+    }
+
+    /// Serves a new connection.
     pub(super) async fn run(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
         transport::prepare(&stream);
-        let keep_alive = KeepAliveState::default();
-        if !self.awaits_bytes(&stream, &keep_alive).await {
-            return;
+        if self.awaits_bytes(&stream, &KeepAliveState::default(), &mut [0]).await.is_some() {
+            self.serve(stream, tls).await;
         }
+    }
+
+    /// Serves a connection whose first bytes have arrived.
+    async fn serve(self, stream: TcpStream, tls: Option<Arc<Tls>>) {
+        let keep_alive = KeepAliveState::default();
         let config = &self.router.config;
         let head = config.header_read_timeout_secs.get();
         let limits = Limits {
@@ -117,7 +152,7 @@ impl Serving {
                 Ok(None) => return,
                 Err(error) => return tracing::debug!("client connection: {error}"),
             };
-            if !self.awaits_bytes(guard.socket(), &keep_alive).await {
+            if self.awaits_bytes(guard.socket(), &keep_alive, &mut [0]).await.is_none() {
                 // A failure cannot be reported to the client.
                 let _closed = guard.shutdown().await;
                 return;
@@ -125,8 +160,14 @@ impl Serving {
         }
     }
 
-    /// Waits for bytes of an idle client. Returns false if the connection is to be closed.
-    async fn awaits_bytes(&self, stream: &TcpStream, keep_alive: &KeepAliveState) -> bool {
+    /// Waits for bytes of an idle client, copies the first ones to `first`, and returns their number. Returns `None` if
+    /// the connection is to be closed.
+    async fn awaits_bytes(
+        &self,
+        stream: &TcpStream,
+        keep_alive: &KeepAliveState,
+        first: &mut [u8],
+    ) -> Option<usize> {
         let mut lifecycle = self.lifecycle.clone();
         // An error means that the handle was dropped: the router ends.
         let leaving = lifecycle.wait_for(|lifecycle| match lifecycle {
@@ -134,14 +175,13 @@ impl Serving {
             Lifecycle::HandingOver => keep_alive.is_used(),
             Lifecycle::Stopping(_) => true,
         });
-        // Peeks at the bytes: a new socket counts as readable until it is read.
-        let mut first = [0];
         let (_resting, closed) = self.places.rest();
         tokio::select! {
             biased;
-            readable = timeout(IDLE_TIMEOUT, stream.peek(&mut first)) => readable.is_ok(),
-            _ = leaving => false,
-            _ = closed => false,
+            // Peeks at the bytes: a new socket counts as readable until it is read. hyper meets the same error.
+            readable = timeout(IDLE_TIMEOUT, stream.peek(first)) => Some(readable.ok()?.unwrap_or(0)),
+            _ = leaving => None,
+            _ = closed => None,
         }
     }
 
@@ -209,7 +249,8 @@ impl Serving {
         // Only hyper knows where a chunked body ends and the next head starts, so the connection is closed.
         let is_last =
             *self.lifecycle.borrow() != Lifecycle::Serving || self.router.gate.is_draining();
-        if chunked || is_last || self.place.get().is_none() || !keep_alive.is_uploaded() {
+        let keeps = self.place.get().is_some() && keep_alive.is_uploaded() && !self.closes;
+        if chunked || is_last || !keeps {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         headers.insert(request_id::HEADER, id);

@@ -15,7 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, TcpStream, lookup_host},
     sync::watch,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout_at},
 };
 
@@ -26,7 +26,7 @@ use crate::{
     error::StartError,
     router::Router,
     server::{
-        connection::{Lifecycle, Serving},
+        connection::{Greeted, Lifecycle, Serving},
         places::{Places, allow_files},
         sites::Sites,
         tls::Tls,
@@ -90,6 +90,9 @@ fn take_over(socket: &Socket) -> io::Result<()> {
     Ok(setsockopt(socket, AttachReusePortCbpf, &program)?)
 }
 
+/// The tasks of the open connections. A task returns its connection if a core is to serve it.
+type Connections = JoinSet<Option<Greeted>>;
+
 /// Accepts connections until the lifecycle is `Stopping`. Then open connections may finish until its deadline.
 pub(crate) async fn accept(
     listener: TcpListener,
@@ -107,27 +110,37 @@ pub(crate) async fn accept(
     let sites = Arc::new(sites.expect("contract: a listening socket has an address"));
     // Dropping the set aborts the connections that are left in it.
     let mut connections = JoinSet::new();
+    let cores = cores.as_ref();
     let serve = {
         let (lifecycle, places) = (lifecycle.clone(), Arc::clone(&places));
-        move |connections: &mut JoinSet<()>, (stream, client): (TcpStream, SocketAddr)| {
+        move |connections: &mut Connections, (stream, client): (TcpStream, SocketAddr)| {
             let (router, admin) = (Arc::clone(&router), admin.clone());
             let sites = Arc::clone(&sites);
             let place = places.take().map_or_else(OnceLock::new, OnceLock::from);
             let (places, lifecycle) = (Arc::clone(&places), lifecycle.clone());
-            let serving = Serving { router, admin, sites, places, place, client, lifecycle };
-            let tls = tls.clone();
-            let Some(cores) = &cores else {
-                connections.spawn(serving.run(stream, tls));
-                return;
-            };
-            // The stream moves from the accepting runtime to the serving one.
-            let Ok(stream) = stream.into_std() else { return };
-            let serve = async move {
-                if let Ok(stream) = TcpStream::from_std(stream) {
-                    serving.run(stream, tls).await;
+            let closes = false;
+            let serving =
+                Serving { router, admin, sites, places, place, client, lifecycle, closes };
+            match (cores, &tls) {
+                (None, tls) => connections.spawn(to_the_end(serving.run(stream, tls.clone()))),
+                (Some(_), None) => connections.spawn(serving.greet(stream)),
+                // The first bytes are encrypted; the core decrypts them.
+                (Some(cores), Some(tls)) => {
+                    let Ok(stream) = stream.into_std() else { return };
+                    let tls = Arc::clone(tls);
+                    let serve = async move {
+                        if let Ok(stream) = TcpStream::from_std(stream) {
+                            serving.run(stream, Some(tls)).await;
+                        }
+                    };
+                    connections.spawn_on(to_the_end(serve), cores.next())
                 }
             };
-            connections.spawn_on(serve, cores.next());
+        }
+    };
+    let hand_on = |connections: &mut Connections, left: Result<Option<Greeted>, JoinError>| {
+        if let (Ok(Some(greeted)), Some(cores)) = (left, cores) {
+            connections.spawn_on(to_the_end(greeted.run()), cores.next());
         }
     };
     let mut noted = Throttle::default();
@@ -154,7 +167,7 @@ pub(crate) async fn accept(
                     sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(_) = connections.join_next() => {}
+            Some(left) = connections.join_next() => hand_on(&mut connections, left),
             () = sleep(FULL_PAUSE), if connections.len() >= most => {
                 places.shed();
             }
@@ -170,10 +183,20 @@ pub(crate) async fn accept(
         }
     };
     drop(listener);
-    let all_closed = async { while connections.join_next().await.is_some() {} };
+    let all_closed = async {
+        while let Some(left) = connections.join_next().await {
+            hand_on(&mut connections, left);
+        }
+    };
     if timeout_at(deadline, all_closed).await.is_err() {
         tracing::warn!("closing {} connections that did not end in time", connections.len());
     }
+}
+
+/// Serves a connection until it is closed.
+async fn to_the_end(served: impl Future<Output = ()>) -> Option<Greeted> {
+    served.await;
+    None
 }
 
 async fn next(listener: Option<&TcpListener>) -> io::Result<(TcpStream, SocketAddr)> {
@@ -208,5 +231,59 @@ impl Throttle {
             self.0 = Some(now);
         }
         due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        time::timeout,
+    };
+
+    use super::*;
+
+    async fn asked(address: SocketAddr, request: &str) -> String {
+        let mut client = TcpStream::connect(address).await.expect("a connection");
+        client.write_all(request.as_bytes()).await.expect("a request");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.expect("an answer");
+        answer
+    }
+
+    /// A blocked core stands for a core that is busy with a burst of requests.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn probes_are_answered_while_all_cores_are_busy() {
+        let cores = Cores::start().expect("threads");
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(parking_lot::Mutex::new(released));
+        for _ in 0..cores.count() {
+            let released = Arc::clone(&released);
+            let block = async move {
+                let _released = released.lock().recv();
+            };
+            drop(cores.next().spawn(block));
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new(Config::default()).expect("a config to start with");
+        let (lifecycle, followed) = watch::channel(Lifecycle::Serving);
+        tokio::spawn(accept(listener, None, Arc::clone(&router), followed, Some(cores)));
+        let limit = Duration::from_secs(20);
+        let probe = "GET /liveness HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
+        let answer = timeout(limit, asked(address, probe)).await.expect("an answer in time");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let workers = "GET /workers HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n";
+        let waiting = tokio::spawn(asked(address, workers));
+        let answer = timeout(limit, asked(address, probe)).await.expect("an answer in time");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(!waiting.is_finished(), "no probe, and it was answered by a busy core");
+        drop(release);
+        let answer = timeout(limit, waiting).await.expect("in time").expect("no panic");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        drop(lifecycle);
+        router.retire();
     }
 }

@@ -53,8 +53,9 @@ async fn a_key_or_the_word_insecure_opens_it() {
         if address.ip().is_unspecified() {
             address.set_ip(Ipv4Addr::LOCALHOST.into());
         }
+        let alive = Client::connect(address).await.get("/liveness").await;
+        assert_eq!(alive.status, StatusCode::OK, "{arguments:?}");
         let mut client = Client::connect(address).await;
-        assert_eq!(client.get("/liveness").await.status, StatusCode::OK, "{arguments:?}");
         let keyed = arguments.contains(&"--api-key") || !variables.is_empty();
         let closed = client.get("/workers").await.status == StatusCode::UNAUTHORIZED;
         assert_eq!(closed, keyed, "{arguments:?}");
@@ -196,9 +197,8 @@ async fn a_new_router_takes_over_the_port() {
         })
         .collect();
     let in_flight = async {
-        let mut client = Client::connect(address).await;
         loop {
-            let metrics = client.get("/metrics").await.body;
+            let metrics = Client::connect(address).await.get("/metrics").await.body;
             let text = String::from_utf8(metrics.into()).expect("text");
             let line = text.lines().find(|line| line.starts_with("mla_router_requests_in_flight "));
             let now = line.and_then(|line| line.split(' ').nth(1)?.parse::<u32>().ok());
