@@ -1,6 +1,6 @@
 """Plots goodput over offered load as SVG, without a library.
 
-python bench/router/overload_plot.py          # the kept runs of the newest commit, as docs/overload.svg
+python bench/router/overload_plot.py          # the newest kept rows, as docs/overload.svg
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def plot(rows: Sequence[dict[str, Any]], capacity: float) -> str:
     for number, burners in enumerate(panels):
         left = GAP + number * (WIDTH + GAP)
         own = [row for row in rows if row["burners"] == burners]
-        title = "alone" if burners == 0 else f"beside {burners} processes that burn CPU"
+        beside = f", beside {burners} busy processes" if burners else ""
+        title = "good answers a second" + beside
         parts += _panel(left, title, own, loads, most, capacity, systems)
     for number, system in enumerate(systems):
         x = GAP + LEFT + number * 170
@@ -75,13 +76,14 @@ def _panel(
         f'{line} y1="{base}" y2="{base}"/>',
         f'{line} y1="{y(capacity):.1f}" y2="{y(capacity):.1f}" stroke-dasharray="4"/>',
         f'<text x="{left}" y="{y(capacity) + 4:.1f}">{capacity:g} /s</text>',
+        f'<text x="{left}" y="{base + 4}">0</text>',
         f'<text x="{left + LEFT + 60}" y="{HEIGHT - 10}">offered load, times the capacity</text>',
     ]
     parts += [
         f'<text x="{x(load):.1f}" y="{base + 16}" text-anchor="middle">{load:g}</text>'
         for load in loads
     ]
-    for number, system in enumerate(systems):
+    for number, system in reversed(list(enumerate(systems))):  # the first one on top
         colour = COLOURS[number % len(COLOURS)]
         its = sorted((row["load"], row["goodput"]) for row in rows if row["system"] == system)
         points = " ".join(f"{x(load):.1f},{y(goodput):.1f}" for load, goodput in its)
@@ -96,8 +98,9 @@ def _panel(
 
 
 def newest_rows(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the last line's commit, the last one of each system, number of burners and load."""
-    rows = [row for line in lines if line["commit"] == lines[-1]["commit"] for row in line["rows"]]
+    """Returns the last row of each system, number of burners and load, of the lines with the last line's capacity."""
+    capacity = lines[-1]["config"]["capacity"]
+    rows = [row for line in lines if line["config"]["capacity"] == capacity for row in line["rows"]]
     return list({(row["system"], row["burners"], row["load"]): row for row in rows}.values())
 
 
