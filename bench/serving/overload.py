@@ -194,7 +194,9 @@ def main() -> None:
     config = {name: value for name, value in vars(args).items() if name != "out"}
     capacity_per_s = round(capacity or 0.0, 2)
     record(
-        "overload", {"config": config, "capacity_per_s": capacity_per_s, "loads": rows}, args.out
+        "serving_overload",
+        {"config": config, "capacity_per_s": capacity_per_s, "loads": rows},
+        args.out,
     )
 
 
