@@ -43,13 +43,13 @@ def parse_args() -> argparse.Namespace:
 
 
 def drafted(
-    model: CausalLM, prediction: MultiTokenPrediction, prompt: list[int], new_tokens: int
+    model: CausalLM, mtp: MultiTokenPrediction, prompt: list[int], new_tokens: int
 ) -> tuple[list[int], list[int]]:
     """The `new_tokens` tokens that `model` says after `prompt`, and the guess at each of them but the
     first."""
     driver = ForwardDriver(model, page_size=16, num_slots=1, max_length=len(prompt) + new_tokens)
     pages, page_size = driver.caches[0].shape[:2]
-    specs = prediction.kv_cache_specs(torch.float32)
+    specs = mtp.kv_cache_specs(torch.float32)
     caches = KVCachePool(specs, pages - 1, page_size, driver.device).layers
     said, guesses = list[int](), list[int]()
     batch, following = driver.batch(chunks=[(0, prompt)]), prompt[1:]
@@ -59,7 +59,7 @@ def drafted(
         if len(said) == new_tokens:
             return said, guesses
         embedded = model.embed(torch.tensor([*following, said[-1]]))
-        ahead = prediction(batch, hidden, embedded, caches)
+        ahead = mtp(batch, hidden, embedded, caches)
         guesses.append(int(model.logits(ahead[-1:]).argmax()))
         batch, following = driver.batch({0: said[-1]}), []
 
@@ -67,7 +67,7 @@ def drafted(
 def main() -> None:
     args = parse_args()
     model = load_model(args.model_path, device="cpu", dtype=torch.float32)
-    prediction = load_mtp(model, args.model_path)
+    mtp = load_mtp(model, args.model_path)
     tokenizer = Tokenizer.from_file(str(args.model_path / "tokenizer.json"))
     accepted, guessed = dict.fromkeys(MEASURED, 0), dict.fromkeys(MEASURED, 0)
     for name, maker in tqdm(MEASURED.items(), desc="Answering", unit="task", disable=None):
@@ -75,7 +75,7 @@ def main() -> None:
         examples = [maker(draw, True) for _ in range(args.examples)]
         for tokens, weights in encode(tokenizer, examples):
             start, end = runs((weights == 1).tolist())[-1]
-            said, guesses = drafted(model, prediction, tokens[:start].tolist(), end - start)
+            said, guesses = drafted(model, mtp, tokens[:start].tolist(), end - start)
             accepted[name] += sum(a == b for a, b in zip(said[1:], guesses, strict=True))
             guessed[name] += len(guesses)
     rates = {name: round(accepted[name] / max(1, guessed[name]), 4) for name in MEASURED}

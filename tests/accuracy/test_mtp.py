@@ -22,15 +22,15 @@ def test_the_small_model_guesses_what_it_says_and_random_weights_do_not() -> Non
         tokenizer.encode(text, add_special_tokens=False).ids for text in (QUESTION, ANSWER)
     )
     model = load_model(SMALL_MODEL, device="cpu", dtype=torch.float32)
-    prediction = load_mtp(model, SMALL_MODEL)
-    said, guesses = drafted(model, prediction, prompt, len(answer))
+    mtp = load_mtp(model, SMALL_MODEL)
+    said, guesses = drafted(model, mtp, prompt, len(answer))
     assert said == answer
     assert len(guesses) == len(answer) - 1
     accepted = sum(a == b for a, b in zip(said[1:], guesses, strict=True))
     assert accepted >= 0.7 * len(guesses), (said, guesses)
 
-    fill_dummy(prediction)
-    said, guesses = drafted(model, prediction, prompt, len(answer))
+    fill_dummy(mtp)
+    said, guesses = drafted(model, mtp, prompt, len(answer))
     assert said == answer
     accepted = sum(a == b for a, b in zip(said[1:], guesses, strict=True))
     assert accepted <= 0.3 * len(guesses), (said, guesses)

@@ -18,7 +18,7 @@ from mla_router.worker.model.mtp import MultiTokenPrediction
 from support.forward_driver import ForwardDriver, nan_caches
 from support.fp8_folders import Format, quantize_folder, write_dequantized
 from support.tiny_model import CONFIGS, VOCAB_SIZE, write_tiny_model
-from support.tiny_prediction import PaperPrediction, write_tiny_prediction
+from support.tiny_mtp import PaperMtp, write_tiny_mtp
 
 TOKENS = random.Random(5).choices(range(VOCAB_SIZE), k=100)
 # Chunks, then single tokens, each of them a decode step
@@ -31,13 +31,13 @@ def load(folder: Path) -> tuple[CausalLM, MultiTokenPrediction]:
     return model, load_mtp(model, folder)
 
 
-def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
-    """Returns the tensors of `PaperPrediction.logprobs(TOKENS)`, with steps of `cuts` tokens."""
+def guesses(model: CausalLM, mtp: MultiTokenPrediction, cuts: list[int]) -> list[Tensor]:
+    """Returns the tensors of `PaperMtp.logprobs(TOKENS)`, with steps of `cuts` tokens."""
     driver = ForwardDriver(model, page_size=16)
     pages, page_size = driver.caches[0].shape[:2]
-    specs = prediction.kv_cache_specs(torch.float32)
+    specs = mtp.kv_cache_specs(torch.float32)
     caches = nan_caches(specs, pages - 1, page_size, driver.device)
-    depths = prediction.config.num_mtp_layers
+    depths = mtp.config.num_mtp_layers
     found: list[list[Tensor]] = [[] for _ in range(depths)]
     begin = 0
     for size in cuts:
@@ -47,7 +47,7 @@ def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) 
         for depth in range(depths):
             ahead = TOKENS[begin + 1 + depth : begin + 1 + depth + size]
             padded = torch.tensor(ahead + [0] * (size - len(ahead)))  # rows that are not read
-            hidden = prediction(batch, hidden, model.embed(padded), caches, depth)
+            hidden = mtp(batch, hidden, model.embed(padded), caches, depth)
             found[depth].append(model.logits(hidden[: len(ahead)]).log_softmax(dim=-1))
         begin += size
     return [torch.cat(rows) for rows in found]
@@ -62,8 +62,8 @@ def guesses(model: CausalLM, prediction: MultiTokenPrediction, cuts: list[int]) 
 def test_guesses_are_those_of_the_paper(
     tmp_path: Path, config: dict[str, object], depths: int, cuts: list[int]
 ) -> None:
-    write_tiny_prediction(tmp_path / "model", depths, **config)
-    expected = PaperPrediction(tmp_path / "model", tmp_path / "deeper").logprobs(TOKENS)
+    write_tiny_mtp(tmp_path / "model", depths, **config)
+    expected = PaperMtp(tmp_path / "model", tmp_path / "deeper").logprobs(TOKENS)
     got = guesses(*load(tmp_path / "model"), cuts)
     assert [len(rows) for rows in got] == [99 - depth for depth in range(depths)]
     for depth in range(depths):
@@ -74,27 +74,27 @@ def test_guesses_are_those_of_the_paper(
 def test_fp8_layers_but_for_the_projection_that_joins(tmp_path: Path) -> None:
     """DeepSeek's checkpoints do not quantize eh_proj, and do not list it as left out."""
     kind = Format("block", (16, 24))
-    write_tiny_prediction(tmp_path / "source", 1, **CONFIGS["v3"])
+    write_tiny_mtp(tmp_path / "source", 1, **CONFIGS["v3"])
     quantize_folder(tmp_path / "source", tmp_path / "fp8", kind)
     write_dequantized(tmp_path / "fp8", tmp_path / "plain", kind)
-    model, prediction = load(tmp_path / "fp8")
-    assert prediction.depths[0].eh_proj.weight.dtype == torch.float32
-    assert prediction.depths[0].self_attn.o_proj.weight.dtype == torch.float8_e4m3fn
-    (got,) = guesses(model, prediction, WHOLE)
+    model, mtp = load(tmp_path / "fp8")
+    assert mtp.depths[0].eh_proj.weight.dtype == torch.float32
+    assert mtp.depths[0].self_attn.o_proj.weight.dtype == torch.float8_e4m3fn
+    (got,) = guesses(model, mtp, WHOLE)
     (expected,) = guesses(*load(tmp_path / "plain"), WHOLE)
     assert (got - expected).abs().max().item() <= 1e-5
 
 
 def test_embedding_head_and_rotations_take_no_memory_of_their_own(tmp_path: Path) -> None:
-    write_tiny_prediction(tmp_path, 1, **CONFIGS["v3"])
-    model, prediction = load(tmp_path)
-    assert prediction.rotations.data_ptr() == model.model.rotations.data_ptr()
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
+    model, mtp = load(tmp_path)
+    assert mtp.rotations.data_ptr() == model.model.rotations.data_ptr()
     tensors = load_file(tmp_path / "model.safetensors")
     layer = {name: t for name, t in tensors.items() if name.startswith("model.layers.3.")}
     shared = 2 * VOCAB_SIZE * model.config.hidden_size
-    count = sum(parameter.numel() for parameter in prediction.parameters())
+    count = sum(parameter.numel() for parameter in mtp.parameters())
     assert count == sum(tensor.numel() for tensor in layer.values()) - shared
-    assert not any(parameter.requires_grad for parameter in prediction.parameters())
+    assert not any(parameter.requires_grad for parameter in mtp.parameters())
 
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -109,7 +109,7 @@ def test_every_mistake_is_in_one_error(tmp_path: Path) -> None:
         tensors["model.layers.3.eh_proj.weight"] = torch.ones(64, 64)
         tensors["model.layers.3.enorm.bias"] = torch.ones(64)
 
-    write_tiny_prediction(tmp_path, 1, **CONFIGS["v3"])
+    write_tiny_mtp(tmp_path, 1, **CONFIGS["v3"])
     edit(tmp_path, spoil)
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)  # does not read that layer
     with pytest.raises(ModelError) as error:
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_such_layers_is_refused(tmp_path: Path, name: str) 
 
 
 def test_random_weights(tmp_path: Path) -> None:
-    write_tiny_prediction(tmp_path, 2, **CONFIGS["v3"])
+    write_tiny_mtp(tmp_path, 2, **CONFIGS["v3"])
     (tmp_path / "model.safetensors").unlink()
     model = load_model(tmp_path, device="cpu", dtype=torch.float32, dummy=True)
     for rows in guesses(model, load_mtp(model, tmp_path, dummy=True), WHOLE):

@@ -61,7 +61,7 @@ def test_tied_embeddings_need_no_head_and_ignore_one(tmp_path: Path) -> None:
     assert torch.equal(answers(load(tmp_path)), before)
 
 
-def test_prediction_layers_behind_the_last_are_skipped(tmp_path: Path) -> None:
+def test_nextn_layers_are_skipped(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v3"])  # 3 layers, num_nextn_predict_layers 1
     before = answers(load(tmp_path))
     edit(tmp_path, lambda t: t.update({"model.layers.3.eh_proj.weight": torch.zeros(64, 128)}))

@@ -32,7 +32,7 @@ class ModelConfig(ABC):
     attention_bias: bool
     max_position_embeddings: int  # longest context in tokens, with YaRN's factor
     rope: RopeConfig
-    num_mtp_layers: int = 0  # multi-token prediction layers behind the last layer of the checkpoint
+    num_mtp_layers: int = 0  # NextN layers (multi-token prediction) behind the last layer
 
     @abstractmethod
     def attention_spec(self, layer: int) -> AttentionSpec:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from support.tiny_model import raw_config, write_tiny_model
 
 
-def write_tiny_prediction(folder: Path, depths: int, **config: Any) -> None:
+def write_tiny_mtp(folder: Path, depths: int, **config: Any) -> None:
     """`write_tiny_model` with `depths` NextN layers behind the others."""
     layers = raw_config(config)["num_hidden_layers"]
     write_tiny_model(folder, **config | {"num_hidden_layers": layers + depths})
@@ -44,7 +44,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-class PaperPrediction:
+class PaperMtp:
     """The plain checkpoint in `folder`, in float64."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
