@@ -89,7 +89,7 @@ def test_bfloat16(tmp_path: Path, name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v2_lite", "v3_halves"])
-def test_expanded_keys_give_what_latents_do(tmp_path: Path, name: str) -> None:
+def test_absorption_does_not_change_results(tmp_path: Path, name: str) -> None:
     write_tiny_model(tmp_path, **CONFIGS[name] | {"qk_rope_head_dim": 16})
     exact = run(tmp_path, "cpu", torch.float32)
     torch_way = run(tmp_path, "cuda", torch.float32, disable_mla=True)

@@ -34,16 +34,16 @@ class Pair:
 
 
 # Served with --disable-mla as well
-EXPANDED = ("v2_lite", "v3_halves")
+NON_ABSORBED = ("v2_lite", "v3_halves")
 
 
-@pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} expanded" for name in EXPANDED)])
+@pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} disable-mla" for name in NON_ABSORBED)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    name, _, expanded = request.param.partition(" ")
+    name, _, disabled = request.param.partition(" ")
     folder: Path = tmp_path_factory.mktemp(name)
     write_tiny_model(folder, **CONFIGS[name])
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(expanded)))
+    config = choose_config(WorkerConfig(model_path=str(folder), disable_mla=bool(disabled)))
     return Pair(load_model(folder, device="cpu", dtype=torch.float32, config=config), reference)
 
 
