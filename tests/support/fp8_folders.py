@@ -39,7 +39,7 @@ def write_dequantized(folder: Path, out: Path, kind: Format) -> None:
 
 
 def dequantized(weight: Tensor, scale: Tensor, kind: Format) -> Tensor:
-    """Returns [N, K] float32. Division by the size of a block gives the scale of row i and column j."""
+    """Returns [N, K] float32. The scale of row i and column j is at (i // height, j // width)."""
     height, width = kind.block_of(weight)
     i = torch.arange(weight.shape[0])[:, None] // height
     j = torch.arange(weight.shape[1])[None, :] // width
