@@ -37,7 +37,9 @@ class Pair:
 NON_ABSORBED = ("v2_lite", "v3_halves")
 
 
-@pytest.fixture(scope="module", params=[*CONFIGS, *(f"{name} disable-mla" for name in NON_ABSORBED)])
+@pytest.fixture(
+    scope="module", params=[*CONFIGS, *(f"{name} disable-mla" for name in NON_ABSORBED)]
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     name, _, disabled = request.param.partition(" ")
     folder: Path = tmp_path_factory.mktemp(name)
