@@ -28,7 +28,7 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 #[test]
-fn a_restart_before_warm_workers_makes_no_hot_spot() {
+fn router_restart_with_warm_workers_makes_no_hot_spot() {
     let scripts = requests(1600, 128, 64, 15.0);
     let mut world = World::new(PolicyName::CacheAware, 1);
     world.restart = Some(600);
@@ -39,7 +39,7 @@ fn a_restart_before_warm_workers_makes_no_hot_spot() {
 }
 
 #[test]
-fn slower_workers_get_less_to_do() {
+fn slower_workers_get_fewer_requests() {
     let scripts = requests(1600, 0, 128, 8.0);
     let mut world = World::new(PolicyName::CacheAware, 1);
     world.slowness = vec![1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0];
@@ -49,7 +49,7 @@ fn slower_workers_get_less_to_do() {
 }
 
 #[test]
-fn a_hot_prefix_makes_no_hot_spot_where_each_of_several_routers_sees_a_part_of_the_load() {
+fn hot_prefix_makes_no_hot_spot_with_several_routers() {
     let scripts = requests(1000, 128, 8, 10.0);
     let mut world = World::new(PolicyName::CacheAware, 8);
     world.reports_load = false;
@@ -63,7 +63,7 @@ fn a_hot_prefix_makes_no_hot_spot_where_each_of_several_routers_sees_a_part_of_t
 
 /// SGLang's generated-shared-prefix: 64 groups of 16 prompts.
 #[test]
-fn several_routers_find_the_prefixes_that_others_have_sent() {
+fn several_routers_use_prefixes_cached_by_each_other() {
     let mut dice = fastrand::Rng::with_seed(3);
     let mut order: Vec<u64> = (0..64 * 16).collect();
     dice.shuffle(&mut order);

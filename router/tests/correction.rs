@@ -175,7 +175,7 @@ fn gain(world: World) -> (f64, Outcome) {
 }
 
 #[test]
-fn a_cache_smaller_than_told_is_found_out() {
+fn smaller_cache_than_reported_is_detected() {
     for world in
         [SMALL, World { tokens_per_block: 10, ..SMALL }, World { tokens_per_block: 28, ..SMALL }]
     {
@@ -188,7 +188,7 @@ fn a_cache_smaller_than_told_is_found_out() {
 }
 
 #[test]
-fn an_odd_order_of_evictions_and_the_prompts_of_other_routers_are_no_obstacle() {
+fn prediction_survives_other_eviction_order_and_other_routers() {
     for world in [World { whim_every: Some(10), ..SMALL }, World { shared: true, ..SMALL }] {
         let (gain, _) = gain(world);
         assert!(gain > 2.5, "{gain:.1}");
@@ -196,7 +196,7 @@ fn an_odd_order_of_evictions_and_the_prompts_of_other_routers_are_no_obstacle() 
 }
 
 #[test]
-fn a_restart_is_found_out_and_costs_no_capacity() {
+fn restart_is_detected_without_loss_of_capacity() {
     let world = World { restart_every: Some(500), real: SMALL.told, ..SMALL };
     let (gain, outcome) = gain(world);
     assert!(gain > 1.5, "{gain:.1}");
@@ -206,7 +206,7 @@ fn a_restart_is_found_out_and_costs_no_capacity() {
 }
 
 #[test]
-fn who_tells_the_truth_or_nothing_is_believed() {
+fn correct_or_absent_reports_change_nothing() {
     for world in [World { told: SMALL.real, ..SMALL }, World { reports: false, ..SMALL }] {
         let (gain, outcome) = gain(world);
         assert!(gain > 0.99, "{gain:.2}");
@@ -217,7 +217,7 @@ fn who_tells_the_truth_or_nothing_is_believed() {
 }
 
 #[test]
-fn a_flush_teaches_nothing_of_the_caches_size() {
+fn flush_does_not_change_the_learned_capacity() {
     let tree = PrefixTree::new(1 << 18);
     let learned = Learned::new(1 << 18);
     learned.set_capacity(&tree, WORKER, SMALL.told);
@@ -243,7 +243,7 @@ fn a_flush_teaches_nothing_of_the_caches_size() {
 }
 
 #[test]
-fn requests_are_booked_while_a_worker_whose_capacity_shrinks_is_evicted_from() {
+fn insertions_proceed_during_eviction() {
     let tree = PrefixTree::new(1 << 20);
     let learned = Learned::new(1 << 20);
     for number in 0..1 << 15 {

@@ -27,7 +27,7 @@ fn body() -> Value {
 }
 
 #[test]
-fn what_separates_caches_shares_no_block() {
+fn cache_separators_share_no_block() {
     let plain = chat(&body());
     let fields = [
         ("model", json!("other")),
@@ -61,7 +61,7 @@ fn cache_salt_and_extra_key_separate_together() {
 }
 
 #[test]
-fn tools_that_may_not_be_called_are_not_told() {
+fn tools_are_not_in_the_key_if_tool_choice_is_none() {
     let mut asked = body();
     asked["tools"] = json!([{"type": "function", "function": {"name": "weather"}}]);
     asked["tool_choice"] = json!("none");
@@ -71,7 +71,7 @@ fn tools_that_may_not_be_called_are_not_told() {
 }
 
 #[test]
-fn what_the_engine_does_not_cache_by_changes_nothing() {
+fn fields_without_effect_on_the_cache_do_not_change_the_key() {
     let mut other = body();
     other["temperature"] = json!(0.5);
     other["cache_salt"] = Value::Null;
@@ -83,7 +83,7 @@ fn what_the_engine_does_not_cache_by_changes_nothing() {
 }
 
 #[test]
-fn roles_names_and_calls_are_part_of_the_prompt() {
+fn roles_names_and_tool_calls_are_part_of_the_key() {
     let mut other = body();
     other["messages"][0]["role"] = json!("user");
     assert_ne!(chat(&body()).blocks[0], chat(&other).blocks[0]);
@@ -123,7 +123,7 @@ fn text_parts_equal_text_and_images_count_by_their_data() {
 }
 
 #[test]
-fn a_response_shares_the_blocks_of_the_chat_that_says_the_same() {
+fn responses_request_shares_the_blocks_of_the_equal_chat() {
     let responses = |body: &Value| extract(Route::Responses, body).expect("an input");
     let tools = json!([{"type": "function", "name": "weather"}]);
     let call =
@@ -250,7 +250,7 @@ fn the_last_of_equal_fields_wins() {
 }
 
 #[test]
-fn bodies_without_a_prompt_say_why() {
+fn body_without_a_prompt_is_an_error() {
     let cases = [
         (Route::ChatCompletions, json!({}), KeyError::Missing("messages")),
         (Route::ChatCompletions, json!({"messages": null}), KeyError::Missing("messages")),
@@ -296,7 +296,7 @@ fn bodies_without_a_prompt_say_why() {
 }
 
 #[test]
-fn depth_and_length_are_harmless() {
+fn deep_and_long_bodies_are_handled() {
     let deep = "[".repeat(100_000);
     for body in [
         format!(r#"{{"prompt":{deep}"#),

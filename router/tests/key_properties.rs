@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn the_way_of_writing_does_not_matter(messages in messages(), dice in prop::collection::vec(any::<u8>(), 0..4000)) {
+    fn json_spelling_does_not_change_the_key(messages in messages(), dice in prop::collection::vec(any::<u8>(), 0..4000)) {
         let mut body = chat(&messages);
         body["stream"] = true.into();
         body["cache_salt"] = "sältz/1".into();
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_survived(
+    fn any_bytes_are_handled(
         route in prop::sample::select(vec![Route::ChatCompletions, Route::Completions, Route::Generate, Route::Other]),
         pieces in prop::collection::vec(prop::sample::select(vec![
             "{", "}", "[", "]", ",", ":", "\"", "\\", "\\u", "d83d", "\\ud83d", "0", "99999999999", "-1", "1e5", "true", "null",

@@ -270,7 +270,7 @@ proptest! {
 
 /// After concurrent insertions, look-ups and purges all counts are consistent.
 #[test]
-fn threads_leave_the_books_balanced() {
+fn concurrent_threads_leave_consistent_counts() {
     let tree = PrefixTree::new(1 << 18);
     std::thread::scope(|scope| {
         for worker in 0..4_u8 {

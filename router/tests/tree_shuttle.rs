@@ -137,7 +137,7 @@ fn inserts_of_one_worker_stay_within_its_capacity() {
 }
 
 #[test]
-fn a_purge_takes_all_that_was_there_and_nothing_that_comes_later() {
+fn purge_removes_existing_blocks_only() {
     check(
         &[
             |tree| {
@@ -160,7 +160,7 @@ fn a_purge_takes_all_that_was_there_and_nothing_that_comes_later() {
 }
 
 #[test]
-fn what_is_taken_back_stays_if_another_request_has_used_it() {
+fn retracted_blocks_stay_if_used_by_another_request() {
     check(
         &[
             |tree| {
@@ -185,7 +185,7 @@ fn what_is_taken_back_stays_if_another_request_has_used_it() {
 }
 
 #[test]
-fn workers_that_come_and_go_leave_nothing() {
+fn removed_workers_leave_no_blocks() {
     check(
         &[
             |tree| {

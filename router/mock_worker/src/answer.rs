@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_chat_have_what_is_new_and_name_its_tokens() {
+    fn chat_events_have_deltas_and_token_ids() {
         let body = r#"{"model": "m\"", "messages": [{"role": "user", "content": "hi"}]}"#;
         let mut answers = answers(Endpoint::Chat, body);
         answers.replay = true;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_answers_are_json_of_their_contract() {
+    fn complete_answers_are_valid_json() {
         for (endpoint, body, text) in [
             (Endpoint::Chat, r#"{"messages": []}"#, "/choices/0/message/content"),
             (Endpoint::Completions, r#"{"prompt": "abcd"}"#, "/choices/0/text"),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_continuation_needs_survives_the_way() {
+    fn continuation_state_round_trips() {
         let mut answers = answers(Endpoint::Completions, r#"{"prompt": "abcd"}"#);
         answers.id = "cmpl-1.5".to_owned();
         let expected = Some(("cmpl-1.5".to_owned(), 7, 0));

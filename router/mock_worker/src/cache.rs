@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_found_again_up_to_where_it_differs() {
+    fn prompt_matches_up_to_the_first_difference() {
         let mut cache = Cache::new(8);
         assert_eq!(run(&mut cache, &[1, 2, 3]), 0);
         assert_eq!(run(&mut cache, &[1, 2, 4]), 2);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_goes_first_and_leaves_before_their_roots() {
+    fn eviction_is_lru_and_leaves_first() {
         let mut cache = Cache::new(6);
         run(&mut cache, &[1, 2, 3]);
         run(&mut cache, &[4, 5, 6]);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_running_request_holds_is_not_evicted() {
+    fn pages_of_running_requests_are_not_evicted() {
         let mut cache = Cache::new(4);
         run(&mut cache, &[1, 2]);
         let held = cache.reserve(&[1, 2], 3).expect("room");

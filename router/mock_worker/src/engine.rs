@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_wait_for_a_place_and_for_room() {
+    fn requests_wait_for_a_slot_and_for_memory() {
         let mut engine = Engine::new(Settings { max_running_requests: 2, ..settings() });
         let mut all: Vec<_> =
             (0..3).map(|i| submit(&mut engine, i * 100..i * 100 + 4, 3)).collect();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_whose_reader_has_left_is_let_go() {
+    fn request_without_reader_is_dropped() {
         let mut engine = Engine::new(settings());
         let waiting = submit(&mut engine, 0..8, 100);
         drop(waiting);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_request_is_told() {
+    fn aborted_request_is_reported() {
         let mut engine = Engine::new(settings());
         let mut events = submit(&mut engine, 0..8, 100);
         engine.plan();
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses() {
+    fn full_queue_refuses_requests() {
         let mut engine = Engine::new(Settings { max_queued_requests: 1, ..settings() });
         let _one = submit(&mut engine, 0..8, 1);
         let (second, _events) = request(vec![1], 1);

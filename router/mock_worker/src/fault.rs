@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counted_fault_is_over_when_it_has_struck_so_often() {
+    fn counted_fault_ends_after_its_count() {
         let fault = Fault::parse(r#"{"kind": "status", "status": 503, "count": 2}"#);
         let current = CurrentFault::new(Some(fault.expect("valid")));
         assert_eq!(current.for_request(), Kind::Status { status: 503 });

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_separates_caches() {
+    fn salt_separates_caches() {
         let plain = read(Endpoint::Generate, r#"{"text": "abcd"}"#).expect("valid");
         let salted = read(Endpoint::Generate, r#"{"text": "abcd", "cache_salt": "a"}"#);
         assert_ne!(plain.root, salted.expect("valid").root);

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_in_the_next_prompt_has_the_tokens_it_was_generated_as() {
+    fn answer_in_the_next_prompt_keeps_its_tokens() {
         let answer = Answer::to(&[1, 2, 3], 0);
         let tokens: Vec<_> = (0..10).map(|position| answer.token(position)).collect();
         assert_eq!(encode(&decode(&tokens)).collect::<Vec<_>>(), tokens);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_depends_on_all_before_it_and_on_the_root() {
+    fn page_hash_depends_on_all_previous_pages_and_the_root() {
         let one = page_hashes(&[1, 2, 3, 4, 5], 2, 0);
         assert_eq!(one.len(), 2, "the last page is not full");
         assert_eq!(one[0], page_hashes(&[1, 2, 9, 9], 2, 0)[0]);

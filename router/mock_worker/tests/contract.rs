@@ -61,7 +61,7 @@ fn text(events: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_answer_says_and_any_worker_says_the_same() {
+async fn stream_and_complete_answer_are_equal_on_every_worker() {
     let (one, two) = (instant().await, instant().await);
     let (head, whole) = call(&one, CHAT, &chat(20, false)).await.expect("an answer");
     assert_eq!(head.field("x-mla-cached-tokens"), Some("0"));
@@ -76,7 +76,7 @@ async fn a_stream_says_what_the_whole_answer_says_and_any_worker_says_the_same()
 }
 
 #[tokio::test]
-async fn the_second_time_the_prompt_is_cached_until_flushed() {
+async fn repeated_prompt_is_cached_until_a_flush() {
     let worker = instant().await;
     for expected in ["0", "48", "48"] {
         let (head, _) = call(&worker, CHAT, &chat(2, false)).await.expect("an answer");
@@ -89,7 +89,7 @@ async fn the_second_time_the_prompt_is_cached_until_flushed() {
 }
 
 #[tokio::test]
-async fn another_worker_goes_on_where_one_has_broken_off() {
+async fn another_worker_continues_a_broken_stream() {
     let (one, two) = (instant().await, instant().await);
     let replay = "x-mla-replay: 1\r\n";
     let (_, unbroken) = call(&one, CHAT, &chat(20, true)).await.expect("an answer");
@@ -140,7 +140,7 @@ async fn prompts_of_a_batch_have_an_answer_each() {
 }
 
 #[tokio::test]
-async fn other_engines_have_no_headers_of_ours() {
+async fn other_engines_have_no_own_headers() {
     for (flavour, has_info) in [(Flavour::Sglang, 200), (Flavour::Vllm, 404)] {
         let settings = Settings { flavour, ..Settings::instant() };
         let worker = MockWorker::start(settings).await.expect("a free port");
@@ -159,7 +159,7 @@ async fn other_engines_have_no_headers_of_ours() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_its_place() {
+async fn disconnected_client_frees_its_slot() {
     let settings = Settings { max_running_requests: 1, ..Settings::default() };
     let worker = MockWorker::start(settings).await.expect("a free port");
     for stream in [true, false] {
@@ -233,7 +233,7 @@ async fn faults_of_streams() {
 }
 
 #[tokio::test]
-async fn it_dies_and_restarts_empty() {
+async fn killed_worker_restarts_with_an_empty_cache() {
     let mut worker = instant().await;
     call(&worker, CHAT, &chat(4, false)).await.expect("an answer");
     let boot = worker.boot_id();
@@ -251,7 +251,7 @@ async fn it_dies_and_restarts_empty() {
 }
 
 #[tokio::test]
-async fn what_is_frozen_answers_when_it_thaws() {
+async fn frozen_worker_answers_after_thawing() {
     let worker = instant().await;
     worker.freeze();
     let mut client = Client::connect(worker.address()).await.expect("the kernel accepts");

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_end_calls_the_first_in_line_which_keeps_its_place_until_it_is_taken() {
+    async fn request_end_wakes_the_first_waiter_which_keeps_its_place() {
         let queue = queue(&Config::default());
         let ended = slot(&queue).await;
         let (first, second) =
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_broken_stream_goes_before_all_that_wait_and_is_never_refused() {
+    async fn broken_stream_goes_first_and_is_never_refused() {
         let queue = queue(&Config { queue_size: 1, ..Config::default() });
         let waits = queue.join(None, None).expect("room");
         let (first, second) = (queue.join_front(None, None), queue.join_front(None, None));

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_stream_has_more_patience() {
+    async fn slow_stream_has_a_longer_timeout() {
         let limits = Limits { keepalive: Duration::from_secs(3600), ..LIMITS };
         let mut stream = Stream::new(limits, 3600);
         for _ in 0..100 {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_pause_that_lost_one_worker_gives_the_next_one_no_more_patience() {
+    async fn pause_of_a_lost_worker_does_not_extend_the_next_timeout() {
         let mut stream = Stream::new(LIMITS, 3600);
         stream.silence.received(Instant::now());
         assert!(matches!(stream.next().await, (5, Due::Look(_))));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_frame_breaks_the_silence() {
+    async fn every_frame_restarts_the_silence() {
         let mut stream = Stream::new(LIMITS, 3600);
         for _ in 0..100 {
             let wait = tokio::time::timeout(Duration::from_secs(4), stream.next()).await;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_stream_glances_at_its_worker_from_the_first_second_on() {
+    async fn quiet_stream_checks_its_worker_from_the_first_second() {
         let mut stream = Stream::new(LIMITS, 3600);
         for quarter in 4..12 {
             let due = poll_fn(|cx| stream.silence.poll(&mut stream.timer, cx)).await;

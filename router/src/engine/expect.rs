@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn good_beginnings_are_good_wherever_they_are_cut() {
+    fn valid_prefixes_are_valid_at_any_cut() {
         let good = [
             (EVENTS, "data: {}\n\n"),
             (EVENTS, ": ping\n\n"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_not_an_answer() {
+    fn garbage_is_invalid() {
         for (expect, text) in [
             (EVENTS, "<html>"),
             (EVENTS, "{\"choices\":[]}"),

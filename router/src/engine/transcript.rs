@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_add_up_choice_by_choice() {
+    fn token_ids_are_collected_for_each_choice() {
         assert_eq!(json(&["data: {}\n\n"]).as_deref(), Ok("[]"));
         assert_eq!(
             json(&[

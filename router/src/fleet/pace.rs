@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_slows_down_is_given_more() {
+    fn slower_worker_gets_a_longer_limit() {
         let pace = Pace::default();
         for _ in 0..100 {
             pace.observe(1000, Duration::from_millis(100));

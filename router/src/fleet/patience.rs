@@ -47,7 +47,7 @@ mod tests {
     const LEAST: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_worker_that_slows_down_is_given_more_and_less_when_it_is_quick_again() {
+    fn limit_follows_the_speed_of_the_worker() {
         let mut patience = Patience::new(LEAST);
         patience.answered(Duration::from_millis(2));
         assert_eq!(patience.limit(), LEAST);

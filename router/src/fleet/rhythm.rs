@@ -52,7 +52,7 @@ mod tests {
     const UNKNOWN: Duration = Duration::from_secs(10);
 
     #[test]
-    fn it_is_learned_from_the_silences_that_have_ended() {
+    fn rhythm_is_learned_from_completed_silences() {
         let rhythm = Rhythm::default();
         rhythm.observe(40);
         assert_eq!(rhythm.limit(LEAST, UNKNOWN), UNKNOWN, "nothing is known yet");

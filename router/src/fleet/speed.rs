@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_time_of_a_token_and_not_that_of_a_request() {
+    fn speed_is_per_token_and_not_per_request() {
         assert!(close(&worker(1e-4, &[100, 500, 2000, 4000]), 1e-4));
         assert!(close(&worker(3e-4, &[100, 500, 2000, 4000]), 3e-4));
         // Nearly all of its prompts were cached, and took as long as a request takes.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn long_prompts_of_one_length_tell_it_as_well() {
+    fn prompts_of_one_length_suffice() {
         let speed = worker(1e-4, &[4000]);
         assert!(speed.token_seconds().is_some_and(|estimate| (1e-4..1.25e-4).contains(&estimate)));
     }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_slows_down_is_found_out() {
+    fn slower_worker_is_detected() {
         let speed = Speed::default();
         for (microseconds, rounds) in [(100, 300), (400, 600)] {
             for round in 0..rounds {

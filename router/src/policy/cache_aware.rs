@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_prefix_spreads_and_stays_off_no_worker() {
+    fn hot_prefix_spreads_over_all_workers() {
         let key = prompt(1, 100);
         let mut states = [(0, 0, 0); 4];
         for _ in 0..200 {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_group_goes_where_every_router_sends_it() {
+    fn cold_prefix_goes_to_its_rendezvous_owner() {
         let idle = [(0, 0, 0); 8];
         let mut chosen = [0; 8];
         for group in 0..400 {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_groups_is_shared_evenly_and_hardly_a_prefix_computed_twice() {
+    fn burst_of_groups_is_spread_with_few_prefixes_computed_twice() {
         for seed in 0..20 {
             let mut dice = fastrand::Rng::with_seed(seed);
             let mut equal: Vec<u64> = (0..1024).map(|number| number / 16).collect();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_loaded_never_has_too_many() {
+    fn least_loaded_worker_is_never_over_the_bound() {
         for states in [&[(0, 0, 0); 1][..], &[(9, 0, 0); 7], &[(u32::MAX, 0, 0); 300]] {
             let workers = workers(states);
             assert!(
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slower_worker_gets_less_to_do_and_noise_decides_nothing() {
+    fn slower_worker_gets_less_load_and_noise_has_no_effect() {
         let mut workers = workers(&[(0, 0, 0); 2]);
         let key = prompt(1, 100);
         let request = PolicyRequest { key: Some(&key), owner_share: 0.0 };
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn many_answers_go_where_there_is_less_to_do_and_not_where_the_prompt_is() {
+    fn many_answers_go_to_the_least_load_and_not_to_the_cache() {
         let states = [(2, 0, 40), (0, 0, 0)];
         assert_eq!(choose(&prompt(1, 40), &states).index, 0);
         let batch = RouteKey { more_answers: 63, ..prompt(1, 40) };
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_numbers_fit() {
+    fn largest_numbers_do_not_overflow() {
         let key = RouteKey { prompt_tokens: u64::MAX, more_answers: u32::MAX, ..prompt(1, 1) };
         let choice = choose(&key, &[(u32::MAX, u64::MAX, 0), (0, 0, 0)]);
         assert_eq!((choice.index, choice.uncached_tokens), (1, u32::MAX));

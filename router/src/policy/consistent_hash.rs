@@ -32,7 +32,7 @@ mod tests {
     use crate::policy::testing::{in_session, workers};
 
     #[test]
-    fn a_session_stays_whatever_the_load() {
+    fn session_stays_under_any_load() {
         let idle = workers(&[(0, 0, 0); 8]);
         for session in 0..100 {
             let key = in_session(session);

@@ -37,7 +37,7 @@ mod tests {
     use crate::policy::testing::workers;
 
     #[test]
-    fn the_most_loaded_worker_gets_nothing_and_the_least_the_most() {
+    fn most_loaded_worker_gets_nothing_and_least_loaded_the_most() {
         let workers = workers(&[(1, 0, 0), (5, 0, 0), (3, 0, 0), (2, 0, 0)]);
         let mut chosen = [0; 4];
         for _ in 0..1200 {

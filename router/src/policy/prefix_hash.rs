@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn one_prefix_alone_fills_no_worker_beyond_the_bound() {
+    fn single_prefix_keeps_the_load_bound() {
         let mut workers = workers(&[(0, 0, 0); 8]);
         for sent in 1..=1000 {
             let choice = choose(7, 20, &workers);

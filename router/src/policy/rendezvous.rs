@@ -31,7 +31,7 @@ mod tests {
     use crate::policy::testing::workers;
 
     #[test]
-    fn a_lost_worker_moves_its_own_items_alone() {
+    fn lost_worker_moves_only_its_own_items() {
         let all = workers(&[(0, 0, 0); 8]);
         let mut items = [0; 8];
         for item in 0..4000 {

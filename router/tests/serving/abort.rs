@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leaving_before_the_response_aborts_upstream() {
+async fn disconnect_before_the_response_aborts_upstream() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -26,7 +26,7 @@ async fn leaving_before_the_response_aborts_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leaving_in_the_stream_aborts_upstream() {
+async fn disconnect_in_the_stream_aborts_upstream() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker =
@@ -44,7 +44,7 @@ async fn leaving_in_the_stream_aborts_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leaving_in_the_upload_never_reaches_a_worker() {
+async fn disconnect_in_the_upload_reaches_no_worker() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n12345";

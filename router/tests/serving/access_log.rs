@@ -13,7 +13,7 @@ use crate::support::{
 const ID: HeaderName = HeaderName::from_static("x-request-id");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_has_the_clients_id_or_a_new_one_and_so_has_the_worker() {
+async fn request_id_is_the_clients_or_a_new_one_on_both_sides() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -44,7 +44,7 @@ async fn json_line(process: &mut Process) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_one_line_at_its_end_that_says_how_it_went() {
+async fn access_log_has_one_line_for_each_request() {
     let mut worker = FakeWorker::start(|seen| match &seen.body[..] {
         b"hang" => Reply::Hang,
         b"endless" => Reply::Endless(Arc::default()),

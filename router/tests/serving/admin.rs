@@ -73,7 +73,7 @@ async fn a_bad_worker_url_is_refused_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_abort_goes_to_every_worker_and_one_yes_is_enough() {
+async fn abort_is_sent_to_all_workers_and_one_success_suffices() {
     let mut knows = FakeWorker::plain().await;
     let mut other = FakeWorker::start(|_| Reply::status(404)).await;
     let router = router(config(), &[&other, &knows]).await;
@@ -92,7 +92,7 @@ async fn an_abort_goes_to_every_worker_and_one_yes_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn profiles_are_of_all_workers_and_one_refusal_is_told() {
+async fn profile_is_sent_to_all_workers_and_a_refusal_is_reported() {
     let mut able = FakeWorker::plain().await;
     let mut unable = FakeWorker::start(|_| Reply::status(404)).await;
     let router = router(config(), &[&able, &unable]).await;
@@ -109,7 +109,7 @@ async fn profiles_are_of_all_workers_and_one_refusal_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flush_that_one_worker_misses_is_not_a_success() {
+async fn flush_fails_if_one_worker_fails() {
     let good = FakeWorker::plain().await;
     let mut dead = FakeWorker::plain().await;
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
@@ -125,7 +125,7 @@ async fn a_flush_that_one_worker_misses_is_not_a_success() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_info_gathers_the_states_of_all_workers() {
+async fn server_info_has_all_workers() {
     let mut workers = Vec::new();
     for number in 0..2 {
         let worker = FakeWorker::plain().await;
@@ -146,7 +146,7 @@ async fn server_info_gathers_the_states_of_all_workers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_has_a_path_of_its_own() {
+async fn worker_has_its_own_path() {
     let workers = [FakeWorker::plain().await, FakeWorker::plain().await];
     let router = router(config(), &[&workers[0], &workers[1]]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -165,7 +165,7 @@ async fn a_worker_has_a_path_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn loads_are_what_is_booked() {
+async fn loads_are_the_reserved_load() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let guard = router.router().registry.workers()[0].reserve(128, Reason::Cold);
@@ -182,7 +182,7 @@ async fn loads_are_what_is_booked() {
 
 /// Every malformed body gets an error in the usual shape.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_body_breaks_the_admin_routes() {
+async fn admin_routes_handle_any_body() {
     let router = router(config(), &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let good = r#"{"url": "http://127.0.0.1:1"}"#;
@@ -240,7 +240,7 @@ async fn no_body_breaks_the_admin_routes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_is_found_by_its_url_as_by_its_id() {
+async fn worker_is_found_by_url_and_by_id() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -265,7 +265,7 @@ async fn a_worker_is_found_by_its_url_as_by_its_id() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_worker_it_says_so_at_once() {
+async fn requests_without_a_worker_are_refused_at_once() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -284,7 +284,7 @@ async fn without_a_worker_it_says_so_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_browser_is_led_to_the_dashboard_and_the_document_lists_what_is_answered() {
+async fn root_redirects_to_the_dashboard_and_openapi_lists_the_routes() {
     const DOCUMENT: &str = r#"{"openapi":"3.1.0","info":{},"paths":{"/generate":{"post":{"summary":"g"}},
         "/worker_only":{"get":{}},"/v1/chat/completions":{"post":{}},"/health":{"get":{}}}}"#;
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
@@ -324,7 +324,7 @@ async fn a_browser_is_led_to_the_dashboard_and_the_document_lists_what_is_answer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_asked_of_one_sglang_server_is_answered_for_all() {
+async fn sglang_server_routes_are_answered_for_all_workers() {
     let fake = || {
         FakeWorker::start(|seen| match seen.head.uri.path() {
             "/get_load" => Reply::ok(r#"[{"dp_rank":0,"num_reqs":3}]"#),

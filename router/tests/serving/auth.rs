@@ -74,7 +74,7 @@ async fn status(address: SocketAddr, (method, path): (&str, &str), key: Option<&
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_is_closed_to_strangers_and_the_routers_own_to_clients() {
+async fn routes_need_a_key_and_admin_routes_the_admin_key() {
     let mut worker = FakeWorker::plain().await;
     let router = router(with_keys(), &[&worker]).await;
     let address = router.local_addr();
@@ -103,7 +103,7 @@ async fn every_route_is_closed_to_strangers_and_the_routers_own_to_clients() {
 
 /// Any spelling of a path has exactly the rights of the route that answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_spelling_of_a_path_opens_a_route() {
+async fn no_path_spelling_bypasses_the_key() {
     let mut worker = FakeWorker::plain().await;
     let router = router(with_keys(), &[&worker]).await;
     for path in [
@@ -139,7 +139,7 @@ async fn no_spelling_of_a_path_opens_a_route() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_key_opens_all_where_no_admin_key_is_set() {
+async fn client_key_opens_all_routes_without_an_admin_key() {
     let worker = FakeWorker::plain().await;
     let router = router(Config { admin_api_key: None, ..with_keys() }, &[&worker]).await;
     let address = router.local_addr();
@@ -151,7 +151,7 @@ async fn a_client_key_opens_all_where_no_admin_key_is_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clients_key_is_for_the_router_unless_it_has_none() {
+async fn client_key_is_forwarded_only_if_the_router_has_none() {
     let mut worker = FakeWorker::plain().await;
     let key = |text: &str| text.parse().expect("a key");
     for (config, sent, arrives) in [
@@ -170,7 +170,7 @@ async fn a_clients_key_is_for_the_router_unless_it_has_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_workers_own_paths_get_the_workers_admin_key() {
+async fn worker_admin_paths_get_the_worker_admin_key() {
     let mut worker = FakeWorker::plain().await;
     let key = |text: &str| Some(text.parse().expect("a key"));
     for (admin, sent) in [(key("a"), "Bearer a"), (None, "Bearer w")] {

@@ -32,7 +32,7 @@ fn in_turn() -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_worker_is_passed_over_without_a_word_against_it() {
+async fn busy_worker_is_skipped_without_a_failure() {
     for status in [429, 503] {
         let mut busy = FakeWorker::start(move |_| Reply::status(status)).await;
         let good = FakeWorker::plain().await;
@@ -48,7 +48,7 @@ async fn a_busy_worker_is_passed_over_without_a_word_against_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_all_stay_busy_the_client_sees_the_workers_own_answer() {
+async fn client_gets_the_worker_response_if_all_workers_are_busy() {
     let workers = [
         FakeWorker::start(|_| Reply::status(429)).await,
         FakeWorker::start(|_| Reply::status(429)).await,
@@ -64,7 +64,7 @@ async fn when_all_stay_busy_the_client_sees_the_workers_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_queue_clients_get_the_workers_own_refusal() {
+async fn client_gets_the_worker_refusal_without_a_queue() {
     let worker = FakeWorker::start(|_| Reply::status(429)).await;
     let router = router(Config { queue_size: 0, ..in_turn() }, &[&worker]).await;
     let begun = Instant::now();
@@ -77,7 +77,7 @@ async fn without_a_queue_clients_get_the_workers_own_refusal() {
 /// Twenty requests for four places: all are served, in the order of arrival. The clock is paused, so that no
 /// refusal is late.
 #[tokio::test(start_paused = true)]
-async fn who_waits_longest_goes_first_when_there_is_room_again() {
+async fn oldest_waiting_request_goes_first() {
     let room = Arc::new(AtomicUsize::new(0));
     let served = Arc::new(Mutex::new(Vec::new()));
     let (left, order) = (Arc::clone(&room), Arc::clone(&served));
@@ -120,7 +120,7 @@ async fn who_waits_longest_goes_first_when_there_is_room_again() {
 
 /// A hundred bodies at once, each within its limit, together ten times the limit for all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_bodies_at_one_time_take_bounded_memory() {
+async fn concurrent_large_bodies_use_bounded_memory() {
     const SIZE: usize = 1 << 20;
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -162,7 +162,7 @@ async fn large_bodies_at_one_time_take_bounded_memory() {
 
 /// A request that a worker has accepted must not block the requests behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_answer_does_not_hold_up_the_line() {
+async fn slow_answer_does_not_block_the_queue() {
     let gate = Arc::new(Semaphore::new(0));
     let (refusing, held) = (Arc::new(AtomicUsize::new(1)), Arc::clone(&gate));
     let state = Arc::clone(&refusing);

@@ -62,7 +62,7 @@ fn breakers(router: &RouterHandle) -> Vec<BreakerState> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_worker_sees_five_requests_and_no_client_notices() {
+async fn failing_worker_gets_five_requests_and_no_client_fails() {
     for status in [500, 502, 504] {
         let mut failing = FakeWorker::start(move |_| Reply::status(status)).await;
         let good = FakeWorker::plain().await;
@@ -78,7 +78,7 @@ async fn a_failing_worker_sees_five_requests_and_no_client_notices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_and_resets_count_as_well() {
+async fn garbage_and_resets_count_as_failures() {
     let faults = [
         Kind::Garbage { form: Garbage::Html },
         Kind::Garbage { form: Garbage::Truncated },
@@ -101,7 +101,7 @@ async fn garbage_and_resets_count_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_are_wrong_themselves_do_not_count_and_neither_does_back_pressure() {
+async fn client_errors_and_backpressure_are_no_failures() {
     for status in [400, 404, 422, 429, 503] {
         let answering = FakeWorker::start(move |_| Reply::status(status)).await;
         let config = Config { queue_timeout_secs: secs(0.01), ..in_turn() };
@@ -115,7 +115,7 @@ async fn requests_that_are_wrong_themselves_do_not_count_and_neither_does_back_p
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_has_recovered_is_found_by_one_request() {
+async fn recovered_worker_is_found_by_one_trial_request() {
     let broken = Arc::new(AtomicBool::new(true));
     let state = Arc::clone(&broken);
     let mut failing = FakeWorker::start(move |_| {
@@ -138,7 +138,7 @@ async fn a_worker_that_has_recovered_is_found_by_one_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_every_breaker_is_open_trying_is_better_than_refusing() {
+async fn requests_are_tried_when_every_breaker_is_open() {
     let broken = Arc::new(AtomicBool::new(true));
     let state = Arc::clone(&broken);
     let only = FakeWorker::start(move |_| {
@@ -156,7 +156,7 @@ async fn when_every_breaker_is_open_trying_is_better_than_refusing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_left_is_tried_even_if_its_breaker_is_open() {
+async fn last_worker_is_tried_with_an_open_breaker() {
     let switches = [true, false].map(|broken| Arc::new(AtomicBool::new(broken)));
     let start = |switch: &Arc<AtomicBool>| {
         let state = Arc::clone(switch);
@@ -177,7 +177,7 @@ async fn who_is_left_is_tried_even_if_its_breaker_is_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_whose_engine_hangs_is_out_after_one_late_byte() {
+async fn hanging_engine_opens_its_breaker_after_one_late_byte() {
     // Its health check answers all the time: only the requests can tell.
     let config = Config { first_token_timeout_secs: secs(0.2), ..in_turn() };
     let (router, [stuck, good]) = mocks(config, [Some(Kind::Hang), None]).await;
@@ -193,7 +193,7 @@ async fn a_worker_whose_engine_hangs_is_out_after_one_late_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_whose_streams_all_break_off_is_out_after_five() {
+async fn five_broken_streams_open_the_breaker() {
     let mut failing = FakeWorker::start(|_| events(&[EVENT])).await;
     let good = FakeWorker::start(|_| events(&[EVENT, DONE])).await;
     let router = router(in_turn(), &[&failing, &good]).await;
@@ -207,7 +207,7 @@ async fn a_worker_whose_streams_all_break_off_is_out_after_five() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whole_streams_between_keep_a_breaker_closed() {
+async fn complete_streams_keep_the_breaker_closed() {
     let turn = AtomicUsize::new(0);
     let worker = FakeWorker::start(move |_| {
         let is_whole = turn.fetch_add(1, Ordering::SeqCst) % 5 == 4;
@@ -223,7 +223,7 @@ async fn whole_streams_between_keep_a_breaker_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_breaks_off() {
+async fn trial_stream_closes_the_breaker_at_its_start_and_reopens_it_on_a_break() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let turn = AtomicUsize::new(0);
@@ -249,7 +249,7 @@ async fn a_stream_on_trial_lets_others_in_when_it_begins_and_nobody_when_it_brea
 
 /// A server answers light requests while its engine fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_takes_no_engine_neither_keeps_a_breaker_closed_nor_closes_it() {
+async fn requests_without_engine_work_do_not_affect_the_breaker() {
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
         "/v1/completions" => Reply::status(500),
         _ => Reply::good(),

@@ -49,7 +49,7 @@ fn small_queue() -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beside_a_frozen_worker_a_burst_is_served_by_the_other_or_refused() {
+async fn burst_beside_a_frozen_worker_is_served_or_refused() {
     let frozen = FakeWorker::start(|_| Reply::Hang).await;
     let settings = Settings {
         max_running_requests: 4,
@@ -70,7 +70,7 @@ async fn beside_a_frozen_worker_a_burst_is_served_by_the_other_or_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_for_workers_that_are_expected_back_is_a_429() {
+async fn full_queue_for_recovering_workers_is_a_429() {
     let mut killed = FakeWorker::plain().await;
     let other = FakeWorker::plain().await;
     // The workers stay out of rotation and are not down.
@@ -95,7 +95,7 @@ async fn a_full_queue_for_workers_that_are_expected_back_is_a_429() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_for_workers_that_are_all_down_is_a_503() {
+async fn full_queue_for_workers_that_are_down_is_a_503() {
     let worker = FakeWorker::plain().await;
     let router = router(Config { queue_size: 1, ..small_queue() }, &[&worker]).await;
     worker.set_healthy(false);

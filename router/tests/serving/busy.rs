@@ -26,7 +26,7 @@ fn healthy(router: &RouterHandle) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn workers_that_miss_their_checks_stay_in_rotation_while_their_answers_flow() {
+async fn workers_with_active_streams_survive_missed_checks() {
     let workers = [FakeWorker::plain().await, FakeWorker::plain().await];
     let router = router(in_turn(), &[&workers[0], &workers[1]]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -58,7 +58,7 @@ async fn the_last_worker_in_rotation_stays_for_ten_missed_checks() {
 
 /// The prompt of a request whose answer is being generated is no pending work.
 #[tokio::test(start_paused = true)]
-async fn a_prompt_is_pending_until_its_head_has_come_or_it_should_be_computed() {
+async fn prompt_is_pending_until_response_head_or_expected_prefill_end() {
     for tells in [true, false] {
         let mut worker = FakeWorker::start(move |_| {
             let mut headers = HeaderMap::new();

@@ -3,7 +3,7 @@
 use crate::support::{Client, FakeWorker, Process, run};
 
 #[test]
-fn a_taken_port_is_one_clear_line() {
+fn occupied_port_is_a_one_line_error() {
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = taken.local_addr().expect("bound").port().to_string();
     let output = run(&["--port", &port], &[]);
@@ -18,7 +18,7 @@ fn a_taken_port_is_one_clear_line() {
 }
 
 #[test]
-fn a_bad_flag_is_named_and_help_is_a_success() {
+fn invalid_flag_is_named_and_help_exits_with_zero() {
     for (arguments, named) in [
         (["--worker-urls", "ftp://w1"], "--worker-urls"),
         (["--policy", "magic"], "cache_aware"),
@@ -36,7 +36,7 @@ fn a_bad_flag_is_named_and_help_is_a_success() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
+async fn router_prints_its_address_serves_and_stops_on_sigterm() {
     let worker = FakeWorker::plain().await;
     let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
     let address = process.address().await;
@@ -49,7 +49,7 @@ async fn it_says_where_it_listens_serves_and_goes_on_sigterm() {
 
 /// The reader of the log has gone, or the disk is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_cannot_be_written_stops_nothing() {
+async fn unwritable_log_does_not_stop_serving() {
     let mut worker = FakeWorker::plain().await;
     let url = worker.url();
     let mut process = Process::start(&["--port", "0", "--access-log", "--worker-urls", &url]);
@@ -70,7 +70,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_line_of_sglangs_router_starts_and_says_what_has_no_effect() {
+async fn sglang_router_flags_start_and_report_ignored_ones() {
     let worker = FakeWorker::plain().await;
     let mut arguments = vec!["--port", "0", "--disable-retries", "--disable-circuit-breaker"];
     arguments.extend(["--retry-initial-backoff-ms", "50", "--retry-max-backoff-ms", "30000"]);
@@ -100,7 +100,7 @@ async fn a_command_line_of_sglangs_router_starts_and_says_what_has_no_effect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_just_starting_is_no_warning() {
+async fn starting_worker_is_no_warning() {
     let mut worker = FakeWorker::plain().await;
     let url = worker.url();
     worker.kill().await;

@@ -18,7 +18,7 @@ use mla_router::{Config, RouterHandle, admin::dashboard::FILES, fleet::Phase};
 use crate::support::{Client, FakeWorker, Reply, all_in, config, request, router, secs, soon};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_is_open_and_its_data_is_not() {
+async fn page_is_public_and_its_data_needs_the_key() {
     let key = "sesame".parse().expect("a key");
     let router = router(Config { api_key: vec![key], ..config() }, &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -36,7 +36,7 @@ async fn the_page_is_open_and_its_data_is_not() {
 
 /// The content security policy would block inline scripts, so the pages must have none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
+async fn page_has_no_inline_and_no_external_content() {
     let router = router(config(), &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     for file in FILES {
@@ -85,7 +85,7 @@ impl Events {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_say_what_the_router_knows() {
+async fn events_contain_the_statistics() {
     let workers = [FakeWorker::plain().await, FakeWorker::plain().await];
     let router = router(config(), &[&workers[0], &workers[1]]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -115,7 +115,7 @@ fn samples(event: &Value) -> (usize, u64) {
 
 /// A page that is opened or reloaded shows the earlier samples.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_event_brings_the_history_and_each_later_one_what_is_new() {
+async fn first_event_has_the_history_and_later_ones_the_new_samples() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     Events::open(&router).await.until(|event| samples(event).1 >= 2).await;
@@ -140,7 +140,7 @@ fn latest(event: &Value, figure: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_say_what_they_are_doing() {
+async fn engine_load_is_shown() {
     let worker = FakeWorker::plain().await;
     worker.set_metrics(
         "sglang:num_running_reqs{model_name=\"m\"} 3\nsglang:num_queue_reqs 2\n\
@@ -162,7 +162,7 @@ async fn engines_say_what_they_are_doing() {
 
 /// Until its next restart it is not asked every second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_without_figures_is_shown_all_the_same() {
+async fn engine_without_load_figures_is_shown() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut events = Events::open(&router).await;
@@ -172,7 +172,7 @@ async fn an_engine_without_figures_is_shown_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_without_requests_says_why_and_since_when() {
+async fn unhealthy_worker_has_a_reason_and_a_time() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     worker.kill().await;
@@ -192,7 +192,7 @@ async fn a_worker_without_requests_says_why_and_since_when() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_breaker_says_why_and_a_good_answer_ends_that() {
+async fn open_breaker_has_a_reason_until_the_next_success() {
     let fails = Arc::new(AtomicBool::new(true));
     let failing = Arc::clone(&fails);
     let worker = FakeWorker::start(move |_| {

@@ -47,7 +47,7 @@ async fn until_serving(router: &RouterHandle, workers: &[&FakeWorker]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_workers_follow_their_file() {
+async fn workers_follow_the_file() {
     let (first, second) = (FakeWorker::plain().await, FakeWorker::plain().await);
     let file = UrlsFile::with("follow", &format!("# one\n{}\n", first.url()));
     let router = router_without_waiting(file.config(), &[]).await;
@@ -60,7 +60,7 @@ async fn the_workers_follow_their_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_file_costs_no_worker() {
+async fn invalid_file_removes_no_worker() {
     let (first, second) = (FakeWorker::plain().await, FakeWorker::plain().await);
     let file = UrlsFile::with("bad", &first.url());
     let router = router_without_waiting(file.config(), &[]).await;
@@ -74,7 +74,7 @@ async fn a_bad_file_costs_no_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leaves_the_file_finishes_what_it_serves() {
+async fn worker_removed_from_the_file_finishes_its_requests() {
     let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
     let scripted = std::sync::Arc::clone(&gate);
     let mut leaving = FakeWorker::start(move |_| Reply::When(scripted.clone())).await;
@@ -95,7 +95,7 @@ async fn who_leaves_the_file_finishes_what_it_serves() {
 
 #[cfg(not(feature = "kubernetes"))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_kubernetes_built_in_its_flag_is_an_error() {
+async fn kubernetes_flag_is_an_error_without_the_feature() {
     let config = Config { service_discovery: true, port: 0, ..Config::default() };
     let error = RouterHandle::start(config).await.err().expect("refused");
     assert!(error.to_string().contains("--service-discovery"), "{error}");
@@ -104,7 +104,7 @@ async fn without_kubernetes_built_in_its_flag_is_an_error() {
 
 #[cfg(feature = "kubernetes")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_pods_of_a_namespace_are_never_meant() {
+async fn empty_pod_selector_is_refused() {
     let config = Config { service_discovery: true, port: 0, ..Config::default() };
     let error = RouterHandle::start(config).await.err().expect("refused");
     assert!(error.to_string().contains("--selector"), "{error}");

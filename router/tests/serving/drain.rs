@@ -24,7 +24,7 @@ async fn gated() -> (FakeWorker, Arc<Semaphore>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn draining_finishes_what_is_in_flight_and_refuses_the_rest() {
+async fn drain_finishes_requests_in_flight_and_refuses_new_ones() {
     let (mut worker, gate) = gated().await;
     // Keeps the port reserved after the router has closed it.
     let port = Port::free().expect("a free port");
@@ -96,7 +96,7 @@ fn assert_refused(answer: &Answer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn run_ends_when_the_last_request_has() {
+async fn run_returns_after_the_last_request() {
     let running = running(config()).await;
     running.drain.send(()).expect("running");
     running.gate.add_permits(1);
@@ -105,7 +105,7 @@ async fn run_ends_when_the_last_request_has() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_grace_period_has_an_end() {
+async fn grace_period_is_bounded() {
     let config = Config { shutdown_grace_period_secs: secs(0.05), ..config() };
     let mut running = running(config).await;
     running.drain.send(()).expect("running");
@@ -125,7 +125,7 @@ async fn stop_does_not_wait_for_the_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_is_stopped_ends_with_an_error_event() {
+async fn stopped_stream_ends_with_an_error_event() {
     let (frames, source) = mpsc::unbounded_channel();
     frames.send(Bytes::from_static(b"data: {\"choices\":[1]}\n\n")).expect("streaming");
     let source = parking_lot::Mutex::new(Some(source));
@@ -154,7 +154,7 @@ async fn a_stream_that_is_stopped_ends_with_an_error_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_waits_for_a_worker_is_refused_when_the_router_stops() {
+async fn queued_request_is_refused_at_shutdown() {
     let worker = FakeWorker::plain().await;
     worker.set_healthy(false);
     let router = router_without_waiting(config(), &[&worker]).await;
@@ -172,7 +172,7 @@ async fn a_request_that_waits_for_a_worker_is_refused_when_the_router_stops() {
 
 /// The workers stop at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_that_end_with_the_router_are_no_fault_of_a_request() {
+async fn workers_that_stop_with_the_router_count_no_failure() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
     let router = router(config(), &[&worker]).await;
     let address = router.local_addr();
@@ -185,7 +185,7 @@ async fn workers_that_end_with_the_router_are_no_fault_of_a_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_the_handle_ends_everything() {
+async fn dropping_the_handle_stops_all_tasks() {
     let (mut worker, _gate) = gated().await;
     let router = router(config(), &[&worker]).await;
     let address = router.local_addr();

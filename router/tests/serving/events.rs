@@ -57,7 +57,7 @@ async fn events_are_the_same_however_they_are_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_breaks_ends_with_an_error_and_only_whole_events() {
+async fn broken_stream_has_complete_events_and_an_error() {
     let stream = format!("{TOKEN}{TOKEN}{DONE}");
     let whole = |length: usize| (length / TOKEN.len()).min(2) * TOKEN.len();
     for cut in TOKEN.len()..stream.len() {
@@ -72,7 +72,7 @@ async fn a_stream_that_breaks_ends_with_an_error_and_only_whole_events() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_breaks_in_its_first_event_is_asked_for_again() {
+async fn stream_broken_in_its_first_event_is_retried() {
     let stream = format!("{TOKEN}{DONE}");
     for (cut, then) in (1..TOKEN.len()).flat_map(|cut| [(cut, Then::Break), (cut, Then::End)]) {
         let begun = Bytes::copy_from_slice(&TOKEN.as_bytes()[..cut]);
@@ -93,7 +93,7 @@ async fn a_stream_that_breaks_in_its_first_event_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_comes_after_the_last_event() {
+async fn nothing_follows_the_last_event() {
     let whole = format!("{TOKEN}{DONE}");
     for behind in [DONE, TOKEN, "garbage", ": ping\n\n"] {
         let stream = format!("{whole}{behind}");
@@ -115,7 +115,7 @@ async fn done_never_follows_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_other_kinds_end_as_they_like() {
+async fn other_streams_are_forwarded_to_their_end() {
     let stream = "event: progress\ndata: {}\n\ndata: half";
     let got = through_with(config(), "/v1/others", frames(stream, 10), Then::End).await;
     assert_eq!(got, stream);
@@ -125,7 +125,7 @@ async fn streams_of_other_kinds_end_as_they_like() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_the_responses_api_end_with_the_event_that_says_so() {
+async fn responses_streams_end_with_their_final_event() {
     let path = "/v1/responses";
     let event = |name: &str, data: &str| format!("event: {name}\ndata: {{\"a\":\"{data}\"}}\n\n");
     let begun = event("response.created", "");
@@ -153,7 +153,7 @@ async fn streams_of_the_responses_api_end_with_the_event_that_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compressed_stream_passes_unread() {
+async fn compressed_stream_is_forwarded_unchanged() {
     let body = Bytes::from_static(b"\x1f\x8b not events \n\n at all");
     let sent = body.clone();
     let worker = FakeWorker::start(move |_| {
@@ -168,7 +168,7 @@ async fn a_compressed_stream_passes_unread() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_event_arrives_whole_and_if_it_breaks_the_connection_does() {
+async fn long_event_arrives_complete_or_breaks_the_connection() {
     let event = format!("data: {}\n\n", "x".repeat(1 << 20));
     let stream = format!("{TOKEN}{event}{DONE}");
     assert!(through(frames(&stream, 10_000), Then::End).await == stream);
@@ -200,7 +200,7 @@ async fn fed(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quiet_stream_is_kept_open_and_not_taken_for_dead() {
+async fn quiet_stream_gets_keepalives_and_stays_open() {
     let config =
         Config { sse_keepalive_secs: secs(0.03), inter_token_timeout_secs: secs(0.01), ..config() };
     let (_worker, router, sender) = fed(config).await;
@@ -229,7 +229,7 @@ async fn a_quiet_stream_is_kept_open_and_not_taken_for_dead() {
 
 /// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_outlives_its_time_ends_with_an_error() {
+async fn stream_over_its_time_limit_ends_with_an_error() {
     let config = Config { request_timeout_secs: secs(0.2), ..config() };
     let (mut worker, router, sender) = fed(config).await;
     sender.send(Bytes::from_static(TOKEN.as_bytes())).expect("streaming");
@@ -242,7 +242,7 @@ async fn a_stream_that_outlives_its_time_ends_with_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_stream_ends_when_its_worker_is_found_dead() {
+async fn silent_stream_ends_when_its_worker_is_down() {
     let config = Config { inter_token_timeout_secs: secs(0.05), ..config() };
     let (mut worker, router, sender) = fed(config).await;
     sender.send(Bytes::from_static(TOKEN.as_bytes())).expect("streaming");

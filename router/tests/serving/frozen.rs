@@ -96,7 +96,7 @@ async fn requests_for_the_cached_prefix_of_a_frozen_worker_are_answered_by_anoth
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_process_is_out_and_its_requests_elsewhere() {
+async fn requests_of_a_stopped_process_go_elsewhere() {
     // The worker is a router process in front of it, because a process can be stopped.
     let mock = MockWorker::start(Settings::instant()).await.expect("a free port");
     let mut processes = Vec::new();
@@ -121,7 +121,7 @@ async fn a_stopped_process_is_out_and_its_requests_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removed_worker_that_dies_gives_back_what_waits_for_it() {
+async fn waiting_requests_of_a_removed_dead_worker_are_retried() {
     let mut workers = Vec::new();
     for _ in 0..2 {
         workers.push(MockWorker::start(Settings::instant()).await.expect("a free port"));

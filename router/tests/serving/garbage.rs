@@ -41,7 +41,7 @@ async fn retried(body: &'static str, garbage: fn() -> Reply, good: &'static [u8]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_200_that_is_not_json_is_asked_for_again() {
+async fn non_json_200_is_retried() {
     let garbage: [fn() -> Reply; 10] = [
         || Reply::ok(""),
         || Reply::ok("<html>It works!</html>"),
@@ -60,7 +60,7 @@ async fn a_200_that_is_not_json_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_200_that_is_no_event_stream_is_asked_for_again() {
+async fn non_event_stream_200_is_retried() {
     let garbage: [fn() -> Reply; 7] = [
         || Reply::ok(""),
         || Reply::ok("<html>It works!</html>"),
@@ -76,7 +76,7 @@ async fn a_200_that_is_no_event_stream_is_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_router_cannot_judge_it_passes_on() {
+async fn unknown_formats_are_forwarded() {
     let worker = FakeWorker::start(|_| typed("text/plain", b"as it is")).await;
     let router = router(in_turn(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -88,7 +88,7 @@ async fn what_the_router_cannot_judge_it_passes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_there_is_nothing_but_garbage_it_is_a_502() {
+async fn only_garbage_is_a_502() {
     let worker = FakeWorker::start(|_| Reply::ok("garbage")).await;
     let router = router(in_turn(), &[&worker]).await;
     let answer = Client::connect(router.local_addr()).await.post(PATH, BODY).await;
@@ -99,7 +99,7 @@ async fn when_there_is_nothing_but_garbage_it_is_a_502() {
 
 /// A response that is too long to be read at once is passed through completely.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_too_long_to_be_kept_arrives_whole() {
+async fn answer_larger_than_the_buffer_arrives_complete() {
     let long = format!("{{\"text\":\"{}\"}}", "long ".repeat(4 << 20));
     let worker = {
         let long = Bytes::from(long.clone());
@@ -132,7 +132,7 @@ async fn raw_worker(bytes: &'static [u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_even_http_is_asked_for_again() {
+async fn non_http_response_is_retried() {
     for bytes in [
         &b"\x00\x01\x02 what?\r\n\r\n"[..],
         b"HTTP/1.1 two hundred\r\n\r\n",
@@ -154,7 +154,7 @@ async fn what_is_not_even_http_is_asked_for_again() {
 
 /// A stream whose first event is torn at any byte is accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_event_in_pieces_is_no_garbage() {
+async fn fragmented_first_event_is_accepted() {
     let worker = FakeWorker::start(|_| {
         let (frames, source) = tokio::sync::mpsc::unbounded_channel();
         for byte in EVENT {
@@ -173,7 +173,7 @@ async fn a_first_event_in_pieces_is_no_garbage() {
 
 /// Engines with lax booleans stream in this case, strict ones refuse the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_engine_makes_of_a_stream_that_is_no_boolean_is_passed_on() {
+async fn non_boolean_stream_field_is_forwarded() {
     type Case = (fn() -> Reply, StatusCode, &'static [u8]);
     const WHOLE: &[u8] = b"data: {\"a\":1}\n\ndata: [DONE]\n\n";
     let cases: [Case; 3] = [

@@ -23,7 +23,7 @@ fn refusal(answer: &str) -> (u16, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_two_readings_reaches_no_worker() {
+async fn ambiguous_request_reaches_no_worker() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     for (lines, code) in [
@@ -61,7 +61,7 @@ async fn what_has_two_readings_reaches_no_worker() {
 
 /// There is exactly one request, or a refusal. Further bytes are never taken for another request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_strange_body_is_one_request_at_most() {
+async fn malformed_body_is_at_most_one_request() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let head = "POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -95,7 +95,7 @@ async fn a_strange_body_is_one_request_at_most() {
 
 /// Each message is found, in order, in any segments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn messages_that_are_sent_ahead_are_answered_in_order() {
+async fn pipelined_requests_are_answered_in_order() {
     let mut worker = FakeWorker::start(|seen| crate::support::Reply::ok(seen.body.clone())).await;
     let router = router(config(), &[&worker]).await;
     let message = |body: &str, close: &str| {
@@ -134,7 +134,7 @@ async fn messages_that_are_sent_ahead_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_has_limits() {
+async fn head_size_is_limited() {
     let router = router(config(), &[]).await;
     let long = "x".repeat(70_000);
     for (head, refused) in [
@@ -162,7 +162,7 @@ async fn a_head_has_limits() {
 
 /// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn a_head_that_does_not_end_is_a_408_after_ten_seconds() {
+async fn incomplete_head_is_a_408_after_ten_seconds() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[]).await;
     let begun = Instant::now();
@@ -173,7 +173,7 @@ async fn a_head_that_does_not_end_is_a_408_after_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stalls_is_a_408_after_thirty_seconds_on_every_route() {
+async fn stalled_body_is_a_408_after_thirty_seconds_on_every_route() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[]).await;
     for (path, framing) in [
@@ -194,7 +194,7 @@ async fn a_body_that_stalls_is_a_408_after_thirty_seconds_on_every_route() {
 
 /// The limit is on a pause, not on the upload: an upload that progresses may take long.
 #[tokio::test(start_paused = true)]
-async fn a_slow_upload_that_moves_is_read() {
+async fn slow_steady_upload_is_read() {
     const PART: usize = 20 * 600;
     let worker = FakeWorker::plain().await;
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
@@ -214,7 +214,7 @@ async fn a_slow_upload_that_moves_is_read() {
 
 /// Otherwise a client could hold a connection for ever with a byte now and then.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_drips_is_a_408_wherever_it_drips() {
+async fn dripping_body_is_a_408_on_every_route() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[]).await;
     for (path, framing) in [
@@ -241,7 +241,7 @@ async fn a_body_that_drips_is_a_408_wherever_it_drips() {
 
 /// A response may take longer than the limit for a pause of an upload, with any framing of the request.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_for_its_response_is_not_slow() {
+async fn waiting_for_the_response_is_not_a_slow_upload() {
     let worker = FakeWorker::start(|_| crate::support::Reply::Hang).await;
     let config = Config {
         health_check_interval_secs: secs(3600.0),
@@ -262,7 +262,7 @@ async fn a_client_that_waits_for_its_response_is_not_slow() {
 
 /// A client that is still sending can read the refusal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_arrives_while_the_client_still_sends() {
+async fn refusal_arrives_during_the_upload() {
     let worker = FakeWorker::plain().await;
     let config = Config { max_payload_size: 1000, ..config() };
     let router = router(config, &[&worker]).await;
@@ -278,7 +278,7 @@ async fn a_refusal_arrives_while_the_client_still_sends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upload_does_not_hold_up_a_drain() {
+async fn upload_does_not_delay_a_drain() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nx";

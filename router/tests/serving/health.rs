@@ -27,7 +27,7 @@ async fn ask(router: &RouterHandle) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_goes_down_and_comes_back_by_its_health_check() {
+async fn health_check_marks_a_worker_down_and_up_again() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     ask(&router).await;
@@ -47,7 +47,7 @@ async fn a_worker_goes_down_and_comes_back_by_its_health_check() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_takes_as_many_checks_as_configured() {
+async fn configured_number_of_checks_decides() {
     let worker = FakeWorker::plain().await;
     let config = Config { health_failure_threshold: 2, health_success_threshold: 3, ..config() };
     let router = router(config, &[&worker]).await;
@@ -76,7 +76,7 @@ async fn a_killed_worker_serves_again_after_its_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_between_two_checks_is_seen_by_the_boot_id() {
+async fn restart_between_two_checks_is_detected_by_boot_id() {
     let mut worker = FakeWorker::plain().await;
     worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":100000}"#);
     // The threshold is so high that the worker is never down.
@@ -96,7 +96,7 @@ async fn a_restart_between_two_checks_is_seen_by_the_boot_id() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_suspect_that_is_the_same_process_keeps_its_share() {
+async fn suspect_worker_with_the_same_boot_id_keeps_its_tree_entries() {
     let worker = FakeWorker::start(|seen| match seen.head.uri.path() {
         "/tokenize" => Reply::Close,
         _ => Reply::good(),
@@ -115,7 +115,7 @@ async fn a_suspect_that_is_the_same_process_keeps_its_share() {
 
 /// Servers close connections that were idle for too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_closes_idle_connections_keeps_its_share() {
+async fn engine_that_closes_idle_connections_keeps_its_tree_entries() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     ask(&router).await;
@@ -135,7 +135,7 @@ async fn an_engine_that_closes_idle_connections_keeps_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_too_busy_to_say_what_it_is_stays_what_it_was_and_is_asked_again() {
+async fn failed_info_request_keeps_the_old_info_and_is_repeated() {
     let worker = FakeWorker::plain().await;
     worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":100000}"#);
     let config = Config { health_check_timeout_secs: secs(0.2), ..config() };
@@ -160,7 +160,7 @@ async fn a_worker_too_busy_to_say_what_it_is_stays_what_it_was_and_is_asked_agai
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_tree_share_is_bounded_by_the_cache_of_the_worker() {
+async fn tree_capacity_follows_the_cache_of_the_worker() {
     let worker = FakeWorker::plain().await;
     worker.set_info(r#"{"boot_id":"one","max_total_num_tokens":64,"model_path":"m"}"#);
     let router = router(config(), &[&worker]).await;
@@ -170,7 +170,7 @@ async fn the_tree_share_is_bounded_by_the_cache_of_the_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_without_server_info_serves_as_well() {
+async fn engine_without_server_info_is_served() {
     for info in [None, Some("not json"), Some(r#"{"max_total_num_tokens":"many"}"#), Some("[]")] {
         let worker = FakeWorker::plain().await;
         if let Some(info) = info {
@@ -184,7 +184,7 @@ async fn an_engine_without_server_info_serves_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_names_of_its_models_are_known_before_it_gets_requests() {
+async fn models_are_known_before_the_first_request() {
     let mut worker = FakeWorker::plain().await;
     worker.set_models(&["base", "base:adapter"]);
     let router = router(config(), &[&worker]).await;

@@ -121,7 +121,7 @@ fn continued(router: &RouterHandle) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_kills_under_sixteen_streams_go_unnoticed() {
+async fn fifty_kills_under_sixteen_streams_are_invisible_to_clients() {
     let (router, mut workers) = fleet(config(), 3).await;
     let mut expected = Vec::new();
     let mut client = Client::connect(router.local_addr()).await;
@@ -175,7 +175,7 @@ async fn fifty_kills_under_sixteen_streams_go_unnoticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_way_to_lose_a_worker_in_a_stream_goes_unnoticed() {
+async fn every_kind_of_worker_loss_in_a_stream_is_invisible_to_clients() {
     let config = Config {
         inter_token_timeout_secs: crate::support::secs(0.3),
         cb_timeout_duration_secs: crate::support::secs(0.01),

@@ -39,7 +39,7 @@ fn with_headers() -> Reply {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counts_are_found_in_every_kind_of_answer() {
+async fn usage_is_found_in_every_kind_of_answer() {
     type Script = fn() -> Reply;
     let cases: [(&str, &str, Script); 6] = [
         ("/v1/chat/completions", CHAT, with_headers),
@@ -64,7 +64,7 @@ async fn counts_are_found_in_every_kind_of_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_requests_of_other_routers_are_known_from_what_the_worker_reports() {
+async fn load_of_other_routers_is_known_from_worker_reports() {
     let worker = FakeWorker::start(|_| {
         let mut headers = HeaderMap::new();
         headers.insert("x-mla-requests", HeaderValue::from_static("12"));
@@ -85,7 +85,7 @@ fn cache_hits(router: &RouterHandle) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prompt_matches_nothing_that_only_the_one_before_it_matched() {
+async fn prompt_does_not_match_the_cache_of_the_previous_one() {
     let (first, second) = (FakeWorker::plain().await, FakeWorker::plain().await);
     let router = router(config(), &[&first, &second]).await;
     let mut client = Client::connect(router.local_addr()).await;

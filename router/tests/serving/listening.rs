@@ -21,7 +21,7 @@ use crate::support::{
 const EXPOSED: &str = "every client that can reach";
 
 #[test]
-fn an_address_that_others_can_reach_needs_a_key() {
+fn public_address_needs_a_key() {
     for host in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
         let output = run(&["--port", "0", "--host", host], &[]);
         assert_eq!(output.status.code(), Some(1), "{host}");
@@ -34,7 +34,7 @@ fn an_address_that_others_can_reach_needs_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_or_the_word_insecure_opens_it() {
+async fn key_or_insecure_flag_allows_a_public_address() {
     let key = ["--api-key", "sesame"];
     for (arguments, variables) in [
         (&["--host", "0.0.0.0", "--insecure"][..], &[][..]),
@@ -80,7 +80,7 @@ fn help_does_not_show_the_keys_of_the_environment() {
 
 /// Whatever clients do, probes and operators are answered; and idle clients do not keep others out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_all_places_taken_what_is_light_is_answered_and_the_rest_refused() {
+async fn light_requests_are_answered_at_the_connection_limit() {
     let mut worker = FakeWorker::start(|seen| match seen.head.uri.path() {
         "/v1/models" => Reply::good(),
         _ => Reply::Hang,
@@ -129,7 +129,7 @@ async fn with_all_places_taken_what_is_light_is_answered_and_the_rest_refused() 
 
 /// What connections to workers and health checks need is not for clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_few_files_requests_are_served_or_refused_and_none_fails() {
+async fn low_file_limit_fails_no_request() {
     let worker = FakeWorker::plain().await;
     let arguments = ["--port", "0", "--worker-urls", &worker.url()];
     let mut process = Process::start_with_files(64, &arguments);
@@ -163,7 +163,7 @@ async fn with_few_files_requests_are_served_or_refused_and_none_fails() {
 /// A router takes over from another while clients stream and others come: nobody is refused, no
 /// stream is cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_router_takes_over_the_port() {
+async fn new_router_takes_over_the_port() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let worker = FakeWorker::start(move |seen| match &seen.body[..] {
@@ -238,7 +238,7 @@ async fn a_new_router_takes_over_the_port() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_clients_make_up_makes_no_new_series() {
+async fn invented_paths_and_models_make_no_new_series() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -273,7 +273,7 @@ async fn what_clients_make_up_makes_no_new_series() {
 
 /// A second SIGTERM ends the drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_sigterm_does_not_wait() {
+async fn second_sigterm_stops_at_once() {
     let mut worker = FakeWorker::start(|_| Reply::Endless(Arc::default())).await;
     let url = worker.url();
     let far = ["--shutdown-grace-period-secs", "3600"];

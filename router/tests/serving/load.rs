@@ -13,7 +13,7 @@ use crate::support::{
 use mla_router::{Config, fleet::Phase};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the_end() {
+async fn load_has_prompt_tokens_until_the_first_byte_and_the_request_until_the_end() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker =
@@ -43,7 +43,7 @@ async fn prompt_tokens_are_booked_until_the_first_byte_and_the_request_until_the
 /// Each choice sees the reservations of all earlier choices, also of simultaneous ones: a hundred requests at once are
 /// spread as evenly as a hundred in a row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn requests_that_arrive_together_do_not_pile_up() {
+async fn simultaneous_requests_are_spread() {
     let gate = Arc::new(Semaphore::new(0));
     let mut workers = Vec::new();
     for _ in 0..4 {
@@ -96,7 +96,7 @@ fn outcome(random: &mut Random) -> Reply {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_booked_after_thousands_of_random_outcomes() {
+async fn all_load_is_released_after_thousands_of_random_outcomes() {
     let mut workers = Vec::new();
     for seed in 0..3 {
         let random = parking_lot::Mutex::new(Random(seed));
@@ -127,7 +127,7 @@ async fn nothing_stays_booked_after_thousands_of_random_outcomes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_come_and_go_under_load_without_a_failed_request() {
+async fn workers_are_added_and_removed_under_load_without_a_failed_request() {
     let mut workers = Vec::new();
     for _ in 0..4 {
         workers.push(FakeWorker::plain().await);
@@ -176,7 +176,7 @@ async fn workers_come_and_go_under_load_without_a_failed_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_is_as_much_load_as_it_asks_for_answers() {
+async fn batch_counts_as_its_number_of_answers() {
     for batch in [
         format!(r#"{{"prompt":[{}"b"]}}"#, r#""a","#.repeat(63)),
         r#"{"prompt":"a","n":64}"#.to_owned(),

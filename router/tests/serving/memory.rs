@@ -18,7 +18,7 @@ fn resident(process: &Process) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_memory_of_large_bodies_is_given_back_while_the_router_rests() {
+async fn memory_of_large_bodies_is_returned_when_idle() {
     let worker = FakeWorker::plain().await;
     let mut process = Process::start(&["--port", "0", "--worker-urls", &worker.url()]);
     let address = process.address().await;

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_counts() {
+async fn requests_are_counted() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -50,7 +50,7 @@ async fn it_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn overhead_is_the_routers_own_time_and_no_wait() {
+async fn overhead_excludes_waiting() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
@@ -82,7 +82,7 @@ async fn overhead_is_the_routers_own_time_and_no_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_clients_send_makes_no_series() {
+async fn client_input_makes_no_new_series() {
     const REQUESTS: usize = 2000;
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
@@ -126,7 +126,7 @@ async fn what_clients_send_makes_no_series() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_goes_takes_its_series_along() {
+async fn series_of_a_removed_worker_are_removed() {
     let worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;

@@ -34,7 +34,7 @@ async fn ask(router: &RouterHandle, model: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_model_has_its_workers() {
+async fn requests_go_to_workers_with_their_model() {
     let mut small = serving(&["small", "small/tuned"]).await;
     let mut large = serving(&["large"]).await;
     let router = router(in_turn(), &[&small, &large]).await;
@@ -51,7 +51,7 @@ async fn each_model_has_its_workers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_comes_back_with_another_model_gets_no_requests_for_the_old() {
+async fn worker_restarted_with_another_model_gets_only_its_requests() {
     let mut changing = serving(&["old"]).await;
     let mut staying = serving(&["old"]).await;
     let router = router(in_turn(), &[&changing, &staying]).await;
@@ -75,7 +75,7 @@ async fn a_worker_that_comes_back_with_another_model_gets_no_requests_for_the_ol
 
 /// Nobody is in line for the workers of another model.
 #[tokio::test(start_paused = true)]
-async fn requests_for_a_busy_model_do_not_hold_up_those_for_another() {
+async fn busy_model_does_not_block_other_models() {
     let busy = FakeWorker::start(|_| Reply::status(503)).await;
     busy.set_models(&["busy"]);
     let idle = serving(&["idle"]).await;
@@ -95,7 +95,7 @@ async fn requests_for_a_busy_model_do_not_hold_up_those_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_waits_for_a_worker_with_its_model_and_takes_no_other() {
+async fn request_waits_for_a_worker_with_its_model() {
     let mut away = serving(&["wanted"]).await;
     let mut other = serving(&["other"]).await;
     let router = router(in_turn(), &[&away, &other]).await;

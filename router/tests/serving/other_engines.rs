@@ -49,7 +49,7 @@ fn told(router: &RouterHandle) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_size_of_vllms_cache_is_read_from_its_metrics() {
+async fn vllm_cache_size_is_read_from_its_metrics() {
     let worker = vllm().await;
     let router = router(config(), &[&worker]).await;
     let view = &router.workers()[0];
@@ -60,7 +60,7 @@ async fn the_size_of_vllms_cache_is_read_from_its_metrics() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_other_engines_are_asked_for_counts_that_the_client_does_not_see() {
+async fn usage_is_requested_from_other_engines_and_removed_for_the_client() {
     let mut worker = vllm().await;
     let router = router(config(), &[&worker]).await;
     let seen = ask(&router, "/v1/chat/completions", CHAT).await;
@@ -74,7 +74,7 @@ async fn streams_of_other_engines_are_asked_for_counts_that_the_client_does_not_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_says_of_counts_is_passed_on_and_so_is_the_answer() {
+async fn usage_requested_by_the_client_is_forwarded() {
     let mut worker = vllm().await;
     let router = router(config(), &[&worker]).await;
     let with =
@@ -102,7 +102,7 @@ async fn ask_metrics(router: &RouterHandle) -> String {
 
 /// This project's workers report in the response head; unknown engines may not support the field.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_to_our_workers_and_to_unknown_engines_stay_as_they_are() {
+async fn requests_to_own_and_unknown_engines_are_unchanged() {
     for (info, runtime) in
         [(Some(r#"{"boot_id":"a","max_total_num_tokens":4096}"#), Some(Runtime::Mla)), (None, None)]
     {
@@ -118,7 +118,7 @@ async fn requests_to_our_workers_and_to_unknown_engines_stay_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_streams_of_openais_api_are_asked() {
+async fn usage_is_requested_only_for_openai_streams() {
     let mut worker = FakeWorker::start(answer).await;
     worker.set_info(r#"{"max_total_num_tokens":4096,"internal_states":[]}"#);
     let router = router(config(), &[&worker]).await;

@@ -85,7 +85,7 @@ fn requests_on(workers: &[MockWorker]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_times_the_load_is_served_or_told_to_come_back() {
+async fn five_times_the_load_is_served_or_refused_with_retry_after() {
     let settings = Settings {
         kv_tokens: 1 << 24,
         max_running_requests: RUNNING / 2,

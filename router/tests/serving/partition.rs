@@ -59,7 +59,7 @@ async fn ask_all(router: &RouterHandle, meanwhile: impl FnOnce()) -> Vec<Value> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_go_on_past_a_cut_and_what_it_held_back_disturbs_nobody() {
+async fn streams_continue_after_a_partition_and_late_data_is_ignored() {
     let (mut workers, mut cables) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let worker = MockWorker::start(settings()).await.expect("a free port");

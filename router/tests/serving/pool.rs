@@ -15,7 +15,7 @@ fn quiet() -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_client_after_another_uses_one_connection() {
+async fn sequential_clients_share_one_connection() {
     let mut worker = FakeWorker::plain().await;
     let router = router(quiet(), &[&worker]).await;
     let mut used = Vec::new();
@@ -29,7 +29,7 @@ async fn one_client_after_another_uses_one_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_without_length_leaves_its_connection_usable() {
+async fn chunked_stream_leaves_its_connection_usable() {
     let mut worker = FakeWorker::start(|_| {
         let (frames, source) = mpsc::unbounded_channel();
         frames.send(Bytes::from_static(b"data: [DONE]\n\n")).expect("open");
@@ -48,7 +48,7 @@ async fn a_stream_without_length_leaves_its_connection_usable() {
 
 /// The race of every keep-alive pool: the worker closes an idle connection while a request is written to it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_dies_under_a_request_is_replaced() {
+async fn connection_lost_during_a_request_is_replaced() {
     let seen_before = parking_lot::Mutex::new(std::collections::HashSet::new());
     let mut worker = FakeWorker::start(move |seen| {
         // Answers one request per connection.
@@ -72,7 +72,7 @@ async fn a_connection_that_dies_under_a_request_is_replaced() {
 /// An idle connection is not polled. A closed one is detected when a request is sent, and that request must not
 /// wait for a response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_on_a_connection_that_has_closed_fails() {
+async fn request_on_a_closed_connection_fails() {
     let mut worker = FakeWorker::plain().await;
     let router = router(quiet(), &[&worker]).await;
     let pool = Arc::clone(&router.router().registry.workers()[0].pool);
@@ -86,7 +86,7 @@ async fn a_request_on_a_connection_that_has_closed_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_worker_is_reached_over_a_new_connection() {
+async fn restarted_worker_gets_a_new_connection() {
     let mut worker = FakeWorker::plain().await;
     let router = router(quiet(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -99,7 +99,7 @@ async fn a_restarted_worker_is_reached_over_a_new_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_left_halfway_is_never_used_again() {
+async fn aborted_connection_is_not_reused() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker = FakeWorker::start(move |_| match source.lock().take() {

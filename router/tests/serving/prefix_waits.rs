@@ -55,7 +55,7 @@ async fn ask_at_once(router: &RouterHandle, requests: usize, waiting: u64) -> Ve
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prefix_is_asked_for_once_until_its_first_byte() {
+async fn prefix_is_requested_once_until_its_first_byte() {
     let (mut worker, mut began) = worker().await;
     let router = router(config(), &[&worker]).await;
     let asked = ask_at_once(&router, 5, 4).await;
@@ -77,7 +77,7 @@ async fn a_prefix_is_asked_for_once_until_its_first_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_first_client_leaves_nobody_waits_on() {
+async fn prefill_waiters_continue_when_the_first_client_leaves() {
     let (worker, mut began) = worker().await;
     let router = router(config(), &[&worker]).await;
     let mut leaver = Client::connect(router.local_addr()).await;
@@ -103,7 +103,7 @@ fn long(number: usize) -> String {
 
 /// Requests that come later have the worker busy meanwhile, and no more.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_prefix_is_not_overtaken_without_end() {
+async fn prefill_waiter_is_not_overtaken_without_bound() {
     let (mut worker, mut began) = worker().await;
     let router = router(config(), &[&worker]).await;
     let mut asked = ask_at_once(&router, 2, 1).await;
@@ -142,7 +142,7 @@ async fn who_waits_for_a_prefix_is_not_overtaken_without_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_where_the_engine_itself_computes_a_prefix_once() {
+async fn no_prefill_wait_if_the_engine_shares_prefixes_in_flight() {
     let (mut worker, mut began) = worker().await;
     worker.set_info(r#"{"boot_id":"a","in_batch_prefix_sharing":true}"#);
     let router = router(config(), &[&worker]).await;

@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_waits_for_the_first_worker() {
+async fn request_waits_for_the_first_worker() {
     let mut worker = FakeWorker::plain().await;
     let router = router_without_waiting(config(), &[]).await;
     let address = router.local_addr();
@@ -28,7 +28,7 @@ async fn a_request_waits_for_the_first_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_of_the_only_worker_costs_no_request() {
+async fn rolling_restart_of_the_only_worker_loses_no_request() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let address = router.local_addr();
@@ -62,7 +62,7 @@ async fn the_wait_has_an_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_queue_a_fleet_that_is_down_says_so_at_once_and_serves_when_it_is_back() {
+async fn fleet_that_is_down_is_a_503_at_once_without_a_queue() {
     let mut worker = FakeWorker::plain().await;
     let config = Config { queue_size: 0, queue_timeout_secs: secs(3600.0), ..config() };
     let router = router(config, &[&worker]).await;
@@ -79,7 +79,7 @@ async fn without_a_queue_a_fleet_that_is_down_says_so_at_once_and_serves_when_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_queue_has_an_end() {
+async fn queue_length_is_bounded() {
     let worker = FakeWorker::start(|_| Reply::Hang).await;
     let config = Config {
         max_concurrent_requests: 1.try_into().expect("a number"),
@@ -124,7 +124,7 @@ fn number(seen: &Seen) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_requests_are_on_the_workers_than_allowed_and_the_rest_come_in_order() {
+async fn concurrency_limit_is_kept_and_the_queue_is_in_order() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
@@ -145,7 +145,7 @@ async fn no_more_requests_are_on_the_workers_than_allowed_and_the_rest_come_in_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_the_queue_is_not_sent_and_the_next_one_is() {
+async fn cancelled_request_leaves_the_queue() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
@@ -166,7 +166,7 @@ async fn a_client_that_leaves_the_queue_is_not_sent_and_the_next_one_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_that_does_not_move_ends_in_a_503() {
+async fn stalled_queue_ends_in_a_503() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
     let config = Config {
         max_concurrent_requests: 1.try_into().expect("a number"),
@@ -194,7 +194,7 @@ async fn a_queue_that_does_not_move_ends_in_a_503() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_says_how_long_it_will_wait() {
+async fn client_header_limits_the_queue_time() {
     let router = router_without_waiting(config(), &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     let mut request = post("/generate", "{}");
@@ -207,7 +207,7 @@ async fn a_client_says_how_long_it_will_wait() {
 
 /// One client has a hundred requests in the queue when another one comes with three.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_fair_turns_a_flood_of_one_key_does_not_keep_another_one_waiting() {
+async fn fair_queue_keeps_a_flood_of_one_key_from_delaying_another() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut worker = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;

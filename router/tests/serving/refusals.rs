@@ -15,7 +15,7 @@ fn with_limit(max_payload_size: usize) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_above_the_limit_is_a_413_however_it_is_framed() {
+async fn body_above_the_limit_is_a_413_in_any_framing() {
     let mut worker = FakeWorker::plain().await;
     let router = router(with_limit(1000), &[&worker]).await;
     let address = router.local_addr();
@@ -71,7 +71,7 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_json_is_for_the_worker_to_judge() {
+async fn invalid_json_is_forwarded_to_the_worker() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -84,7 +84,7 @@ async fn what_is_not_json_is_for_the_worker_to_judge() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_are_too_large_together_are_refused_and_leave_no_trace() {
+async fn bodies_above_the_total_limit_are_refused_and_release_their_memory() {
     let worker = FakeWorker::plain().await;
     let router = router(with_limit(1 << 20), &[&worker]).await;
     let bodies = &router.router().bodies;

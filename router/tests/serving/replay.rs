@@ -176,7 +176,7 @@ impl Fleet {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_at_any_byte_goes_unnoticed() {
+async fn stream_cut_at_any_byte_is_continued() {
     for choices in [1, 2] {
         // All streams of a worker fail, so the breakers would take out all workers.
         let config = Config { cb_failure_threshold: 10_000, ..config() };
@@ -200,7 +200,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_behind_the_last_event_needs_nobody() {
+async fn cut_after_the_last_event_needs_no_continuation() {
     let mut fleet = Fleet::new(config(), chat(1)).await;
     for then in [Then::Break, Then::Silence] {
         assert_eq!(fleet.ask(&[(usize::MAX, then)]).await, fleet.whole());
@@ -209,7 +209,7 @@ async fn a_cut_behind_the_last_event_needs_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_stream_may_break_three_times() {
+async fn stream_is_continued_three_times() {
     let mut fleet = Fleet::new(config(), chat(2)).await;
     let whole = fleet.whole();
     let seed = fastrand::u64(..);
@@ -228,7 +228,7 @@ async fn one_stream_may_break_three_times() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_breaks_worker_after_worker_is_given_up() {
+async fn request_that_breaks_every_worker_fails() {
     let mut fleet = Fleet::new(config(), chat(1)).await;
     let cuts = [(first_event(), Then::Break), (10, Then::Break), (10, Then::Break)];
     let got = fleet.ask(&cuts).await;
@@ -238,7 +238,7 @@ async fn a_request_that_breaks_worker_after_worker_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
+async fn late_tokens_of_a_frozen_worker_are_dropped() {
     let config = Config {
         inter_token_timeout_secs: secs(0.05),
         cb_timeout_duration_secs: secs(0.01),
@@ -264,7 +264,7 @@ async fn a_frozen_worker_is_left_and_its_late_tokens_with_it() {
 
 /// With the default settings. HTTP works, and the health check reports that the engine is stuck.
 #[tokio::test(start_paused = true)]
-async fn a_stream_of_a_stuck_engine_goes_on_elsewhere_within_two_seconds_and_a_half() {
+async fn stream_of_a_stuck_engine_continues_elsewhere_within_2500_ms() {
     let Config { allowed_hosts, replay_key, .. } = config();
     let config = Config { allowed_hosts, replay_key, ..Config::default() };
     let mut fleet = Fleet::new(config, chat(1)).await;
@@ -292,7 +292,7 @@ async fn a_stream_of_a_stuck_engine_goes_on_elsewhere_within_two_seconds_and_a_h
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_says_it_is_going_away_is_left() {
+async fn stream_of_a_draining_worker_continues_elsewhere() {
     for code in ["scheduler_ended", "draining", "engine_died"] {
         let error = format!("data: {{\"error\":{{\"message\":\"\",\"code\":\"{code}\"}}}}\n\n");
         let begun = AtomicUsize::new(0);
@@ -343,7 +343,7 @@ async fn broken_and_then(second: impl Fn(&Seen) -> Reply + Send + Sync + 'static
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_will_not_continue_ends_the_stream_with_an_error() {
+async fn refused_continuation_ends_the_stream_with_an_error() {
     let refused = broken_and_then(|_| Reply::status(400)).await;
     assert!(refused.contains("\"code\":\"stream_not_continued\"") && refused.contains("400"));
     let whole = || vec![Bytes::from(stream(1, None, false))];
@@ -358,7 +358,7 @@ async fn a_worker_that_will_not_continue_ends_the_stream_with_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_loses_count_is_not_continued() {
+async fn inconsistent_token_count_prevents_continuation() {
     let worker = FakeWorker::start(|_| {
         let events = ":mla 0 1\ndata: {\"choices\":[]}\n\n:mla 0 x\ndata: {}\n\n";
         Reply::Stream(answer(), vec![Bytes::from_static(events.as_bytes())], Then::Break)
@@ -371,7 +371,7 @@ async fn a_worker_that_loses_count_is_not_continued() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_can_be_continued_is_asked_for_it() {
+async fn continuation_data_is_requested_only_where_supported() {
     let mut worker = FakeWorker::plain().await;
     let off = Config { disable_replay: true, ..config() };
     let without_key = Config { replay_key: None, ..config() };
@@ -398,7 +398,7 @@ async fn only_what_can_be_continued_is_asked_for_it() {
 
 /// A forged continuation could set the id, the counts and the text of an answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_cannot_continue_a_stream() {
+async fn clients_cannot_send_a_continuation() {
     let mut worker = FakeWorker::plain().await;
     let router = router(config(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -421,7 +421,7 @@ async fn a_client_cannot_continue_a_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_start_line_says_whether_streams_are_continued() {
+async fn start_line_reports_stream_continuation() {
     for (variables, told) in [(&[][..], true), (&[("MLA_ROUTER_REPLAY_KEY", "k")], false)] {
         let mut process = Process::start_with(&["--port", "0"], variables);
         let line = process.line_with("listening on").await;

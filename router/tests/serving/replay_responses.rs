@@ -59,7 +59,7 @@ fn engine() -> Engine {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_at_any_byte_goes_unnoticed() {
+async fn stream_cut_at_any_byte_is_continued() {
     // All streams of a worker fail, so the breakers would take out all workers.
     let config = Config { cb_failure_threshold: 10_000, ..config() };
     let mut fleet = Fleet::new(config, engine()).await;
@@ -81,7 +81,7 @@ async fn a_cut_at_any_byte_goes_unnoticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_may_break_more_than_once() {
+async fn stream_is_continued_more_than_once() {
     let config = Config { cb_failure_threshold: 10_000, ..config() };
     let mut fleet = Fleet::new(config, engine()).await;
     let whole = fleet.whole();

@@ -20,7 +20,7 @@ fn in_turn() -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_worker_is_skipped_and_leaves_the_rotation() {
+async fn dead_worker_is_skipped_and_marked_unhealthy() {
     let mut dead = FakeWorker::plain().await;
     let mut alive = FakeWorker::start(|_| Reply::good()).await;
     let router = router(in_turn(), &[&dead, &alive]).await;
@@ -39,7 +39,7 @@ async fn a_dead_worker_is_skipped_and_leaves_the_rotation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_closed_without_an_answer_goes_to_the_other_worker() {
+async fn connection_closed_without_a_response_is_retried_elsewhere() {
     let mut closing = FakeWorker::start(|_| Reply::Close).await;
     let mut good = FakeWorker::plain().await;
     let router = router(in_turn(), &[&closing, &good]).await;
@@ -53,7 +53,7 @@ async fn a_connection_closed_without_an_answer_goes_to_the_other_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_fails_or_is_busy_is_passed_over_and_stays_in_rotation() {
+async fn failing_or_busy_worker_is_skipped_and_stays_healthy() {
     for status in [500, 502, 503, 504] {
         let mut busy = FakeWorker::start(move |_| Reply::status(status)).await;
         let mut good = FakeWorker::plain().await;
@@ -66,7 +66,7 @@ async fn a_worker_that_fails_or_is_busy_is_passed_over_and_stays_in_rotation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_is_an_answer_even_a_bad_one() {
+async fn final_statuses_are_not_retried() {
     for status in [400, 404, 413, 422, 501] {
         let mut first = FakeWorker::start(move |_| Reply::status(status)).await;
         let mut other = FakeWorker::plain().await;
@@ -79,7 +79,7 @@ async fn an_answer_is_an_answer_even_a_bad_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_the_first_byte_a_break_is_shown_and_not_retried() {
+async fn break_after_the_first_byte_is_not_retried() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut breaking =
@@ -98,7 +98,7 @@ async fn after_the_first_byte_a_break_is_shown_and_not_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_all_fail_the_client_is_told_when_to_come_back() {
+async fn retry_after_is_sent_if_all_workers_fail() {
     let closing = FakeWorker::start(|_| Reply::Close).await;
     let mut dead = FakeWorker::plain().await;
     let config = Config { max_retries: 1, ..in_turn() };
@@ -111,7 +111,7 @@ async fn when_all_fail_the_client_is_told_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_all_fail_with_a_status_the_client_sees_the_last_ones_own_answer() {
+async fn last_error_response_is_forwarded_if_all_workers_fail() {
     let mut workers = [
         FakeWorker::start(|_| Reply::status(500)).await,
         FakeWorker::start(|_| Reply::status(502)).await,
@@ -129,7 +129,7 @@ async fn when_all_fail_with_a_status_the_client_sees_the_last_ones_own_answer() 
 
 /// The process of a worker may have died with the connection, and the request may be the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_kills_its_workers_kills_two_and_no_more() {
+async fn killing_request_is_sent_to_at_most_two_workers() {
     let poison = |seen: &crate::support::Seen| match &seen.body[..] {
         body if body == STREAM.as_bytes() => Reply::Close,
         _ => Reply::good(),
@@ -155,7 +155,7 @@ async fn a_request_that_kills_its_workers_kills_two_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_fleet_is_not_asked_more_than_the_budget_allows() {
+async fn retry_budget_limits_retries_to_a_failing_fleet() {
     let mut workers = [
         FakeWorker::start(|_| Reply::status(500)).await,
         FakeWorker::start(|_| Reply::status(500)).await,

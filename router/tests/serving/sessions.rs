@@ -24,7 +24,7 @@ async fn shared(requests: impl Iterator<Item = (Option<String>, String)>) -> [us
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_names_none_is_of_none() {
+async fn request_without_session_has_no_session() {
     let body = |number| format!(r#"{{"prompt":"{number}","user":""}}"#);
     for header in [None, Some(String::new())] {
         let share = shared((0..40).map(|number| (header.clone(), body(number)))).await;
@@ -33,7 +33,7 @@ async fn who_names_none_is_of_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_is_the_same_in_the_head_and_in_the_body() {
+async fn session_in_header_and_body_are_equal() {
     for number in 0..10 {
         let in_head = (Some(format!("ann {number}")), r#"{"prompt":"a"}"#.to_owned());
         let in_body = (None, format!(r#"{{"prompt":"b","user":"\u0061nn {number}"}}"#));

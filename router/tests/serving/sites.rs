@@ -41,7 +41,7 @@ async fn ask(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_other_sites_change_nothing() {
+async fn cross_site_requests_change_nothing() {
     let mut worker = FakeWorker::plain().await;
     let router = router(default(), &[&worker]).await;
     let foreign: [Fields<'_>; 6] = [
@@ -85,7 +85,7 @@ async fn pages_of_other_sites_change_nothing() {
 
 /// DNS rebinding: the name of a site resolves to 127.0.0.1, so its pages have the origin of the router.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_on_loopback_is_not_addressed_by_other_names() {
+async fn loopback_router_refuses_foreign_hosts() {
     let mut worker = FakeWorker::plain().await;
     let allowed = vec!["router.example".parse().expect("a name")];
     let router = router(Config { allowed_hosts: allowed, ..config() }, &[&worker]).await;
@@ -108,7 +108,7 @@ async fn a_router_on_loopback_is_not_addressed_by_other_names() {
 
 /// No page of another site has the key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_a_key_is_asked_for_the_key_decides() {
+async fn api_key_overrides_the_site_checks() {
     let worker = FakeWorker::plain().await;
     let config = Config { api_key: vec!["sesame".parse().expect("a key")], ..default() };
     let router = router(config, &[&worker]).await;
@@ -120,7 +120,7 @@ async fn where_a_key_is_asked_for_the_key_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_allowed_origins_use_the_models() {
+async fn allowed_origins_may_use_the_models() {
     let mut worker = FakeWorker::plain().await;
     let chat = "https://chat.example";
     let ours = |origins: &[&str], keys: &[&str]| Config {

@@ -102,7 +102,7 @@ fn queued(from: u16, to: u16) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn little_is_held_for_a_client_that_does_not_read_and_not_for_long() {
+async fn slow_reader_is_buffered_little_and_closed_after_a_timeout() {
     let mut worker = Firehose::start().await;
     let url = format!("http://{}", worker.address).parse().expect("a valid URL");
     let config = Config { worker_urls: vec![url], ..config() };

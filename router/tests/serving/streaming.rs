@@ -20,7 +20,7 @@ fn pattern(length: usize) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_frame_arrives_before_the_next_is_made() {
+async fn each_frame_is_forwarded_immediately() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let worker =
@@ -80,7 +80,7 @@ async fn a_chunked_upload_reaches_the_worker_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_travel_except_those_of_one_hop() {
+async fn all_headers_except_hop_by_hop_are_forwarded() {
     let mut worker = FakeWorker::start(|_| {
         let mut headers = HeaderMap::new();
         for (name, value) in [
@@ -154,7 +154,7 @@ async fn every_path_of_the_data_plane_is_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_does_not_read_holds_the_worker_back() {
+async fn slow_client_applies_backpressure_to_the_worker() {
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
     let mut worker = FakeWorker::start(move |seen| match seen.head.uri.path() {
@@ -186,7 +186,7 @@ async fn a_client_that_does_not_read_holds_the_worker_back() {
 
 /// The body is not needed again once a stream that cannot be continued has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_not_needed_any_more_gives_its_memory_back() {
+async fn body_memory_is_released_when_no_longer_needed() {
     let (frames, live) = mpsc::unbounded_channel();
     let live = parking_lot::Mutex::new(Some(live));
     let worker =

@@ -34,7 +34,7 @@ fn in_turn() -> Config {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
+async fn request_of_a_stuck_engine_is_retried_elsewhere() {
     for body in [WHOLE, STREAMED] {
         let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
         let good = FakeWorker::start(|seen| {
@@ -59,7 +59,7 @@ async fn an_answer_that_a_stuck_engine_owes_comes_from_another_one() {
 
 /// An engine like SGLang: `/health_generate` generates a token.
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
+async fn failed_canary_moves_requests_within_four_seconds() {
     for body in [WHOLE, STREAMED] {
         let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
         let good = FakeWorker::start(|seen| {
@@ -91,7 +91,7 @@ async fn an_engine_that_leaves_its_canary_unanswered_is_left_in_four_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_engine_that_answers_its_canary_keeps_its_requests() {
+async fn slow_engine_with_answered_canary_keeps_its_requests() {
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
     let mut slow = FakeWorker::start(move |_| Reply::When(Arc::clone(&held))).await;
@@ -109,7 +109,7 @@ async fn a_slow_engine_that_answers_its_canary_keeps_its_requests() {
 
 /// An engine like vLLM: its token counts increase with each step.
 #[tokio::test(start_paused = true)]
-async fn an_engine_whose_counts_stop_is_left_by_the_pace_that_they_had() {
+async fn stopped_counters_are_detected_by_their_previous_rate() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::plain().await;
     let router = router(in_turn(), &[&frozen, &good]).await;
@@ -130,7 +130,7 @@ async fn an_engine_whose_counts_stop_is_left_by_the_pace_that_they_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_of_a_frozen_engine_ends_with_an_error_though_its_health_is_good() {
+async fn stream_of_a_frozen_engine_ends_with_an_error_despite_good_health() {
     let (frames, source) = mpsc::unbounded_channel();
     frames.send(Bytes::from_static(EVENT.as_bytes())).expect("streaming");
     let source = parking_lot::Mutex::new(Some(source));
@@ -152,7 +152,7 @@ async fn a_stream_of_a_frozen_engine_ends_with_an_error_though_its_health_is_goo
 
 /// An engine without canary and counts: only its silence counts.
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_takes_requests_and_never_answers_is_left_after_a_minute() {
+async fn silent_engine_loses_its_requests_after_a_minute() {
     let mut silent = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::plain().await;
     let router = router(in_turn(), &[&silent, &good]).await;
@@ -170,7 +170,7 @@ async fn an_engine_that_takes_requests_and_never_answers_is_left_after_a_minute(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_prompt_is_not_taken_from_a_worker_that_makes_progress() {
+async fn long_prompt_stays_on_a_worker_with_progress() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut slow =
@@ -192,7 +192,7 @@ async fn a_long_prompt_is_not_taken_from_a_worker_that_makes_progress() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_freezes_its_workers_freezes_two_and_no_more() {
+async fn freezing_request_is_sent_to_at_most_two_workers() {
     let mut workers = Vec::new();
     for _ in 0..4 {
         workers.push(FakeWorker::start(|_| Reply::Hang).await);
@@ -219,7 +219,7 @@ async fn a_request_that_freezes_its_workers_freezes_two_and_no_more() {
 
 /// A second move for lateness would only repeat the work of the first one.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_late_is_moved_once() {
+async fn late_request_is_moved_once() {
     let mut workers = Vec::new();
     for _ in 0..4 {
         workers.push(FakeWorker::start(|_| Reply::Hang).await);

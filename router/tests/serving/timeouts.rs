@@ -18,7 +18,7 @@ use crate::support::{
 
 /// The paused clock advances to the next timer when all tasks are idle.
 #[tokio::test(start_paused = true)]
-async fn an_idle_client_may_come_back_after_a_minute() {
+async fn idle_client_connection_is_kept_for_a_minute() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -29,7 +29,7 @@ async fn an_idle_client_may_come_back_after_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_come_back_is_let_go() {
+async fn idle_client_connection_is_closed() {
     let config = Config { health_check_interval_secs: secs(3600.0), ..config() };
     let router = router(config, &[]).await;
     for message in ["", "GET /health HTTP/1.1\r\nhost: x\r\n\r\n"] {
@@ -42,7 +42,7 @@ async fn a_client_that_does_not_come_back_is_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_does_not_answer_is_a_504_and_is_let_go() {
+async fn silent_worker_is_a_504_and_its_connection_is_closed() {
     let mut worker = FakeWorker::start(|_| Reply::Hang).await;
     let config = Config { request_timeout_secs: secs(0.05), ..config() };
     let router = router(config, &[&worker]).await;
@@ -56,7 +56,7 @@ async fn a_worker_that_does_not_answer_is_a_504_and_is_let_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_outlives_the_limit_is_cut_and_not_ended() {
+async fn stream_over_the_time_limit_is_cut() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker =
@@ -85,7 +85,7 @@ fn hasty() -> Config {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
+async fn stream_without_first_byte_is_retried_elsewhere() {
     let mut stuck = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::start(|_| Reply::ok("data: {\"choices\":[1]}\n\n")).await;
     let router = router(hasty(), &[&stuck, &good]).await;
@@ -102,7 +102,7 @@ async fn a_stream_that_does_not_begin_is_taken_elsewhere() {
 
 /// A head without an event is no start of a stream.
 #[tokio::test(start_paused = true)]
-async fn neither_a_head_nor_half_an_event_stops_the_clock() {
+async fn head_or_partial_event_does_not_stop_the_first_token_timer() {
     for begun in ["", "data: 1\n"] {
         let (silent, source) = mpsc::unbounded_channel();
         if !begun.is_empty() {
@@ -128,7 +128,7 @@ async fn neither_a_head_nor_half_an_event_stops_the_clock() {
 
 /// Without another worker, waiting is better than an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_first_byte_is_better_than_none() {
+async fn late_first_byte_is_used_if_no_other_worker_is_left() {
     let (frames, source) = mpsc::unbounded_channel();
     let source = parking_lot::Mutex::new(Some(source));
     let mut worker =
@@ -152,7 +152,7 @@ async fn a_late_first_byte_is_better_than_none() {
 
 /// The time of an answer in one piece says nothing about its worker.
 #[tokio::test(start_paused = true)]
-async fn an_answer_in_one_piece_has_no_first_token_deadline() {
+async fn non_streamed_answer_has_no_first_token_deadline() {
     let mut slow = FakeWorker::start(|_| Reply::Hang).await;
     let mut other = FakeWorker::plain().await;
     let config = Config { request_timeout_secs: secs(0.3), ..hasty() };
@@ -165,7 +165,7 @@ async fn an_answer_in_one_piece_has_no_first_token_deadline() {
 
 /// Requests that wait for a first byte leave a worker that is found dead or frozen.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
+async fn prefill_waiters_of_a_frozen_worker_go_elsewhere() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::plain().await;
     let config =
@@ -184,7 +184,7 @@ async fn who_waits_for_a_frozen_worker_goes_elsewhere() {
 
 /// One late request triggers a health check, and its result applies to all requests.
 #[tokio::test(start_paused = true)]
-async fn the_first_that_is_late_frees_all_who_wait_for_a_frozen_worker() {
+async fn first_late_request_releases_all_waiters_of_a_frozen_worker() {
     let mut frozen = FakeWorker::start(|_| Reply::Hang).await;
     let good = FakeWorker::start(|seen| {
         Reply::ok(if seen.body == STREAM.as_bytes() {

@@ -87,7 +87,7 @@ async fn shake_hands(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_trusts_the_authority_is_served_and_another_turns_away() {
+async fn tls_serves_clients_that_trust_the_authority() {
     let made = Made::new();
     let mut worker = FakeWorker::plain().await;
     let router = router(made.config(), &[&worker]).await;
@@ -104,7 +104,7 @@ async fn a_client_that_trusts_the_authority_is_served_and_another_turns_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plain_http_on_the_tls_port_is_a_closed_connection_and_no_more() {
+async fn plain_http_on_the_tls_port_closes_the_connection() {
     let made = Made::new();
     let mut worker = FakeWorker::plain().await;
     let router = router(made.config(), &[&worker]).await;
@@ -117,7 +117,7 @@ async fn plain_http_on_the_tls_port_is_a_closed_connection_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_bad_certificate_is_a_clear_line_at_the_start() {
+async fn invalid_certificate_is_a_start_error() {
     let made = Made::new();
     let start = async |config: Config| match RouterHandle::start(Config { port: 0, ..config }).await
     {
@@ -146,7 +146,7 @@ async fn shown(address: SocketAddr, made: &Made) -> CertificateDer<'static> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
+async fn renewed_certificate_is_loaded_and_a_broken_one_ignored() {
     let made = Made::new();
     let (chain, key) = (made.file("chain.pem"), made.file("key.pem"));
     let on_disk = || CertificateDer::from_pem_file(&chain).expect("a certificate");
@@ -184,7 +184,7 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
 /// rustls accepts the last bytes of a response while earlier ones wait for the client. The client must get them
 /// after any pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_gets_the_tail_of_its_answer() {
+async fn slow_reader_gets_its_complete_answer() {
     const LENGTH: usize = 1 << 20;
     /// Less than the kernel and rustls hold, more than the kernel does.
     const TAIL: usize = 56 << 10;

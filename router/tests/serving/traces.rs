@@ -49,7 +49,7 @@ fn attributes(all: &[KeyValue]) -> HashMap<&str, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_a_span_and_each_worker_that_was_asked_is_one_below_it() {
+async fn request_is_a_span_with_a_child_for_each_attempt() {
     let mut collector = FakeWorker::plain().await;
     let mut busy = FakeWorker::start(|_| Reply::status(503)).await;
     let mut free = FakeWorker::plain().await;
@@ -120,7 +120,7 @@ fn traceparent(span: &Span) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_does_not_want_recorded_is_not() {
+async fn unsampled_trace_is_not_exported() {
     let mut collector = FakeWorker::plain().await;
     let mut worker = FakeWorker::plain().await;
     let router = router(traced(&collector), &[&worker]).await;
@@ -135,7 +135,7 @@ async fn what_a_client_does_not_want_recorded_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_collector_that_hangs_or_refuses_costs_traces_and_nothing_else() {
+async fn failing_collector_loses_traces_only() {
     // The clock stands still while requests come: they fill the queue before the first batch is late.
     let (at_once, slowly) = (Duration::ZERO, Duration::from_secs(1));
     for (reply, pause, outcome) in [

@@ -182,7 +182,7 @@ async fn after_a_goaway_streams_finish_and_new_requests_get_a_new_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_worker_is_reached_over_a_new_connection() {
+async fn restarted_worker_gets_a_new_connection() {
     let mut worker = worker(|_| Reply::ok("{}")).await;
     let router = router(http2(), &[&worker]).await;
     let mut client = Client::connect(router.local_addr()).await;

@@ -43,7 +43,7 @@ fn trusting(made: &Made, url: &str) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_with_a_trusted_certificate_is_used_in_either_protocol() {
+async fn trusted_worker_certificate_is_accepted_over_h1_and_h2() {
     let made = Made::new();
     for upstream_http2 in [false, true] {
         let (mut worker, url) = worker(&made).await;
@@ -62,7 +62,7 @@ async fn a_worker_with_a_trusted_certificate_is_used_in_either_protocol() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_with_another_authoritys_certificate_gets_no_request() {
+async fn untrusted_worker_certificate_gets_no_request() {
     let (made, other) = (Made::new(), Made::new());
     let (mut worker, url) = worker(&other).await;
     let config = Config { queue_timeout_secs: secs(0.1), ..trusting(&made, &url) };
@@ -74,7 +74,7 @@ async fn a_worker_with_another_authoritys_certificate_gets_no_request() {
 }
 
 #[tokio::test]
-async fn a_file_without_certificates_is_refused_at_the_start() {
+async fn certificate_file_without_certificates_is_a_start_error() {
     let made = Made::new();
     for name in ["key.pem", "missing.pem"] {
         let config = Config { worker_ca_cert_path: Some(made.file(name)), ..config() };

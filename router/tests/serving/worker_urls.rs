@@ -11,7 +11,7 @@ fn within(network: &str) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_cannot_point_the_router_at_just_any_address() {
+async fn clients_cannot_register_arbitrary_addresses() {
     let router = router_without_waiting(config(), &[]).await;
     let mut client = Client::connect(router.local_addr()).await;
     for url in [
@@ -37,7 +37,7 @@ async fn a_client_cannot_point_the_router_at_just_any_address() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_networks_that_are_named_are_the_only_ones() {
+async fn only_configured_networks_are_allowed() {
     let worker = FakeWorker::plain().await;
     let body = json!({ "url": worker.url() }).to_string();
     for (network, status) in
@@ -55,7 +55,7 @@ async fn the_networks_that_are_named_are_the_only_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_operator_names_is_trusted() {
+async fn worker_urls_of_the_operator_are_trusted() {
     let worker = FakeWorker::plain().await;
     let _router = crate::support::router(within("10.0.0.0/8"), &[&worker]).await;
 }

@@ -1,9 +1,9 @@
-// A line over time, without axes: the latest value at the right edge, the top at the highest value.
+// A line chart over time without axes. The latest value is at the right edge, the highest value at the top.
 
 import { svg } from "./dom.js";
 
 export class Chart {
-  /** Of so many lines; the first one is the one with an area below it. */
+  /** A chart with this number of lines. The first line has an area below it. */
   constructor(lines) {
     this.node = svg("svg", { class: "chart", preserveAspectRatio: "none", "aria-hidden": "true" });
     this.area = svg("path", { class: "area" });
@@ -13,8 +13,8 @@ export class Chart {
   }
 
   /**
-   * Draws `series`, each of at most `length` values, and a mark at the value `at`. Returns the highest
-   * value of the first one.
+   * Draws `series`, each of at most `length` values, and a mark at the value with index `at`. Returns the highest
+   * value of the first series.
    */
   draw(series, length, { top = null, at = null } = {}) {
     const known = series[0].filter((value) => value !== null);
@@ -22,7 +22,7 @@ export class Chart {
     this.node.setAttribute("viewBox", `0 0 ${length - 1} 1`);
     series.forEach((values, i) => {
       const runs = points(values, length, highest);
-      // A second line that never leaves zero would only look like an axis.
+      // A second line that is zero throughout would look like an axis.
       if (i > 0 && !values.some((value) => value > 0)) runs.length = 0;
       this.lines[i].setAttribute("d", runs.map((run) => `M${run.join("L")}`).join(""));
       if (i === 0) this.area.setAttribute("d", runs.map(below).join(""));
@@ -32,7 +32,7 @@ export class Chart {
   }
 }
 
-/** The points of each run of known values. */
+/** Returns the points of each run of known values. */
 function points(values, length, highest) {
   const runs = [];
   let run = null;
@@ -45,7 +45,7 @@ function points(values, length, highest) {
     const y = 1 - 0.96 * Math.min(1, value / highest);
     run.push(`${length - values.length + i} ${y.toFixed(4)}`);
   });
-  // A single point would be no line.
+  // A single point draws no line.
   for (const alone of runs) if (alone.length === 1) alone.push(alone[0].replace(/^\d+/, (x) => +x + 0.5));
   return runs;
 }

@@ -1,19 +1,19 @@
-// The chat: a conversation with the model through the router, as any client would have it. It stays in
-// the tab, also when the page is loaded anew.
+// The chat: a conversation with the model through the router, as for any client. It is kept in the session storage of
+// the tab and survives a reload.
 
 import { $, element, say } from "./dom.js";
 import { render } from "./markdown.js";
 import { duration, rate } from "./numbers.js";
 import { complete, events, keepClientKey } from "./server.js";
 
-/** An answer is drawn so often while it is written. */
+/** Time between two redraws of an answer that is streaming. */
 const DRAW_EVERY_MS = 60;
 
-/** Enter ends a line where there is no Shift key. */
+/** On touch screens, which have no Shift key, Enter starts a new line. */
 const isTouch = matchMedia("(pointer: coarse)").matches;
 
 const stored = () => JSON.parse(sessionStorage.getItem("talk") ?? "[]");
-const talk = stored(); // role, content, and of an answer its note
+const talk = stored(); // role, content, and for an answer its note
 let answering = null;
 
 export function offerModels(models) {
@@ -72,7 +72,7 @@ class Bubble {
 
 const isAtEnd = () => $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < 80;
 
-/** Keeps the end in sight, unless the reader has scrolled up. */
+/** Scrolls to the end, unless the user has scrolled up. */
 function stick(follows = isAtEnd()) {
   if (follows) $("talk").scrollTop = $("talk").scrollHeight;
 }
@@ -81,7 +81,7 @@ function keep() {
   try {
     sessionStorage.setItem("talk", JSON.stringify(talk));
   } catch {
-    sessionStorage.removeItem("talk"); // it has outgrown what a tab may keep
+    sessionStorage.removeItem("talk"); // larger than the session storage
   }
 }
 
@@ -96,7 +96,7 @@ function show({ role, content, note = "" }) {
   return bubble;
 }
 
-/** Streams the answer to the conversation; returns what there is to say about it. */
+/** Streams the answer to the conversation. Returns its note: latency, tokens, rate. */
 async function answer(bubble, signal) {
   const sent = performance.now();
   const messages = talk.map(({ role, content }) => ({ role, content }));
@@ -156,12 +156,12 @@ async function ask(text) {
   bubble.node.removeAttribute("aria-busy");
   answering = null;
   say($("send"), "Send");
-  // The conversation was cleared meanwhile.
+  // The conversation has been cleared in the meantime.
   if (!question.node.isConnected) return;
   if (bubble.text) {
     talk.push({ role: "assistant", content: bubble.text, note });
   } else {
-    // What was not answered is not part of the conversation: it can be asked again.
+    // An unanswered message is not part of the conversation. It returns to the input.
     talk.pop();
     if (!$("message").value) $("message").value = text;
     fit();
@@ -169,7 +169,7 @@ async function ask(text) {
   keep();
 }
 
-/** The input is as high as its text, up to what the style allows. */
+/** Fits the height of the input to its text, up to the maximum of the style sheet. */
 function fit() {
   const input = $("message");
   input.style.height = "auto";

@@ -1,4 +1,4 @@
-// Elements. Text from outside (addresses, names of models, answers) becomes text and never markup.
+// Creates elements. External text (addresses, model names, answers) becomes text nodes, never markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -20,7 +20,7 @@ function set(made, attributes) {
   return made;
 }
 
-/** Sets the text if it is another one, so that a selection or a screen reader is not disturbed. */
+/** Sets the text if it differs, which keeps selections and does not disturb screen readers. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }

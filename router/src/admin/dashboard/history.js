@@ -1,13 +1,13 @@
-// The samples of the last five minutes and of the last hour. The router keeps them; the page adds those
-// that come while it is open.
+// The samples of the last five minutes and of the last hour. The router sends its history once; the page appends the
+// samples that arrive while it is open.
 
-/** The two spans that can be shown: seconds from sample to sample, and how many there are. */
+/** The two time ranges: seconds between samples, and their number. */
 export const RANGES = {
   fine: { period: 1, length: 300, text: "last 5 minutes" },
   coarse: { period: 10, length: 360, text: "last hour" },
 };
 
-/** A latency or a share of a quiet moment is shown for so many seconds more. */
+/** Seconds for which the last known latency or ratio is shown without new requests. */
 const MEMORY = 60;
 
 export class History {
@@ -15,7 +15,7 @@ export class History {
   #total = { fine: [], coarse: [] };
   #workers = {};
 
-  /** Takes what the router sends: everything with the first event of a connection, then what is new. */
+  /** Adds an event of the router: the whole history in the first event of a connection, then the new samples. */
   take({ tick, coarse_every: every, figures, total, workers }, isFirst) {
     this.#figures = figures;
     if (isFirst) {
@@ -33,19 +33,19 @@ export class History {
     }
   }
 
-  /** The values of a figure, latest last, `null` where it is not known; of a worker, or of all. */
+  /** Returns the values of a figure of a worker, or of all workers. The latest is last; unknown values are `null`. */
   series(range, figure, worker = null) {
     const samples = (worker === null ? this.#total : this.#workers[worker])?.[range] ?? [];
     const at = this.#figures.indexOf(figure);
     return samples.map((sample) => sample[at]);
   }
 
-  /** The latest value. */
+  /** Returns the latest value. */
   now(figure, worker = null) {
     return this.series("fine", figure, worker).at(-1) ?? null;
   }
 
-  /** The latest value that is known, of the last minute. */
+  /** Returns the latest known value of the last minute. */
   lately(figure, worker = null) {
     return this.series("fine", figure, worker).slice(-MEMORY).findLast((n) => n !== null) ?? null;
   }

@@ -1,4 +1,4 @@
-// The Markdown that models write, as elements: made one by one, with all of the text as text, so that
+// Renders the Markdown of models as elements. Each element is created by itself and all text is a text node, so
 // nothing in an answer becomes markup. Links are those of http and https alone.
 
 import { element } from "./dom.js";
@@ -10,7 +10,7 @@ const QUOTE = /^\s{0,3}>\s?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const TABLE_LINE = /^\s*\|?(\s*:?-+:?\s*\|)+\s*:?-*:?\s*$/;
 
-/** Elements for `text`, which may end anywhere: it may still be written. */
+/** Returns the elements of `text`, which may be incomplete, because it is still streaming. */
 export function render(text) {
   return blocks(text.split("\n"));
 }
@@ -25,7 +25,7 @@ function blocks(lines) {
   return made;
 }
 
-/** The block that begins at line `i`, and the line behind it. */
+/** Returns the block that starts at line `i`, and the index of the line after it. */
 function block(lines, i) {
   const line = lines[i];
   let found;
@@ -46,7 +46,7 @@ function block(lines, i) {
   return [element("p", {}, ...broken(lines.slice(i, end))), end];
 }
 
-/** Whether a line ends a paragraph because it begins something else. */
+/** Returns whether line `i` starts another block and so ends a paragraph. */
 function begins(lines, i) {
   return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern.test(lines[i]));
 }
@@ -65,7 +65,7 @@ function fence(lines, i) {
   return [made, end + 1];
 }
 
-/** A list, with the lines that are indented below an item inside that item. */
+/** Returns a list. Lines indented below an item belong to that item. */
 function list(lines, i) {
   const [, indent, mark] = lines[i].match(ITEM);
   const isOrdered = /\d/.test(mark);
@@ -102,7 +102,7 @@ function table(lines, i) {
   return [element("div", { className: "scroll" }, element("table", {}, head, body)), end];
 }
 
-/** Lines of a paragraph, each on a line of its own. */
+/** Returns the lines of a paragraph with a line break between them. */
 function broken(lines) {
   return lines.flatMap((line, i) => [...(i ? [element("br")] : []), ...inline(line)]);
 }
@@ -121,7 +121,7 @@ function link(href, children) {
   return element("a", { href, target: "_blank", rel: "noopener noreferrer" }, ...children);
 }
 
-/** The nodes of one line: up to the first pattern that is found, that, and the rest. */
+/** Returns the nodes of one line: the text before the first inline pattern, the pattern, and the rest. */
 function inline(text) {
   const nodes = [];
   while (text) {

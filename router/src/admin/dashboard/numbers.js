@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash.
+// Formats numbers for people. An unknown value is a dash.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -30,5 +30,5 @@ export function age(seconds) {
   return d ? `${d} d ${h} h` : h ? `${h} h ${m} min` : m ? `${m} min` : `${Math.floor(seconds)} s`;
 }
 
-/** The time of day so many seconds ago. */
+/** Returns the time of day `secondsAgo` seconds ago. */
 export const timeOfDay = (secondsAgo) => clock.format(Date.now() - 1000 * secondsAgo);

@@ -1,4 +1,4 @@
-// Draws what `/dashboard/events` says, once a second.
+// Draws the events of `/dashboard/events`, one a second.
 
 import { offerModels } from "./chat.js";
 import { $, say } from "./dom.js";
@@ -76,7 +76,7 @@ async function watch() {
   }
 }
 
-/** For a screen that nobody types at: `/dashboard#wall`. */
+/** Wall mode hides the chat, for a screen without a keyboard: `/dashboard#wall`. */
 function fitWall() {
   const isWall = location.hash === "#wall";
   document.body.classList.toggle("wall", isWall);

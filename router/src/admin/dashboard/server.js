@@ -1,9 +1,9 @@
-// The router's answers: with the keys that the tab has been told, and as events.
+// Requests to the router with the keys of this tab, and its event streams.
 
-/** Of the two keys, the one that the router asks for before it shows its figures. */
+/** The key that the router requires for its statistics. */
 export const adminKey = () => sessionStorage.getItem("admin-key");
 
-/** The key of requests to the model. The router's own opens them, too. */
+/** The key for requests to the model. The admin key is accepted, too. */
 const clientKey = () => sessionStorage.getItem("client-key") ?? adminKey();
 
 export const keepAdminKey = (key) => sessionStorage.setItem("admin-key", key);
@@ -21,7 +21,7 @@ export const complete = (request, signal) =>
     body: JSON.stringify(request),
   });
 
-/** The data of the events of a response, as they come. */
+/** Yields the data of each event of a response. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -34,6 +34,6 @@ export async function* events(response) {
       for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
     }
   } finally {
-    reader.cancel().catch(() => {}); // fails if the stream has failed before
+    reader.cancel().catch(() => {}); // fails if the stream has failed
   }
 }

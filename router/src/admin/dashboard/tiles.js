@@ -1,4 +1,4 @@
-// The figures of all workers together, each with its last five minutes or its last hour.
+// The totals over all workers, each with a chart of the last five minutes or the last hour.
 
 import { Chart } from "./chart.js";
 import { $, element, say } from "./dom.js";
@@ -7,7 +7,7 @@ import { count, duration, percent, rate, timeOfDay } from "./numbers.js";
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
-/** `lasts`: a quiet moment shows the last value known, and not a dash. */
+/** `lasts`: without new requests the last known value is shown, not a dash. */
 const TILES = [
   {
     title: "Requests/s",
@@ -81,7 +81,7 @@ const TILES = [
 ];
 
 export class Tiles {
-  #at = null; // the place under the pointer, from the left edge
+  #at = null; // index of the value under the pointer, from the left edge
 
   constructor(draw) {
     for (const tile of TILES) {
@@ -126,7 +126,7 @@ export class Tiles {
   }
 }
 
-/** The number large, its unit small. */
+/** Returns the number in large type and its unit in small type. */
 function value({ value }, text) {
   if (value.textContent === text) return;
   const [number, unit = ""] = text.split(" ");

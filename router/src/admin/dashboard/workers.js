@@ -1,14 +1,14 @@
-// The table of workers, those that are down first; on a narrow screen each row is a card.
+// The table of workers, unhealthy workers first. On a narrow screen each row is a card.
 
 import { Chart } from "./chart.js";
 import { $, element, say } from "./dom.js";
 import { RANGES } from "./history.js";
 import { age, count, duration, percent, rate, timeOfDay } from "./numbers.js";
 
-/** A worker that has not come up by then will probably not. */
+/** Seconds after which a worker that is still starting is shown as an error. */
 const STARTS_WITHIN_S = 600;
 
-/** What the router does with a worker, in words, and how bad that is. */
+/** Returns the state of a worker in words, and its severity. */
 export function condition({ phase, breaker, trouble }) {
   if (phase === "down") return ["down", "bad"];
   if (phase === "suspect") return ["out of rotation", "warn"];
@@ -60,11 +60,11 @@ class Row {
     this.node.className = tone;
     this.state.className = `dot ${tone}`;
     say(this.state, models ? `${words} · ${models}` : words);
-    // A worker that gets no requests has a reason in the place of figures.
+    // A worker without requests shows the reason in place of its figures.
     this.reason.hidden = !worker.trouble;
     for (const cell of this.figures) cell.hidden = !this.reason.hidden;
     say(this.reason, worker.trouble ? why(worker) : "");
-    // An engine that does not tell its queue has all that the router has sent it.
+    // For an engine that does not report its queue, all requests of the router count as running.
     say(this.numbers.running, count(engine.running ?? worker.requests));
     say(this.numbers.waiting, count(engine.waiting));
     say(this.output, rate(history.now("output_tokens", id)));
@@ -84,7 +84,7 @@ function usage({ engine, max_total_num_tokens: capacity }) {
   return percent(engine.kv_usage) + (capacity ? ` of ${count(capacity)}` : "");
 }
 
-/** The label is for cards, which have no heading. */
+/** The label is shown on cards, which have no column headings. */
 function cell(label, className, ...children) {
   return element("td", { role: "cell", className, "data-label": label }, ...children);
 }
@@ -101,7 +101,7 @@ export class Workers {
     if (nodes.some((node, i) => $("workers").children[i] !== node) || before.size !== nodes.length) {
       $("workers").replaceChildren(...nodes);
     }
-    // Without the names of organizations.
+    // Model names without their organization.
     const short = (name) => name.split("/").at(-1);
     const models = workers.map((worker) => worker.models.map(short).join(", "));
     const isMixed = new Set(models.filter(Boolean)).size > 1;

@@ -48,7 +48,7 @@ fn ask(max_tokens: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a kube-apiserver: make test-kubernetes"]
-async fn the_workers_are_the_ready_pods() {
+async fn workers_are_the_ready_pods() {
     let cluster = Cluster::start("pods").await;
     let first = pod("127.0.0.1", 0).await;
     let port = first.address().port();
@@ -100,7 +100,7 @@ async fn the_workers_are_the_ready_pods() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a kube-apiserver: make test-kubernetes"]
-async fn without_the_api_server_all_goes_on() {
+async fn serving_continues_without_the_api_server() {
     let mut cluster = Cluster::start("away").await;
     let first = pod("127.0.0.1", 0).await;
     let port = first.address().port();
