@@ -1,9 +1,9 @@
 //! mimalloc as the allocator of the programs that link this crate, and the return of unused memory to the
 //! system.
 //!
-//! mimalloc keeps freed memory for a second, in case it is needed again. When the second is over it does
-//! nothing by itself: it looks for memory to return only when some thread frees a whole page of objects. A
-//! router that has read large bodies and then rests would keep their memory. So a thread looks once a second.
+//! mimalloc keeps freed memory for a second, in case it is needed again. It returns memory only when some thread frees
+//! a whole page of objects. A router that has read large bodies and then is idle would keep their memory. So a thread
+//! returns unused memory once a second.
 //!
 //! The crate stands alone because the router's library has no `unsafe` code, and because a library must not
 //! choose the allocator of its host program.
@@ -17,21 +17,21 @@ use std::{
     time::Duration,
 };
 
-// Small short-lived buffers of many sizes on many threads are what it is made for.
+// mimalloc is fast for small short-lived buffers of many sizes on many threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// As long as mimalloc keeps freed memory.
+/// Time for which mimalloc keeps freed memory.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Unused memory is returned as long as this lives.
+/// Returns unused memory until it is dropped.
 #[derive(Debug)]
 pub struct Returning {
     _stop: Sender<()>,
 }
 
 impl Returning {
-    /// Starts the thread. It takes a few microseconds of each second.
+    /// Starts the thread. It uses a few microseconds of each second.
     pub fn start() -> io::Result<Self> {
         let (stop, stopped) = channel::<()>();
         thread::Builder::new().name("mla-memory".to_owned()).spawn(move || {
@@ -46,6 +46,6 @@ impl Returning {
 /// Returns the memory that has been free for longer than mimalloc keeps it.
 #[expect(unsafe_code, reason = "mimalloc is C")]
 fn return_expired() {
-    // SAFETY: any thread may call it at any time; it takes nothing that is in use.
+    // SAFETY: any thread may call it at any time; it frees no memory that is in use.
     unsafe { libmimalloc_sys::mi_collect(false) }
 }

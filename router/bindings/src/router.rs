@@ -108,12 +108,12 @@ impl Router {
         Ok(format!("{scheme}://{}", self.running()?.handle.local_addr()))
     }
 
-    /// Registers a worker; it takes requests after its first good health check.
+    /// Registers a worker. It gets requests after its first good health check.
     fn add_worker(&self, url: &str) -> PyResult<()> {
         self.running()?.handle.add_worker(url).map(drop).map_err(|error| refused(&error))
     }
 
-    /// Takes a worker out of rotation; it may finish what it is serving.
+    /// Removes a worker. Its requests in flight may finish.
     fn remove_worker(&self, url: &str) -> PyResult<()> {
         self.running()?.handle.remove_worker(url).map_err(|error| refused(&error))
     }
@@ -123,13 +123,13 @@ impl Router {
         Ok(pythonize::pythonize(py, &self.running()?.handle.workers())?)
     }
 
-    /// What the router knows and has counted, in one piece.
+    /// Returns all statistics of the router.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running()?;
         Ok(pythonize::pythonize(py, &py.detach(|| running.handle.stats()))?)
     }
 
-    /// Takes no new requests; true when those in flight have finished in time.
+    /// Refuses new requests. Returns whether the requests in flight have finished in time.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let grace = seconds(timeout_s)?;
         let running = self.running()?;

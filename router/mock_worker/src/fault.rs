@@ -3,8 +3,8 @@
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-/// Body of `POST /mock/fault`: `{"kind": "status", "status": 503, "count": 3}`. It replaces the one
-/// before and holds for the next `count` generating requests, or until it is replaced.
+/// Body of `POST /mock/fault`: `{"kind": "status", "status": 503, "count": 3}`. It replaces the
+/// previous fault and applies to the next `count` generating requests, or until it is replaced.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Fault {
     #[serde(flatten)]
@@ -12,32 +12,32 @@ pub struct Fault {
     pub count: Option<u32>,
 }
 
-/// Where `after_tokens` is given, a stream's fault strikes once so many of its tokens have been sent.
+/// With `after_tokens`, the fault of a stream occurs after this number of its tokens.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Kind {
-    /// All is well again.
+    /// No fault.
     None,
-    /// The process ends: at once, or when a request has got so many tokens.
+    /// The process ends, at once or after this number of tokens of a request.
     Die { after_tokens: Option<usize> },
-    /// The engine is another one, its cache empty: new `boot_id`, all connections closed.
+    /// The engine restarts with an empty cache: new `boot_id`, all connections closed.
     RestartEmpty,
-    /// Requests are taken and never answered.
+    /// Requests are accepted and never answered.
     Hang,
     /// The engine stops behind a live HTTP server, like a scheduler after SIGSTOP: no further tokens come. A worker
     /// of this project reports that in `/health`.
     EngineStops,
-    /// Streams stop, their connections stay open.
+    /// Streams stop, and their connections stay open.
     Freeze { after_tokens: usize },
     /// The connection closes within a response.
     Break { after_tokens: usize },
-    /// Every step takes so many times as long.
+    /// Each step takes this many times as long.
     Slow { factor: f64 },
-    /// 200, but not an answer.
+    /// Status 200 with a body that is no answer.
     Garbage { form: Garbage },
-    /// This status for everything that generates. 429 and 503 come with Retry-After.
+    /// This status for every generating request. 429 and 503 come with Retry-After.
     Status { status: u16 },
-    /// The framing of a response goes wrong.
+    /// The framing of the response is invalid.
     BadChunking { after_tokens: usize },
     /// A stream ends without `[DONE]`.
     NoDone,
@@ -55,7 +55,7 @@ pub enum Garbage {
     Truncated,
     /// One line without an end.
     EndlessLine,
-    /// Nothing at all.
+    /// No body.
     Empty,
 }
 
@@ -66,13 +66,13 @@ impl Fault {
 }
 
 impl From<Kind> for Fault {
-    /// For every request from now on.
+    /// For every request.
     fn from(kind: Kind) -> Self {
         Self { kind, count: None }
     }
 }
 
-/// The fault that is in force.
+/// The present fault.
 pub struct CurrentFault(Mutex<Fault>);
 
 impl CurrentFault {
@@ -84,7 +84,7 @@ impl CurrentFault {
         *self.0.lock() = fault;
     }
 
-    /// What happens to a request that comes in now.
+    /// Returns the fault for a request that arrives now.
     pub fn for_request(&self) -> Kind {
         let mut fault = self.0.lock();
         match &mut fault.count {
@@ -105,7 +105,7 @@ impl CurrentFault {
         matches!(self.0.lock().kind, Kind::EngineStops | Kind::Hang)
     }
 
-    /// By how much steps are longer.
+    /// Factor for the time of steps.
     pub fn slowness(&self) -> f64 {
         match self.0.lock().kind {
             Kind::Slow { factor } => factor,

@@ -1,17 +1,16 @@
-//! What engines without an engine answer: bytes that are written as they stand, for load that should cost
-//! the engine next to nothing.
+//! Constant responses as bytes, for load generation at a minimal cost of the engine.
 
-/// A chat completion of usual length.
+/// A chat completion of typical length.
 pub const CHAT: &str = r#"{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"An answer of about as many bytes as a short sentence of a model has, so that the response is not empty, and not large either: what is measured is the way."}}]}"#;
 
-/// What every GET is answered with: healthy, and a model as SGLang and vLLM tell of theirs.
+/// The response to every GET request: healthy, with a model in the form of SGLang and vLLM.
 pub const INFO: &str = r#"{"object":"list","data":[{"id":"mock","object":"model"}],"model_path":"mock","served_model_name":"mock","is_generation":true}"#;
 
-/// How the response of a stream begins.
+/// The start of the response of a stream.
 pub const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
 
-/// How the response of a stream ends.
+/// The end of the response of a stream.
 pub const DONE: &str = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 
 /// The response with a JSON body.
@@ -25,7 +24,7 @@ pub fn chunk(event: &str) -> String {
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
-/// What is asked for. Bench clients write the field `stream` last.
+/// The requested kind of response. Bench clients write the field `stream` last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     Info,
@@ -43,7 +42,7 @@ impl Asked {
     }
 }
 
-/// Head and body of the request at the beginning of `bytes`, once the head is there.
+/// Returns head and body of the request at the start of `bytes`. `None` until the head is complete.
 pub fn request_length(bytes: &[u8]) -> Option<usize> {
     let head = memchr::memmem::find(bytes, b"\r\n\r\n")?;
     let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();

@@ -14,7 +14,7 @@ const OWN: [(&str, &str, &str); 29] = [
     ("get", "/docs", "A page over this document."),
     ("get", "/openapi.json", "This document."),
     ("get", "/dashboard", "Workers, load and a chat, for people."),
-    ("get", "/dashboard/events", "What the dashboard shows, as events."),
+    ("get", "/dashboard/events", "The statistics of the dashboard, as server-sent events."),
     ("get", "/health", "200 if a worker can serve, else 503."),
     ("get", "/health_generate", "The same as /health."),
     ("get", "/liveness", "200 while the router runs."),
@@ -38,7 +38,7 @@ const OWN: [(&str, &str, &str); 29] = [
     ("get", "/server_info", "The same as /get_server_info."),
     ("get", "/v1/models", "The models that are served."),
     ("get", "/v1/models/{model}", "One of them."),
-    ("get", "/get_model_info", "What a worker says of its model."),
+    ("get", "/get_model_info", "The model of a worker."),
 ];
 
 pub(super) async fn openapi(State(router): Shared) -> Json<Value> {

@@ -20,10 +20,10 @@ use crate::{key::BLOCK_BYTES, names::WorkerUrl};
 
 /// Headings of `--help`.
 const WORKERS: &str = "Workers";
-const SERVING: &str = "Serving clients";
-const ROUTING: &str = "Choosing a worker";
-const FAILURES: &str = "When something fails";
-const OBSERVING: &str = "Seeing what happens";
+const SERVING: &str = "Server";
+const ROUTING: &str = "Routing";
+const FAILURES: &str = "Failures";
+const OBSERVING: &str = "Observability";
 
 /// Route LLM requests to the worker that will finish them soonest.
 #[derive(Clone, Debug, PartialEq, Parser, Serialize, Deserialize)]

@@ -59,7 +59,7 @@ impl Prediction {
         self.empties != empties
     }
 
-    /// What the tree has noted, to be taken back.
+    /// The insertion into the tree, which can be retracted.
     pub fn take_receipt(&mut self) -> Option<InsertReceipt> {
         self.receipt.take()
     }

@@ -1,4 +1,4 @@
-//! What engines speak: the paths, header fields, JSON bodies and events that the router reads from a worker, or
+//! The formats of engines: the paths, header fields, JSON bodies and events that the router reads from a worker, or
 //! adds for it.
 //!
 //! Everything here is a pure function of bytes. The router knows three engines ([`Runtime`]) and treats any other

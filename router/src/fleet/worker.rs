@@ -50,7 +50,7 @@ pub struct Worker {
     pub counters: WorkerCounters,
     /// The latest figures of its engine; empty if the engine reports none.
     pub engine_load: ArcSwap<EngineLoad>,
-    /// What its responses have taught about its cache.
+    /// The learned state of its cache.
     pub learned: Learned,
     hash_seed: u64,
     pub(super) load: Load,

@@ -1,4 +1,4 @@
-//! Feedback from responses: to the tree, to what is known about the caches, and to the metrics.
+//! Feedback from responses to the tree, to the learned state of the caches, and to the metrics.
 
 use std::sync::Arc;
 

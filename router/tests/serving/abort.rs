@@ -1,4 +1,4 @@
-//! A client that leaves takes its request to the worker with it, in both phases.
+//! A disconnected client aborts its request on the worker, before and during the response.
 
 use bytes::Bytes;
 use http_body_util::BodyExt;

@@ -33,7 +33,7 @@ fn events(events: &[&'static [u8]]) -> Reply {
     Reply::Stream(HeaderMap::new(), frames, Then::End)
 }
 
-/// In turn, so that a bad worker is met as often as possible; out for longer than a test takes.
+/// Round robin, so that a failing worker gets as many requests as possible. Breakers stay open for longer than a test.
 fn in_turn() -> Config {
     Config {
         policy: PolicyName::RoundRobin,
@@ -170,7 +170,7 @@ async fn last_worker_is_tried_with_an_open_breaker() {
     while breakers(&router)[0] != BreakerState::Open {
         assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
     }
-    // Now the one that is trusted fails, and the other one would answer.
+    // The worker with the closed breaker fails now, and the other worker would answer.
     switches[0].store(false, Ordering::SeqCst);
     switches[1].store(true, Ordering::SeqCst);
     assert_eq!(client.post("/v1/completions", BODY).await.status, StatusCode::OK);
@@ -178,7 +178,7 @@ async fn last_worker_is_tried_with_an_open_breaker() {
 
 #[tokio::test(start_paused = true)]
 async fn hanging_engine_opens_its_breaker_after_one_late_byte() {
-    // Its health check answers all the time: only the requests can tell.
+    // Its health checks are good: only requests show the failure.
     let config = Config { first_token_timeout_secs: secs(0.2), ..in_turn() };
     let (router, [stuck, good]) = mocks(config, [Some(Kind::Hang), None]).await;
     let mut client = Client::connect(router.local_addr()).await;
@@ -273,7 +273,7 @@ async fn requests_without_engine_work_do_not_affect_the_breaker() {
         client.call(request(method, path, "{}")).await.expect("an answer");
     }
     assert_eq!(breakers(&router), [BreakerState::HalfOpen]);
-    // The trial is still to be had, and this one fails it.
+    // The trial is still open, and this request fails it.
     let openings = || {
         let worker = &router.router().registry.workers()[0];
         worker.counters.breaker.get(BreakerState::Open)

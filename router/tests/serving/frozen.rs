@@ -15,7 +15,7 @@ fn patient() -> Config {
     Config { first_token_timeout_secs: secs(1800.0), ..Config::default() }
 }
 
-/// A prompt of which one worker has the beginning.
+/// A prompt whose prefix is cached on one worker.
 fn ask(number: usize) -> String {
     let shared = "All happy families are alike. ".repeat(100);
     format!(r#"{{"prompt":"{shared}{number}","max_tokens":2,"stream":true}}"#)

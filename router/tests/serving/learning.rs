@@ -1,4 +1,4 @@
-//! What workers say about their caches is read in passing, however they say it.
+//! The token counts of workers are read from every kind of response.
 
 use http::{HeaderMap, HeaderValue};
 use mla_router::{RouterHandle, policy::Reason};
@@ -33,7 +33,7 @@ fn with_headers() -> Reply {
     let mut headers = HeaderMap::new();
     headers.insert("x-mla-prompt-tokens", HeaderValue::from_static("31"));
     headers.insert("x-mla-cached-tokens", HeaderValue::from_static("16"));
-    // The counts that come later are not taken a second time.
+    // Later counts are not used a second time.
     let events = format!("data: {USAGE}\n\ndata: [DONE]\n\n");
     Reply::Stream(headers, vec![events.into()], Then::End)
 }
@@ -78,7 +78,7 @@ async fn load_of_other_routers_is_known_from_worker_reports() {
     assert_eq!((candidate.requests, candidate.others), (0, 11), "one of the twelve was ours");
 }
 
-/// Requests that went where their prompts are cached.
+/// Number of requests sent to a worker with their prefix in its cache.
 fn cache_hits(router: &RouterHandle) -> u64 {
     let workers = router.router().registry.workers();
     workers.iter().map(|worker| worker.counters.selections.get(Reason::CacheHit)).sum()

@@ -78,7 +78,7 @@ fn help_does_not_show_the_keys_of_the_environment() {
     assert!(message.contains("--api-key"), "{message}");
 }
 
-/// Whatever clients do, probes and operators are answered; and idle clients do not keep others out.
+/// Probes and operators are answered under any load of clients, and idle clients do not block other clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn light_requests_are_answered_at_the_connection_limit() {
     let mut worker = FakeWorker::start(|seen| match seen.head.uri.path() {
@@ -107,7 +107,7 @@ async fn light_requests_are_answered_at_the_connection_limit() {
     assert_eq!(answer.headers["retry-after"], "1");
     let [gone, busy] = busy;
     gone.abort();
-    // Silent ones give way to a client that asks.
+    // Idle connections are closed for a client with a request.
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(TcpStream::connect(address).await.expect("the kernel accepts"));
@@ -127,7 +127,7 @@ async fn light_requests_are_answered_at_the_connection_limit() {
     busy.abort();
 }
 
-/// What connections to workers and health checks need is not for clients.
+/// File descriptors for workers and health checks are reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn low_file_limit_fails_no_request() {
     let worker = FakeWorker::plain().await;
@@ -160,8 +160,8 @@ async fn low_file_limit_fails_no_request() {
     assert_eq!(soon(late.post("/generate", "{}")).await.status, StatusCode::OK);
 }
 
-/// A router takes over from another while clients stream and others come: nobody is refused, no
-/// stream is cut.
+/// A new router takes over the port while clients stream and new clients connect. No client is refused, and no stream
+/// is cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_router_takes_over_the_port() {
     let gate = Arc::new(Semaphore::new(0));
@@ -211,7 +211,7 @@ async fn new_router_takes_over_the_port() {
     let port = address.port().to_string();
     let mut new = Process::start(&["--port", &port, "--reuse-port", "--worker-urls", &url]);
     new.line_with("is up").await;
-    // Whoever has connected to the old one has asked.
+    // All clients of the old router have sent their requests.
     let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
     let since = async {
         while served.iter().zip(before).any(|(now, before)| now.load(Ordering::Relaxed) == before) {
@@ -221,7 +221,7 @@ async fn new_router_takes_over_the_port() {
     soon(since).await;
     old.terminate();
     old.line_with("draining").await;
-    // Only the new one takes connections now, and it serves.
+    // Only the new router accepts connections now.
     for _ in 0..50 {
         let answer = Client::connect(address).await.post("/generate", "short").await;
         assert_eq!(answer.status, StatusCode::OK);

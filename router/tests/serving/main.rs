@@ -1,5 +1,5 @@
-//! The router over real sockets: fake workers behind it, real clients before it. One module per
-//! promise, one binary for all of them, because linking is most of what a test costs.
+//! Tests of the router over real sockets, with fake workers and real clients. All modules are one binary, because
+//! linking is most of the cost of a test binary.
 
 mod abort;
 mod access_log;

@@ -1,4 +1,4 @@
-//! Memory that the router does not need any more goes back to the system.
+//! The router returns unused memory to the system.
 
 use std::{fs, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::support::{Client, FakeWorker, Process, post, soon};
 
 const MIB: usize = 1 << 20;
 
-/// What the process has of the machine's memory.
+/// Returns the resident memory of the process.
 fn resident(process: &Process) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).expect("running");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux");

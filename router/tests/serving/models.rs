@@ -73,7 +73,7 @@ async fn worker_restarted_with_another_model_gets_only_its_requests() {
     assert_eq!(staying.requests_so_far(), 4 * PATHS.len());
 }
 
-/// Nobody is in line for the workers of another model.
+/// A request does not wait in the line of another model.
 #[tokio::test(start_paused = true)]
 async fn busy_model_does_not_block_other_models() {
     let busy = FakeWorker::start(|_| Reply::status(503)).await;

@@ -1,5 +1,4 @@
-//! Requests with the same new prefix: the worker gets one of them first, and the others when the prefix
-//! is computed.
+//! Requests with the same new prefix: the worker gets one of them first, and the others when the prefix is computed.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -16,7 +15,7 @@ use crate::support::{
 const EVENT: Bytes = Bytes::from_static(b"data: {\"choices\":[0]}\n\n");
 const END: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
-/// Prompts that have 300,000 bytes in common: by the pace of a new worker they take over a minute.
+/// Prompts that have 300,000 bytes in common: their expected prefill on a new worker takes over a minute.
 fn ask(number: usize) -> String {
     let shared = "All happy families are alike. ".repeat(10_000);
     format!(r#"{{"prompt":"{shared}{number}","stream":true}}"#)
@@ -33,7 +32,7 @@ async fn worker() -> (FakeWorker, UnboundedReceiver<UnboundedSender<Bytes>>) {
     (FakeWorker::start(script).await, began)
 }
 
-/// Sends these requests, each on its own; returns when so many of them wait in the router.
+/// Sends each request on its own connection. Returns when this number of requests waits in the router.
 async fn ask_at_once(router: &RouterHandle, requests: usize, waiting: u64) -> Vec<JoinHandle<()>> {
     let counters = &router.router().registry.workers()[0].counters;
     let address = router.local_addr();
@@ -101,7 +100,7 @@ fn long(number: usize) -> String {
     format!(r#"{{"prompt":"{own}","stream":true}}"#)
 }
 
-/// Requests that come later have the worker busy meanwhile, and no more.
+/// Later requests may use the worker in the meantime, up to a bound.
 #[tokio::test(start_paused = true)]
 async fn prefill_waiter_is_not_overtaken_without_bound() {
     let (mut worker, mut began) = worker().await;

@@ -1,6 +1,5 @@
-//! A worker that answers every request at once with the same chat completion, or the same stream of
-//! events, for measuring what a router costs. Threads and blocking reads, so that it costs as little
-//! as possible itself.
+//! A worker that answers every request at once with the same chat completion or the same stream of events, to measure
+//! the cost of a router. It uses threads and blocking reads, so that its own cost is small.
 //!
 //!     instant_worker FIRST_PORT COUNT
 
@@ -14,7 +13,7 @@ use std::{
 use mla_mock_worker::raw::{self, Asked, request_length};
 
 const EVENT: &str = "data: {\"id\":\"x\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"}}]}\n\n";
-/// Of a stream, without `[DONE]`.
+/// Events of a stream, without `[DONE]`.
 const EVENTS: usize = 64;
 const MAX_REQUEST: usize = 1 << 20;
 
@@ -66,7 +65,7 @@ fn serve(mut stream: TcpStream) {
     }
 }
 
-/// One write an event, as an engine makes one a step.
+/// Writes each event by itself, like an engine with one event a step.
 fn send_events(stream: &mut TcpStream) -> io::Result<()> {
     let event = raw::chunk(EVENT);
     stream.write_all(format!("{}{event}", raw::STREAM).as_bytes())?;

@@ -1,5 +1,5 @@
-//! Engines whose streams have one event every so often, each with its number and the time at which it was
-//! written: for measuring what thousands of live streams cost a router.
+//! Engines whose streams have one event in each interval, to measure the cost of thousands of live streams in a
+//! router. Each event has its number and the time of its write.
 //!
 //!     paced_worker FIRST_PORT COUNT EVENTS INTERVAL_MS
 
@@ -19,10 +19,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Room for a usual request.
+/// Buffer size for a typical request.
 const READ: usize = 4096;
 
-/// The streams that it plays.
+/// The events of each stream.
 #[derive(Clone, Copy)]
 struct Pace {
     events: u32,
@@ -42,12 +42,12 @@ async fn main() -> io::Result<()> {
         engines.spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await?;
-                // A client that leaves ends its connection with an error.
+                // A disconnected client ends its connection with an error.
                 tokio::spawn(async move { serve(stream, pace).await });
             }
         });
     }
-    // None of them returns but for an error.
+    // A thread returns only with an error.
     engines.join_next().await.expect(usage).expect("contract: it does not panic")
 }
 

@@ -17,8 +17,7 @@ use tokio::{
 
 type AnyBody = BoxBody<Bytes, Infallible>;
 
-/// What is written leaves at once: a segment that waits for the acknowledgement of the one before would be
-/// late by a clock that stands still.
+/// Sets TCP_NODELAY. A segment that waits for an acknowledgement would be late on a paused clock.
 async fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).await.expect("the router listens");
     stream.set_nodelay(true).expect("a TCP socket");

@@ -15,22 +15,22 @@ use super::soon;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_mla-router");
 
-/// An honest worker may be late because the machine has much else to do.
+/// A long limit: a correct process may be late on a busy machine.
 const PATIENT: [&str; 2] = ["--health-check-timeout-secs", "3600"];
 
-/// The whole run of a command that ends by itself.
+/// Runs a command to its end.
 pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = std::process::Command::new(BINARY);
     command.args(arguments).envs(variables.iter().copied());
     command.output().expect("the binary runs")
 }
 
-/// Killed when it is dropped.
+/// The process. It is killed when the value is dropped.
 pub(crate) struct Process {
     child: Child,
     /// `None` once the log is no longer read.
     log: Option<Lines<BufReader<ChildStderr>>>,
-    /// What was read while the address was looked for: a worker may be up before it is told.
+    /// Log lines before the address: a worker may be up before the router prints its address.
     early: VecDeque<String>,
 }
 
@@ -45,7 +45,7 @@ impl Process {
         Self::spawn(command)
     }
 
-    /// With a limit on its open files.
+    /// Starts the process with a limit on its open files.
     pub(crate) fn start_with_files(limit: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
@@ -60,7 +60,7 @@ impl Process {
         Self { child, log: Some(log), early: VecDeque::new() }
     }
 
-    /// The next line of the log, or none when the process has closed it.
+    /// Returns the next line of the log. `None` if the process has closed the log.
     pub(crate) async fn line(&mut self) -> Option<String> {
         if let Some(line) = self.early.pop_front() {
             return Some(line);
@@ -69,12 +69,12 @@ impl Process {
         soon(log.next_line()).await.expect("readable")
     }
 
-    /// From now on the process cannot write its log.
+    /// Closes the log: the process cannot write to it.
     pub(crate) fn close_log(&mut self) {
         self.log = None;
     }
 
-    /// The next line that says `word`.
+    /// Returns the next line with `word`.
     pub(crate) async fn line_with(&mut self, word: &str) -> String {
         loop {
             let line = self.line().await.unwrap_or_else(|| panic!("no line with {word:?}"));
@@ -84,7 +84,7 @@ impl Process {
         }
     }
 
-    /// Where it listens, as its log says.
+    /// Returns the address of the listener from the log.
     pub(crate) async fn address(&mut self) -> SocketAddr {
         let mut early = VecDeque::new();
         let line = loop {
@@ -107,14 +107,14 @@ impl Process {
         self.signal("TERM");
     }
 
-    /// By name, without the SIG.
+    /// Sends a signal, by its name without SIG.
     pub(crate) fn signal(&self, name: &str) {
         let (name, id) = (format!("-{name}"), self.id().to_string());
         let sent = std::process::Command::new("kill").args([name, id]).status();
         assert!(sent.expect("kill exists").success());
     }
 
-    /// The exit status, when it comes.
+    /// Waits for the exit status.
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         soon(self.child.wait()).await.expect("it ends").code()
     }

@@ -166,7 +166,7 @@ pub(crate) enum Speaks {
     Http1,
     /// By prior knowledge.
     Http2,
-    /// What the client asks for within it.
+    /// The protocol that the client requests in the TLS handshake.
     Tls(TlsAcceptor),
 }
 

@@ -1,4 +1,4 @@
-//! Conversations: each turn has the ones before it, and their answers, in its prompt.
+//! Conversations. The prompt of each turn has all earlier turns and their answers.
 
 use std::{
     cell::RefCell,
@@ -29,7 +29,7 @@ pub(crate) struct Converse {
 /// One line of stdin.
 #[derive(Deserialize)]
 struct Conversation {
-    /// Seconds after the start at which it begins.
+    /// Start time in seconds.
     #[serde(default)]
     at: f64,
     system: String,
@@ -64,7 +64,7 @@ impl Converse {
     }
 }
 
-/// What matters of an event of a stream.
+/// The fields of an event that are measured.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]

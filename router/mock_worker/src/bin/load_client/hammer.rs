@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{CHAT, Felt};
 
-/// Stands where a cold prompt differs from all others.
+/// Placeholder for the part in which a cold prompt differs from all others.
 const COLD: &str = "<<< different >>";
 
 /// Requests of one size, each connection at full speed
@@ -75,7 +75,7 @@ impl Hammer {
     ) -> io::Result<()> {
         let mut client = Client::connect(self.address).await?;
         let mut body = Vec::new();
-        // Connections begin at different prompts.
+        // Connections start at different prompts.
         for count in number * 7.. {
             let mut request = Cow::from(&requests[count % self.prompts]);
             if self.cold {
@@ -105,7 +105,7 @@ impl Hammer {
         Ok(())
     }
 
-    /// A request whose system message is two thirds of its text.
+    /// Returns a request whose system message is two thirds of its text.
     fn request(&self, prompt: usize) -> Vec<u8> {
         let text = |length: usize, seed: usize| {
             let mut text = String::new();

@@ -1,9 +1,9 @@
 //! A load generator for benches. Prints the latencies of its requests as one line of JSON.
 //!
-//! `hammer` sends bodies of one size as fast as they are answered. `converse` plays conversations
-//! from stdin, one JSON object a line, `{"at": seconds, "system": text, "turns": [text, ...],
-//! "max_tokens": n}`: each turn has all turns and answers before it in its prompt. `streams` keeps many
-//! connections with live streams of `paced_worker`, and as many with short requests.
+//! `hammer` sends bodies of one size as fast as they are answered. `converse` plays conversations from stdin, one JSON
+//! object a line, `{"at": seconds, "system": text, "turns": [text, ...], "max_tokens": n}`. The prompt of each turn has
+//! all earlier turns and their answers. `streams` keeps many live streams of `paced_worker` open, and sends short
+//! requests on other connections.
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ struct Felt {
     latencies: Vec<f64>,
     first_tokens: Vec<f64>,
     errors: usize,
-    /// The first of them.
+    /// The first latency.
     error: Option<String>,
     completion_tokens: u64,
     prompt_tokens: u64,

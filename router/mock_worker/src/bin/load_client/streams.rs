@@ -1,4 +1,4 @@
-//! Many live streams, and short requests beside them, each connection on its own.
+//! Many live streams and short requests, each connection in its own task.
 
 use std::{
     cell::RefCell,
@@ -15,31 +15,31 @@ use tokio::time::sleep_until;
 
 use super::{CHAT, Felt, quantiles};
 
-/// Before the number and the time of an event of `paced_worker`.
+/// The text before number and time in an event of `paced_worker`.
 const CONTENT: &str = "\"content\":\"";
 
-/// Streams of `paced_worker`, and connections that ask for whole answers beside them
+/// Streams of `paced_worker`, and connections with short requests
 #[derive(Args, Clone)]
 pub(crate) struct Streams {
-    /// Connections are dealt out to them in turn
+    /// Addresses of the workers or routers; connections are assigned round robin
     #[arg(required = true)]
     addresses: Vec<SocketAddr>,
     /// Connections with one stream after another
     #[arg(long, default_value_t = 1000)]
     live: u32,
-    /// Connections with a short request now and then
+    /// Connections with a short request at intervals
     #[arg(long, default_value_t = 1000)]
     others: u32,
     /// Events of each stream
     #[arg(long, default_value_t = 20)]
     events: u64,
-    /// From one request of the others to the next
+    /// Seconds between two short requests of a connection
     #[arg(long, default_value_t = 5.0)]
     pause_s: f64,
-    /// In which the connections begin, one after the other
+    /// Seconds in which all connections start, one after the other
     #[arg(long, default_value_t = 5.0)]
     ramp_s: f64,
-    /// No new streams and requests after that
+    /// Seconds after which no stream or request is started
     #[arg(long, default_value_t = 20.0)]
     seconds: f64,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Streams {
 struct Streamed {
     whole: u64,
     events: u64,
-    /// From the engine's write to the client's read, in seconds, after the ramp.
+    /// Seconds from the engine's write to the client's read, after the ramp.
     delays: Vec<f64>,
 }
 
@@ -69,7 +69,7 @@ impl Streams {
                     let start = begun + Duration::from_secs_f64(load.ramp_s * share);
                     sleep_until(start.into()).await;
                     let address = load.addresses[number as usize % load.addresses.len()];
-                    // Of both kinds as many at any time.
+                    // Spreads the streams evenly over the numbers.
                     let is_stream = u64::from(number) * u64::from(load.live) / u64::from(count)
                         != u64::from(number + 1) * u64::from(load.live) / u64::from(count);
                     let played = if is_stream {
@@ -98,7 +98,7 @@ impl Streams {
         begun.elapsed().as_secs_f64() >= self.ramp_s + self.seconds
     }
 
-    /// One stream after another. An event that is missing, or comes twice, is an error.
+    /// Reads one stream after another. A missing or repeated event is an error.
     async fn stream(
         &self,
         address: SocketAddr,
@@ -141,7 +141,7 @@ impl Streams {
         Ok(())
     }
 
-    /// A short request now and then.
+    /// Sends a short request at each interval.
     async fn other(
         &self,
         address: SocketAddr,
@@ -165,7 +165,7 @@ impl Streams {
     }
 }
 
-/// A chat of its own for each connection.
+/// Returns a different chat for each connection.
 fn chat(number: u32, rest: &str) -> String {
     let text = format!("{number} tells a tale of its own. ").repeat(20);
     format!(
@@ -173,14 +173,14 @@ fn chat(number: u32, rest: &str) -> String {
     )
 }
 
-/// The number and the time of an event.
+/// Returns the number and the time of an event.
 fn stamp(event: &str) -> Option<(u64, u64)> {
     let (_, content) = event.split_once(CONTENT)?;
     let (number, time) = content.split_once('"')?.0.split_once(' ')?;
     Some((number.parse().ok()?, time.parse().ok()?))
 }
 
-/// Time in microseconds, comparable with the engine's: both run on one machine.
+/// Returns the time in microseconds. It is comparable with the time of the engine, because both run on one machine.
 fn since_epoch() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros() as u64)
 }
