@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,10 @@ class Options:
         return [*argv, "--worker-urls", *worker_urls]
 
 
-def launch_parser(router_flags: Sequence[Mapping[str, Any]]) -> worker_flags.Parser:
-    """Returns the parser of `launch_server`. `router_flags`: see `parse`."""
+def launch_parser(
+    router_flags: Sequence[Mapping[str, Any]], ignored: Iterable[str] = ()
+) -> worker_flags.Parser:
+    """Returns the parser of `launch_server`. `router_flags`, `ignored`: see `parse`."""
     parser = worker_flags.Parser(
         "python -m mla_router.launch_server",
         "[--model-path DIR_OR_NAME] [--dp-size N] [flag ...]",
@@ -105,6 +107,8 @@ def launch_parser(router_flags: Sequence[Mapping[str, Any]]) -> worker_flags.Par
         title = f"router, {flag['heading'].lower()}"
         group = groups.setdefault(title, parser.add_argument_group(title))
         _add_router_flag(group, flag)
+    for name in ignored:
+        parser.add_argument(_flag(name), dest=_dest(name), help=argparse.SUPPRESS)
     return parser
 
 
@@ -113,12 +117,17 @@ def _forwarded(router_flags: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return [flag for flag in router_flags if flag["name"] not in LAUNCHERS]
 
 
-def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Options:
+def parse(
+    argv: Sequence[str],
+    router_flags: Sequence[Mapping[str, Any]],
+    ignored: Mapping[str, str],
+) -> Options:
     """Parses and checks. After an error it prints one line to stderr and exits with status 2.
 
-    `router_flags` is the result of `mla_router._router.router_flags()`.
+    `router_flags` and `ignored` are the results of `mla_router._router.router_flags()` and
+    `ignored_router_flags()`.
     """
-    parser = launch_parser(router_flags)
+    parser = launch_parser(router_flags, ignored)
     namespace = parser.parse_args(argv)
     try:
         every_worker: WorkerConfig = worker_flags.from_namespace(
@@ -131,6 +140,11 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
     given = {
         flag["name"]: getattr(namespace, _dest(flag["name"])) for flag in _forwarded(router_flags)
     }
+    without_effect = [
+        f"{_flag(name)} ({why})"
+        for name, why in ignored.items()
+        if getattr(namespace, _dest(name)) is not None
+    ]
     return Options(
         host=namespace.host,
         port=namespace.port,
@@ -138,7 +152,7 @@ def parse(argv: Sequence[str], router_flags: Sequence[Mapping[str, Any]]) -> Opt
         worker_base_port=namespace.router_dp_worker_base_port,
         router_flags={name: value for name, value in given.items() if value not in (None, False)},
         every_worker=every_worker,
-        without_effect=worker_flags.without_effect(namespace),
+        without_effect=[*worker_flags.without_effect(namespace), *without_effect],
     )
 
 

@@ -63,9 +63,9 @@ def run(
 ) -> int:
     """Runs the command. Returns the exit status. Tests pass workers of their own as `command`."""
     require_router()
-    from mla_router._router import RouterError, router_flags
+    from mla_router._router import RouterError, ignored_router_flags, router_flags
 
-    options = parse(argv, router_flags())
+    options = parse(argv, router_flags(), ignored_router_flags())
     try:
         options = dataclasses.replace(options, every_worker=locate(options.every_worker))
         preflight.check(options.worker(options.dp_size - 1, 0))  # the worker with the last GPU

@@ -18,9 +18,17 @@ _Policy: TypeAlias = Literal[
     "random",
     "round_robin",
 ]
+_QueuePolicy: TypeAlias = Literal["fcfs", "fair"]
 _LogLevel: TypeAlias = Literal["error", "warn", "info", "debug", "trace"]
 
-__all__ = ["Router", "RouterConfig", "RouterError", "router_flags", "run_cli"]
+__all__ = [
+    "Router",
+    "RouterConfig",
+    "RouterError",
+    "ignored_router_flags",
+    "router_flags",
+    "run_cli",
+]
 
 class RouterError(Exception):
     """The router cannot do what was asked; the message is one line."""
@@ -64,6 +72,7 @@ class _Settings(TypedDict):
     max_tree_size: int
     max_concurrent_requests: int
     queue_size: int
+    queue_policy: _QueuePolicy
     queue_timeout_secs: float
     request_timeout_secs: float
     first_token_timeout_secs: float
@@ -228,6 +237,7 @@ class RouterConfig:
         max_tree_size: int | None = None,
         max_concurrent_requests: int | None = None,
         queue_size: int | None = None,
+        queue_policy: _QueuePolicy | None = None,
         queue_timeout_secs: float | None = None,
         request_timeout_secs: float | None = None,
         first_token_timeout_secs: float | None = None,
@@ -311,6 +321,9 @@ class Router:
 
 def router_flags() -> list[_Flag]:
     """The flags of the router's command line, so that others can offer the same."""
+
+def ignored_router_flags() -> dict[str, str]:
+    """Flags of SGLang's router that are accepted without effect: name to reason."""
 
 def run_cli(argv: Sequence[str]) -> int:
     """The `mla-router` command with these arguments; its exit status."""

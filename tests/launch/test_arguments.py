@@ -47,7 +47,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def parsed(model: Path, *argv: str) -> Options:
-    return parse(["--model-path", str(model), *argv], FLAGS)
+    ignored = {"cb-success-threshold": "one success is enough"}
+    return parse(["--model-path", str(model), *argv], FLAGS, ignored)
 
 
 def test_each_worker_has_its_own_port_name_and_devices(model: Path) -> None:
@@ -84,6 +85,13 @@ def test_router_flags_carry_a_prefix(model: Path) -> None:
     assert {"--policy=round_robin", "--max-retries=5", "--verbose"} <= set(argv)
     # Missing flags get the router's defaults.
     assert parsed(model).router_flags == {}
+
+
+def test_flags_of_sglangs_router_without_effect_are_named(model: Path) -> None:
+    options = parsed(model, "--router-cb-success-threshold", "2")
+    assert options.without_effect == ["--router-cb-success-threshold (one success is enough)"]
+    assert parsed(model).without_effect == []
+    assert not any("cb-success" in word for word in options.router_argv([]))
 
 
 def test_a_list_takes_what_follows(model: Path) -> None:
@@ -124,7 +132,9 @@ def test_each_start_has_a_replay_key_of_its_own(model: Path) -> None:
 
 
 def test_sglang_short_names(model: Path) -> None:
-    options = parse(["--model", str(model), "--tp", "1", "--dp", "2", "--enable-metrics"], FLAGS)
+    options = parse(
+        ["--model", str(model), "--tp", "1", "--dp", "2", "--enable-metrics"], FLAGS, {}
+    )
     assert options.without_effect == ["--enable-metrics (/metrics is always there)"]
     assert options.every_worker.model_path == str(model)
     assert options.every_worker.tp_size == 1
@@ -160,7 +170,7 @@ def test_a_mistake_is_one_line_and_status_2(
 
 def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as leaving:
-        parse(["--help"], FLAGS)
+        parse(["--help"], FLAGS, {})
     assert leaving.value.code == 0
     text = capsys.readouterr().out
     for flag in ("--model-path", "--dp-size", "--router-policy", "--router-dp-worker-base-port"):

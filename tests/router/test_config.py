@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mla_router import RouterConfig, RouterError
-from mla_router._router import router_flags
+from mla_router._router import ignored_router_flags, router_flags
 from support.processes import ROOT
 
 OTHER_VALUES: dict[str, Any] = {
@@ -20,6 +20,7 @@ OTHER_VALUES: dict[str, Any] = {
     "worker_networks": ["10.0.0.0/8", "fd00::/8"],
     "host": "0.0.0.0",
     "policy": "round_robin",
+    "queue_policy": "fair",
     "health_check_endpoint": "/healthz",
     "api_key": ["sesame", "barley"],
     "cache_threshold": 0.75,
@@ -90,6 +91,14 @@ def test_keys_come_from_the_environment_of_a_command_only(monkeypatch: pytest.Mo
     settings = RouterConfig.from_argv([]).to_dict()
     assert (settings["api_key"], settings["admin_api_key"]) == (["sesame"], "barley")
     assert RouterConfig().to_dict()["api_key"] == []
+
+
+def test_flags_without_effect_are_accepted_and_are_no_settings() -> None:
+    names = ignored_router_flags()
+    assert "cb-success-threshold" in names
+    assert not {name.replace("-", "_") for name in names} & set(defaults())
+    argv = [f"--{name}=1" for name in names]
+    assert RouterConfig.from_argv(argv).to_dict() == defaults()
 
 
 def test_flags_are_the_settings() -> None:

@@ -126,6 +126,8 @@ def _finish(part: dict[str, Any]) -> None:
         part.setdefault("additionalProperties", True)
     if is_array and not {"items", "prefixItems", "unevaluatedItems"} & part.keys():
         part["items"] = True
+    if "prefixItems" in part:  # xgrammar refuses `true` there
+        part["prefixItems"] = [{} if item is True else item for item in part["prefixItems"]]
     if "pattern" in part:
         part["pattern"] = json_pattern.of_text(part["pattern"])
     if "patternProperties" in part:

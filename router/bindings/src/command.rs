@@ -1,13 +1,13 @@
 //! The command line of the router, and its flags for programs that embed the router.
 
-use std::process::ExitCode;
+use std::{collections::BTreeMap, process::ExitCode};
 
 use clap::{
     Arg, CommandFactory,
     builder::{PossibleValue, Str},
 };
 use mla_allocator::Returning;
-use mla_router::{Config, cli};
+use mla_router::{Config, cli, config::Ignored};
 use pyo3::{
     exceptions::PyKeyboardInterrupt,
     prelude::*,
@@ -21,6 +21,13 @@ pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let shown = command.get_arguments().filter(|flag| !flag.is_hide_set());
     let flags = shown.map(|flag| describe(py, flag));
     PyList::new(py, flags.collect::<PyResult<Vec<_>>>()?)
+}
+
+/// Flags of SGLang's router that are accepted without effect: name to reason.
+#[pyfunction]
+pub(crate) fn ignored_router_flags() -> BTreeMap<&'static str, &'static str> {
+    let flags = Ignored::default().all().map(|(flag, _, why)| (flag.trim_start_matches('-'), why));
+    flags.into()
 }
 
 fn describe<'py>(py: Python<'py>, flag: &Arg) -> PyResult<Bound<'py, PyDict>> {

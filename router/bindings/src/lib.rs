@@ -19,7 +19,7 @@ mod _router {
     #[pymodule_export]
     use crate::{
         RouterError,
-        command::{router_flags, run_cli},
+        command::{ignored_router_flags, router_flags, run_cli},
         config::RouterConfig,
         router::Router,
     };

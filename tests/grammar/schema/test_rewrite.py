@@ -151,6 +151,16 @@ EXACT: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [[7], [1, 7], [1, 2, 7], [7, 7, 7]],
         [[], [1], [1, 2, 3], [7, 1, 2, 3]],
     ),
+    "contains beside items of any kind": (
+        {"type": "array", "contains": {"const": 7}, "maxItems": 2},
+        [[7], ["a", 7], [None, 7], [7, {"b": []}]],
+        [[], ["a"], [1, 2], [7, 1, 2]],
+    ),
+    "prefixItems of any kind": (
+        {"type": "array", "prefixItems": [True, INTEGER], "items": False, "minItems": 2},
+        [[1, 2], ["a", 7], [{"b": [None]}, 3]],
+        [[7], [1, "a"], [1, 2, 3]],
+    ),
     "$anchor": (
         {"$defs": {"p": {"$anchor": "point", **obj({"x": INTEGER}, "x")}}, "$ref": "#point"},
         [{"x": 1}],
