@@ -108,6 +108,22 @@ class WorkerConfig:
         "sample every token, even where a grammar allows only one text; by default all tokens of such text are "
         "computed in one step",
     )
+    stream_response_default_include_usage: bool = _flag(
+        False,
+        "end streams with the token counts, unless a request has `stream_options`",
+    )
+    enable_force_include_usage: bool = _flag(
+        False,
+        "send the token counts in each chunk of a stream, whatever the request says",
+    )
+    enable_per_request_metrics: bool = _flag(
+        False,
+        "send the times of a request (`metrics`) with answers of /v1/chat/completions and /v1/completions",
+    )
+    return_tokens_as_token_ids: bool = _flag(
+        False,
+        "write tokens in log-probabilities by id (`token_id:5`), unless a request says otherwise",
+    )
     random_seed: int = _flag(
         0, "seed of requests without a seed; 0: a random seed for each request", low=0
     )

@@ -11,6 +11,8 @@ pub enum Endpoint {
     Completions,
     Generate,
     Responses,
+    /// Anthropic's API.
+    Messages,
     /// Any other `POST /v1/...`: the worker knows the path or answers 404.
     OtherV1,
     Tokenize,
@@ -24,11 +26,12 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Generate,
         Self::Responses,
+        Self::Messages,
         Self::OtherV1,
         Self::Tokenize,
         Self::Detokenize,
@@ -45,9 +48,10 @@ impl Endpoint {
             "/v1/completions" => Self::Completions,
             "/generate" => Self::Generate,
             "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Messages,
             "/tokenize" => Self::Tokenize,
             "/detokenize" => Self::Detokenize,
-            "/get_model_info" | "/model_info" => Self::ModelInfo,
+            "/get_model_info" | "/model_info" | "/tokenizer_info" => Self::ModelInfo,
             "/openapi.json" => Self::OpenApi,
             "/v1/models" => Self::Models,
             _ if path.starts_with("/v1/models/") => Self::Models,
@@ -69,6 +73,7 @@ impl Endpoint {
             Self::Completions => Some(key::Route::Completions),
             Self::Generate => Some(key::Route::Generate),
             Self::Responses => Some(key::Route::Responses),
+            Self::Messages => Some(key::Route::Messages),
             _ => None,
         }
     }
@@ -89,7 +94,14 @@ impl Endpoint {
 
     /// Whether the response has generated tokens. A stream of such a response ends with a last event.
     pub fn generates(self) -> bool {
-        matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Responses)
+        matches!(
+            self,
+            Self::ChatCompletions
+                | Self::Completions
+                | Self::Generate
+                | Self::Responses
+                | Self::Messages
+        )
     }
 
     pub fn method(self) -> &'static str {
@@ -106,6 +118,7 @@ impl Endpoint {
             Self::Completions => "/v1/completions",
             Self::Generate => "/generate",
             Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
             Self::OtherV1 => "/v1/*",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
@@ -122,6 +135,7 @@ impl Endpoint {
             Self::Completions => "completions",
             Self::Generate => "generate",
             Self::Responses => "responses",
+            Self::Messages => "messages",
             Self::OtherV1 => "v1_other",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",

@@ -123,6 +123,37 @@ fn text_parts_equal_text_and_images_count_by_their_data() {
 }
 
 #[test]
+fn messages_request_shares_the_blocks_of_the_equal_chat() {
+    let messages = |body: &Value| extract(Route::Messages, body).expect("messages");
+    let (rule, question) = (long("rule "), long("why "));
+    let turn = json!({"role": "user", "content": question});
+    let same =
+        chat(&json!({"model": "m", "messages": [{"role": "system", "content": rule}, turn]}));
+    let cached =
+        |text: &str| json!({"type": "text", "text": text, "cache_control": {"type": "ephemeral"}});
+    for system in [json!(rule), json!([cached(&rule)])] {
+        for content in [json!(question), json!([cached(&question)])] {
+            let turns = json!([{"role": "user", "content": content}]);
+            let body = json!({"model": "m", "max_tokens": 9, "system": system, "messages": turns});
+            assert_eq!(messages(&body), same, "{body}");
+        }
+    }
+    let body = json!({"model": "m", "system": rule, "messages": [turn]});
+    let call = |input: Value| json!({"type": "tool_use", "id": "t1", "name": "f", "input": input});
+    let ends = [json!({"a": 1}), json!({"a": 2})].map(|input| {
+        let mut longer = body.clone();
+        longer["messages"] = json!([turn, {"role": "assistant", "content": [call(input)]}, turn]);
+        let key = messages(&longer);
+        assert_eq!(key.blocks[..same.blocks.len()], same.blocks);
+        key.blocks.last().copied()
+    });
+    assert_ne!(ends[0], ends[1]);
+    let mut other = body.clone();
+    other["system"] = json!("another");
+    assert_ne!(messages(&other).blocks.first(), same.blocks.first());
+}
+
+#[test]
 fn responses_request_shares_the_blocks_of_the_equal_chat() {
     let responses = |body: &Value| extract(Route::Responses, body).expect("an input");
     let tools = json!([{"type": "function", "name": "weather"}]);
@@ -277,6 +308,8 @@ fn body_without_a_prompt_is_an_error() {
             json!({"input": "a", "instructions": 1}),
             KeyError::Unreadable("instructions"),
         ),
+        (Route::Messages, json!({"system": "a"}), KeyError::Missing("messages")),
+        (Route::Messages, json!({"messages": [], "system": 1}), KeyError::Unreadable("system")),
         (Route::Other, json!({"prompt": "a"}), KeyError::NoPrompt),
     ];
     for (route, body, error) in cases {

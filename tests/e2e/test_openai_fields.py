@@ -200,7 +200,7 @@ def test_chat_answers(client: openai.OpenAI) -> None:
     ("path", "fields", "param"),
     [
         ("/completions", {"best_of": 2, "stream": True}, "best_of"),
-        ("/completions", {"logprobs": 6}, "logprobs"),
+        ("/completions", {"logprobs": 21}, "logprobs"),
         ("/completions", {"suffix": "."}, "suffix"),
         ("/chat/completions", {"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ("/chat/completions", {"top_logprobs": 2}, "top_logprobs"),

@@ -164,6 +164,13 @@ def test_with_the_key(locked: FakeWorker) -> None:
         assert ask(locked, "GET", "/get_server_info", headers=headers)[0] == 200
 
 
+def test_the_key_as_anthropics_clients_send_it(locked: FakeWorker) -> None:
+    for key, status in (("s3cret", 200), ("wrong", 401), ("", 401), ("Bearer s3cret", 401)):
+        assert ask(locked, "POST", "/generate", BODY, JSON | {"x-api-key": key})[0] == status, key
+    wrong = JSON | {"x-api-key": "s3cret", "Authorization": "Bearer wrong"}
+    assert ask(locked, "POST", "/generate", BODY, wrong)[0] == 401
+
+
 def test_the_key_is_not_told(locked: FakeWorker) -> None:
     ask(locked, "POST", "/generate", BODY, JSON | {"Authorization": "Bearer s3cret"})
     assert "s3cret" not in locked.running.output()

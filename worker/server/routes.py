@@ -14,11 +14,14 @@ from mla_router.worker.server.endpoints import (
     tokenize,
 )
 from mla_router.worker.server.endpoints.chat import handler, schema
+from mla_router.worker.server.endpoints.messages import handler as messages
+from mla_router.worker.server.endpoints.messages.schema import Message, TokenCount
 from mla_router.worker.server.endpoints.responses.handler import responses
 from mla_router.worker.server.endpoints.responses.schema import Response
 from mla_router.worker.server.http.route import Route
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.messages import MessagesRequest
 from mla_router.worker.server.schema.native import (
     AbortRequest,
     GenerateRequest,
@@ -54,6 +57,23 @@ ROUTES = (
         ResponsesRequest,
         Response,
         dict[str, Any],
+    ),
+    Route(
+        "POST",
+        "/v1/messages",
+        messages.messages,
+        "Answers a conversation, in the form of Anthropic's Messages.",
+        MessagesRequest,
+        Message,
+        dict[str, Any],
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        "Counts the prompt tokens of the same body in /v1/messages.",
+        MessagesRequest,
+        TokenCount,
     ),
     Route(
         "POST",
@@ -102,6 +122,13 @@ ROUTES = (
         "The same as /detokenize.",
         DetokenizeRequest,
         tokenize.DetokenizeResponse,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        tokenize.tokenizer_info,
+        "The tokenizer's special tokens and its chat template.",
+        answer=tokenize.TokenizerInfo,
     ),
     Route("GET", "/v1/models", info.models, "The served model, as a list."),
     Route("GET", "/v1/models/{model:.+}", info.model, "The served model."),

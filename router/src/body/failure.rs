@@ -6,6 +6,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use crate::{
+    endpoint::Endpoint,
     error,
     fleet::{LoadGuard, Outcome},
     metrics::UpstreamFailure,
@@ -72,9 +73,13 @@ impl Failure {
     }
 
     /// The last event of a failed stream, in OpenAI's error shape. `[DONE]` never follows it, so a client can tell
-    /// a broken answer from a complete one.
-    pub fn to_event(&self) -> Bytes {
-        let error = error::openai(self, "server_error", None, self.code());
-        Bytes::from(format!("data: {error}\n\n"))
+    /// a broken answer from a complete one. Clients of the Messages API skip events without a name.
+    pub fn to_event(&self, endpoint: Endpoint) -> Bytes {
+        let mut error = error::openai(self, "server_error", None, self.code());
+        if endpoint != Endpoint::Messages {
+            return Bytes::from(format!("data: {error}\n\n"));
+        }
+        error["type"] = "error".into();
+        Bytes::from(format!("event: error\ndata: {error}\n\n"))
     }
 }

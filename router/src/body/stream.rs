@@ -2,7 +2,7 @@
 //! broken stream on another worker or ends it with an error.
 //!
 //! The router guarantees the end of a stream, whatever a worker sends. A complete answer ends once with `[DONE]`,
-//! or with the last event of the Responses API. An incomplete answer ends with an error event and never with
+//! or with the last event of the Responses or Messages API. An incomplete answer ends with an error event and never with
 //! `[DONE]`. Events in between are passed on unparsed.
 
 use std::{
@@ -24,6 +24,7 @@ use crate::{
         usage,
         worker::WorkerFrames,
     },
+    endpoint::Endpoint,
     engine::{include_usage, last_event},
     error::Error,
     fleet::{Outcome, Phase},
@@ -49,6 +50,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of one stream")]
 pub struct EventStream {
     state: State,
+    endpoint: Endpoint,
     events: Events,
     /// Bytes that are not split into events yet.
     frame: Bytes,
@@ -115,6 +117,7 @@ impl EventStream {
         };
         Self {
             silence: Silence::new(limits, job.deadline, Instant::now()),
+            endpoint: job.endpoint,
             state: State::Flowing { frames, job },
             events: Events::default(),
             frame: Bytes::new(),
@@ -328,7 +331,7 @@ impl EventStream {
                 log.broke();
             }
         }
-        Some(if whole { Ok(failure.to_event()) } else { Err(failure) })
+        Some(if whole { Ok(failure.to_event(self.endpoint)) } else { Err(failure) })
     }
 
     /// Continues with the response of another worker. Fails if there is none, or it is no continuation.

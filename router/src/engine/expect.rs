@@ -25,6 +25,8 @@ pub(crate) enum Api {
     Choices,
     /// OpenAI's responses.
     Responses,
+    /// Anthropic's Messages API.
+    Messages,
     /// SGLang's `/generate`. The answer to a batch is a list.
     Generate,
 }
@@ -34,9 +36,10 @@ pub(crate) enum Api {
 struct Fields {
     choices: Option<Vec<IgnoredAny>>,
     output: Option<Vec<IgnoredAny>>,
+    content: Option<IgnoredAny>,
     text: Option<IgnoredAny>,
     output_ids: Option<IgnoredAny>,
-    /// In each event of the Responses API.
+    /// In each event of the Responses or Messages API.
     #[serde(rename = "type")]
     kind: Option<IgnoredAny>,
     /// In the last event of a failed stream.
@@ -53,6 +56,7 @@ impl Expect {
                 let api = match endpoint {
                     Endpoint::Generate => Api::Generate,
                     Endpoint::Responses => Api::Responses,
+                    Endpoint::Messages => Api::Messages,
                     _ => Api::Choices,
                 };
                 if key.stream { Self::Events(api) } else { Self::Json(api) }
@@ -110,6 +114,7 @@ impl Api {
         let is_complete = |fields: &Fields| match self {
             Self::Choices => fields.choices.is_some(),
             Self::Responses => fields.output.is_some(),
+            Self::Messages => fields.content.is_some(),
             Self::Generate => fields.text.is_some() || fields.output_ids.is_some(),
         };
         let is_good = if body.trim_ascii_start().starts_with(b"[") {
@@ -128,7 +133,7 @@ impl Api {
         let fields: Fields = serde_json::from_slice(data).map_err(|_| "an event of broken JSON")?;
         let is_own = match self {
             Self::Choices => fields.choices.is_some(),
-            Self::Responses => fields.kind.is_some(),
+            Self::Responses | Self::Messages => fields.kind.is_some(),
             Self::Generate => fields.text.is_some() || fields.output_ids.is_some(),
         };
         if is_own || fields.error.is_some() {
@@ -214,6 +219,7 @@ mod tests {
         for (api, answer, event) in [
             (Api::Choices, r#"{"id":1,"choices":[{"index":0}]}"#, r#"{"choices":[]}"#),
             (Api::Responses, r#"{"output":[]}"#, r#"{"type":"response.created"}"#),
+            (Api::Messages, r#"{"content":[]}"#, r#"{"type":"message_start"}"#),
             (Api::Generate, r#"{"text":"a"}"#, r#"{"output_ids":[1]}"#),
             (Api::Generate, r#"[{"text":"a"},{"output_ids":[1]}]"#, r#"{"text":["a"]}"#),
         ] {
@@ -222,7 +228,7 @@ mod tests {
             assert_eq!(Expect::Events(api).is_event(event.as_bytes()), Ok(()), "{event}");
         }
         for text in [r#"{"hello":"world"}"#, r#"{"choices":null}"#, r#"{"choices":1}"#, "{}"] {
-            for api in [Api::Choices, Api::Responses, Api::Generate] {
+            for api in [Api::Choices, Api::Responses, Api::Messages, Api::Generate] {
                 assert!(Expect::Json(api).is_whole(text.as_bytes()).is_err(), "{text}");
                 let event = format!("data:{text}\n\n");
                 assert!(Expect::Events(api).is_event(event.as_bytes()).is_err(), "{event}");

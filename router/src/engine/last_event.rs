@@ -1,10 +1,10 @@
-//! The last event of a stream: `[DONE]`, a last event of the Responses API, or an error.
+//! The last event of a stream: `[DONE]`, a last event of the Responses or Messages API, or an error.
 
 use memchr::memmem;
 
-/// Names of the last events of the Responses API. Its streams have no `[DONE]`.
-const LAST_NAMES: [&[u8]; 4] =
-    [b"response.completed", b"response.incomplete", b"response.failed", b"error"];
+/// Names of the last events of the Responses and Messages API. Their streams have no `[DONE]`.
+const LAST_NAMES: [&[u8]; 5] =
+    [b"response.completed", b"response.incomplete", b"response.failed", b"message_stop", b"error"];
 
 /// The names among [`LAST_NAMES`] that report an error.
 const ERROR_NAMES: [&[u8]; 2] = [b"response.failed", b"error"];

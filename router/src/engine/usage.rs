@@ -49,11 +49,15 @@ fn plus(one: Option<u64>, other: Option<u64>) -> Option<u64> {
 fn object_after(rest: &[u8]) -> Option<Usage> {
     let value = rest.trim_ascii_start().strip_prefix(b":")?;
     let (mut prompt, mut cached) = (None, None);
+    let (mut from_cache, mut to_cache) = (None, None);
     let read = Cursor::new(value).object(|name, value| {
         match name {
             // The Responses API has other names.
             b"prompt_tokens" | b"input_tokens" => prompt = Cursor::new(value).id(),
             b"cached_tokens" => cached = Cursor::new(value).id(),
+            // The Messages API counts these apart from its input_tokens.
+            b"cache_read_input_tokens" => from_cache = Cursor::new(value).id(),
+            b"cache_creation_input_tokens" => to_cache = Cursor::new(value).id(),
             b"prompt_tokens_details" | b"input_tokens_details" if value.starts_with(b"{") => {
                 Cursor::new(value).object(|name, value| {
                     if name == b"cached_tokens" {
@@ -67,6 +71,11 @@ fn object_after(rest: &[u8]) -> Option<Usage> {
         Ok(())
     });
     read.ok()?;
+    if let Some(tokens) = from_cache {
+        cached = from_cache;
+        prompt = prompt.map(|prompt: u32| prompt.saturating_add(tokens));
+    }
+    prompt = prompt.map(|prompt| prompt.saturating_add(to_cache.unwrap_or(0)));
     let usage =
         Usage { prompt_tokens: prompt.map(u64::from), cached_tokens: cached.map(u64::from) };
     (usage != Usage::default()).then_some(usage)
@@ -109,6 +118,16 @@ mod tests {
             (
                 r#"data: {"type":"response.completed","response":{"id":"x","usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":2}}}"#,
                 Some(usage_of(9, 4)),
+            ),
+            // the Messages API, whose input_tokens are not cached
+            (
+                r#"event: message_start
+data: {"type":"message_start","message":{"id":"msg_1","usage":{"input_tokens":5,"cache_read_input_tokens":4,"cache_creation_input_tokens":2,"output_tokens":0}}}"#,
+                Some(usage_of(11, 4)),
+            ),
+            (
+                r#"{"type":"message","usage":{"input_tokens":5,"cache_read_input_tokens":null,"output_tokens":3}}"#,
+                Some(usage_of(5, None)),
             ),
             // text of a model
             (

@@ -32,6 +32,7 @@ pub enum Route {
     Completions,
     Generate,
     Responses,
+    Messages,
     Other,
 }
 
@@ -101,6 +102,7 @@ struct Fields<'a> {
     n: Option<&'a [u8]>,
     tools: Option<&'a [u8]>,
     choice: Option<&'a [u8]>,
+    system: Option<&'a [u8]>,
     messages: Option<&'a [u8]>,
     prompt: Option<&'a [u8]>,
     text: Option<&'a [u8]>,
@@ -127,6 +129,7 @@ impl<'a> Fields<'a> {
                 b"n" => &mut fields.n,
                 b"tools" => &mut fields.tools,
                 b"tool_choice" => &mut fields.choice,
+                b"system" => &mut fields.system,
                 b"messages" => &mut fields.messages,
                 b"prompt" => &mut fields.prompt,
                 b"text" => &mut fields.text,
@@ -209,6 +212,7 @@ impl RouteKey {
         let (value, name) = match route {
             Route::ChatCompletions => return Self::of_chat(&fields),
             Route::Responses => return Self::of_responses(&fields),
+            Route::Messages => return Self::of_messages(&fields),
             Route::Completions => (fields.prompt, "prompt"),
             Route::Generate if fields.input_ids.is_some() => (fields.input_ids, "input_ids"),
             Route::Generate => (fields.text, "text"),
@@ -241,6 +245,14 @@ impl RouteKey {
         let root = fields.root(Kind::Text)?;
         let mut blocks = Blocks::new(root, messages.len());
         prompt::chat(fields.prompt_tools(), messages, &mut blocks)?;
+        Ok(Self::new(fields, root, blocks, 1))
+    }
+
+    fn of_messages(fields: &Fields<'_>) -> Result<Self, KeyError> {
+        let messages = fields.messages.ok_or(KeyError::Missing("messages"))?;
+        let root = fields.root(Kind::Text)?;
+        let mut blocks = Blocks::new(root, messages.len());
+        prompt::messages(fields.told_tools(), fields.system, messages, &mut blocks)?;
         Ok(Self::new(fields, root, blocks, 1))
     }
 

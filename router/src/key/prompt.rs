@@ -19,6 +19,7 @@ type Name = &'static str;
 const MESSAGES: Name = "messages";
 const INPUT: Name = "input";
 const INSTRUCTIONS: Name = "instructions";
+const SYSTEM: Name = "system";
 
 const TOOLS: &[u8] = b"\x1d";
 const ROLE: &[u8] = b"\x1e";
@@ -36,6 +37,21 @@ pub(super) fn chat(
     blocks: &mut Blocks,
 ) -> Result<(), KeyError> {
     push_tools(tools, blocks)?;
+    opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
+}
+
+/// Pushes tools, system prompt and messages of the Messages API. The result equals that of the same chat.
+pub(super) fn messages(
+    tools: Option<&[u8]>,
+    system: Option<&[u8]>,
+    messages: &[u8],
+    blocks: &mut Blocks,
+) -> Result<(), KeyError> {
+    push_tools(tools, blocks)?;
+    if let Some(system) = system {
+        push_role(b"system", blocks);
+        content(system, SYSTEM, blocks)?;
+    }
     opening(messages, b'[', MESSAGES)?.array(|item| message(item, MESSAGES, blocks))
 }
 

@@ -9,8 +9,15 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 
 use crate::{
-    admission::MemoryReservation, config::ApiKey, engine::continuation, error::Error,
-    fleet::Worker, key::session_of, router::Router, telemetry, wire::headers,
+    admission::MemoryReservation,
+    config::ApiKey,
+    engine::continuation,
+    error::Error,
+    fleet::Worker,
+    key::session_of,
+    router::Router,
+    telemetry,
+    wire::headers::{self, X_API_KEY},
 };
 
 /// Bytes that are reserved by the client's Content-Length. Beyond it, memory grows with the bytes that arrive.
@@ -34,6 +41,7 @@ impl WorkerRequest {
         if router.config.has_keys() {
             // The key of the client was for the router.
             head.headers.remove(header::AUTHORIZATION);
+            head.headers.remove(X_API_KEY);
         }
         // The origin form, also if the client sent an absolute URI.
         let path = head.uri.into_parts().path_and_query;
@@ -100,7 +108,9 @@ impl WorkerRequest {
         *request.headers_mut() = self.headers.clone();
         request.headers_mut().insert(header::HOST, worker.pool.host_header());
         if let Some(key) = worker.pool.authorization() {
-            request.headers_mut().insert(header::AUTHORIZATION, key);
+            let headers = request.headers_mut();
+            headers.insert(header::AUTHORIZATION, key);
+            headers.remove(X_API_KEY);
         }
         request
     }

@@ -1,7 +1,7 @@
 //! Authorization. It is decided by the route that answers, never by the text of a path: a path in another spelling
 //! that matches no route gets no rights of that route.
 
-use http::{HeaderMap, Method, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
@@ -10,6 +10,7 @@ use crate::{
     endpoint::Endpoint,
     error::Error,
     server::sites::Sites,
+    wire::headers::X_API_KEY,
 };
 
 /// Routes that answer without a key: health probes have none.
@@ -34,10 +35,16 @@ pub(super) fn check(
         (false, _, true) | (true, true, true) => return sites.check(endpoint, method, headers),
         (false, ..) | (true, true, false) => [admin, &config.api_key],
     };
-    let sent = headers.get(header::AUTHORIZATION);
-    let sent = sent.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let known = sent.is_some_and(|sent| is_one_of(sent, keys.into_iter().flatten()));
+    let known = key_of(headers).is_some_and(|sent| is_one_of(sent, keys.into_iter().flatten()));
     if known { Ok(()) } else { Err(Error::Unauthorized) }
+}
+
+/// The key of a request, in the form of OpenAI's clients or of Anthropic's.
+fn key_of(headers: &HeaderMap) -> Option<&[u8]> {
+    match headers.get(header::AUTHORIZATION) {
+        Some(value) => value.as_bytes().strip_prefix(b"Bearer "),
+        None => headers.get(X_API_KEY).map(HeaderValue::as_bytes),
+    }
 }
 
 /// Whether a route needs no key: probes, and the static files of the dashboard, whose data needs a key.

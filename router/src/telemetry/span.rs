@@ -114,7 +114,7 @@ fn failed(span: Message) -> Message {
 /// The operation name of the conventions; `None` if they have none for the endpoint.
 fn operation(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
-        Endpoint::ChatCompletions | Endpoint::Responses => Some("chat"),
+        Endpoint::ChatCompletions | Endpoint::Responses | Endpoint::Messages => Some("chat"),
         Endpoint::Completions | Endpoint::Generate => Some("text_completion"),
         _ => None,
     }

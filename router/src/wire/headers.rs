@@ -21,6 +21,9 @@ const INTERNAL: &str = "x-mla-";
 /// Internal fields that clients may send.
 const FOR_CLIENTS: [&str; 2] = ["x-mla-session", "x-mla-priority"];
 
+/// The header field in which Anthropic's clients send their key.
+pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// Whether the content type is that of an event stream; `None` without a content type.
 pub fn say_event_stream(headers: &HeaderMap) -> Option<bool> {
     let name = b"text/event-stream";

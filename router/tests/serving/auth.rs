@@ -169,6 +169,31 @@ async fn client_key_is_forwarded_only_if_the_router_has_none() {
     }
 }
 
+/// Anthropic's clients put their key into another field.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_in_x_api_key_opens_as_much_and_goes_as_far() {
+    let mut worker = FakeWorker::plain().await;
+    let open = Config { worker_api_key: Some("w".parse().expect("a key")), ..config() };
+    for (config, sent, status, arrives) in [
+        (with_keys(), "sesame", 200, false),
+        (with_keys(), "sesam", 401, false),
+        (with_keys(), "Bearer sesame", 401, false),
+        (config(), "theirs", 200, true),
+        (open, "theirs", 200, false),
+    ] {
+        let router = router(config, &[&worker]).await;
+        let mut request = request(Method::POST, "/v1/messages", "{}");
+        request.headers_mut().insert("x-api-key", HeaderValue::from_static(sent));
+        let mut client = Client::connect(router.local_addr()).await;
+        let answer = client.send(request).await.expect("a head");
+        assert_eq!(answer.status(), status, "{sent}");
+        if status == 200 {
+            let seen = worker.request().await;
+            assert_eq!(seen.head.headers.contains_key("x-api-key"), arrives, "{sent}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn worker_admin_paths_get_the_worker_admin_key() {
     let mut worker = FakeWorker::plain().await;

@@ -153,6 +153,25 @@ async fn responses_streams_end_with_their_final_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_streams_end_with_their_final_event_or_a_named_error() {
+    let path = "/v1/messages";
+    let begun = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n";
+    let whole = format!("{begun}event: message_stop\ndata: {{\"type\":\"message_stop\"}}\n\n");
+    for then in [Then::End, Then::Break] {
+        for behind in ["", "event: ping\ndata: {}\n\n"] {
+            let sent = frames(&format!("{whole}{behind}"), 10);
+            assert_eq!(through_with(config(), path, sent, then).await, whole, "{then:?}");
+        }
+        let got = through_with(config(), path, frames(begun, 10), then).await;
+        assert_eq!(error_at_the_end_of(&got), "stream_broken", "{then:?}");
+        let last = got.strip_prefix(begun).expect("the events of the worker");
+        let data = last.strip_prefix("event: error\ndata: ").expect("a named event");
+        let data: serde_json::Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!(data["type"], "error");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compressed_stream_is_forwarded_unchanged() {
     let body = Bytes::from_static(b"\x1f\x8b not events \n\n at all");
     let sent = body.clone();

@@ -233,7 +233,7 @@ def test_the_best_of_several(
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("logprobs", {"logprobs": 6}),
+        ("logprobs", {"logprobs": 21}),
         ("logprobs", {"logprobs": -1}),
         ("logprobs", {"logprobs": True}),
         ("best_of", {"best_of": 0}),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+import transformers
 
+from mla_router.worker.config import SMALL_MODEL
 from support.fake_worker import FakeWorker
-from support.processes import post_json
+from support.processes import get_json, post_json
 
 TEXTS = [
     "Hello, world",
@@ -50,6 +52,17 @@ def test_other_paths_for_the_same(worker: FakeWorker) -> None:
     assert answer == tokenize(worker, prompt="a b")
     back = post_json(worker.url + "/v1/detokenize", {"tokens": answer["tokens"][1:]})
     assert back["text"] == "a b"
+
+
+def test_what_is_told_of_the_tokenizer(worker: FakeWorker) -> None:
+    """By transformers, which reads the same folder."""
+    reference: Any = transformers.AutoTokenizer.from_pretrained(str(SMALL_MODEL))
+    told = get_json(worker.url + "/tokenizer_info")
+    assert told["tokenizer_class"] == type(reference).__name__
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        assert told[name] == getattr(reference, name), name
+    assert told["chat_template"] == reference.chat_template
+    assert told["model_max_length"] == tokenize(worker, prompt="a")["max_model_len"]
 
 
 def test_several_at_once(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:

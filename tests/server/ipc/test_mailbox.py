@@ -74,11 +74,11 @@ def test_what_is_held_comes_before_an_error() -> None:
     asyncio.run(run())
 
 
-def streamed(url: str) -> tuple[list[int], list[Any], str]:
+def streamed(url: str, **fields: Any) -> tuple[list[int], list[Any], str]:
     """Returns the tokens of each event, their logprobs, and the text of an answer of 11 tokens."""
     body = {
         "model": "mla-small", "prompt": [1, 2], "max_tokens": len(TOKENS), "stream": True,
-        "logprobs": 1, "cache_salt": script(say=TOKENS),
+        "logprobs": 1, "cache_salt": script(say=TOKENS), **fields,
     }  # fmt: skip
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
@@ -98,8 +98,12 @@ def streamed(url: str) -> tuple[list[int], list[Any], str]:
 def test_an_answer_is_the_same_in_fewer_events() -> None:
     with fake_worker() as worker:
         sizes, *expected = streamed(worker.url)
+        asked_sizes, *asked = streamed(worker.url, stream_interval=4)
     assert sizes == [1] * len(TOKENS)
+    assert len(asked_sizes) <= 4, "a request may ask for it as well"
+    assert asked == expected
     with fake_worker(stream_interval=4) as worker:
         sizes, *answer = streamed(worker.url)
+        assert streamed(worker.url, stream_interval=1)[0] == [1] * len(TOKENS)
     assert len(sizes) <= 4
     assert answer == expected

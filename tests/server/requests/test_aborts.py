@@ -23,6 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/v1/completions": {"model": "mla-small", "prompt": ["a", "b"], "max_tokens": 500},
     "/v1/responses": {"model": "mla-small", "input": "a", "max_output_tokens": 500},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 500},
     "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 500}},
 }
 
@@ -150,7 +151,12 @@ def test_abort_by_openais_id(worker: FakeWorker) -> None:
     wait_idle(worker)
 
 
-PREFIX = {"/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-", "/v1/responses": "resp_"}
+PREFIX = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
+}
 
 
 @pytest.mark.parametrize("path", PREFIX)
@@ -175,7 +181,7 @@ def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, sp
             assert response.headers["x-request-id"] == "my-trace.1"
             events = sse_events(response)
             first = json.loads(await anext(events))
-            assert first.get("response", first)["id"] == shown
+            assert (first.get("response") or first.get("message") or first)["id"] == shown
             counts = []
             for name in (shown + "x", shown):
                 async with http.post("/abort_request", json={"rid": name}) as answer:
@@ -183,6 +189,8 @@ def test_abort_by_the_id_that_the_client_chose(worker: FakeWorker, path: str, sp
             ended = [json.loads(event) async for event in events if event != "[DONE]"]
             if path == "/v1/responses":
                 assert ended[-1]["type"] == "response.incomplete"
+            elif path == "/v1/messages":
+                assert ended[-2]["delta"]["stop_reason"] is None
             else:
                 reasons = [event["choices"][0]["finish_reason"] for event in ended]
                 assert reasons.count("abort") == counts[1]

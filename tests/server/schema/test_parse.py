@@ -10,6 +10,7 @@ import pytest
 from mla_router.worker.server.errors import InvalidRequest
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.completions import CompletionRequest
+from mla_router.worker.server.schema.messages import MessagesRequest
 from mla_router.worker.server.schema.native import GenerateRequest, NativeSamplingFields
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import NEUTRAL, refuse_unsupported
@@ -116,10 +117,13 @@ def test_neutral_values_pass() -> None:
 # Fields of other servers that change no answer: sender, accounting, logging, routing.
 HARMLESS = frozenset(
     [
+        "cache_control",
         "conversation_id",
         "custom_labels",
+        "diagnostics",
         "external_trace_header",
         "http_worker_ipc",
+        "inference_geo",
         "log_metrics",
         "metadata",
         "no_logs",
@@ -132,8 +136,11 @@ HARMLESS = frozenset(
         "safety_identifier",
         "service_tier",
         "session_id",
+        "speed",
         "store",
         "user",
+        "user_profile_id",
+        "workspace_id",
     ]
 )
 # Fields for models of images, audio and video only.
@@ -192,6 +199,13 @@ PEERS: list[tuple[str, type[msgspec.Struct], str]] = [
         "vLLM's CompletionRequest",
         CompletionRequest,
         VLLM_SHARED + "prompt echo suffix prompt_embeds",
+    ),
+    (
+        "Anthropic's MessageCreateParams",
+        MessagesRequest,
+        """max_tokens messages model cache_control container diagnostics inference_geo metadata output_config
+        service_tier speed stop_sequences system temperature thinking tool_choice tools top_k top_p user_profile_id
+        workspace_id stream mcp_servers context_management output_format""",
     ),
     (
         "SGLang's GenerateReqInput",

@@ -16,6 +16,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
 }
 
 

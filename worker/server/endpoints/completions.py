@@ -17,12 +17,14 @@ from mla_router.worker.server.http.sse import HOLE, TextEvent, event, stream
 from mla_router.worker.server.request_names import check_rid, trace_of
 from mla_router.worker.server.requests.handler import RequestHandler
 from mla_router.worker.server.requests.replay import read_replay
+from mla_router.worker.server.requests.timing import Timing
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.completions import CompletionRequest
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.schema.unsupported import refuse_unsupported
 from mla_router.worker.server.state import STATE, Service
+from mla_router.worker.server.validation.defaults import fill_in
 from mla_router.worker.server.validation.details import Details
 from mla_router.worker.server.validation.prompts import Truncation, cache_key, read_prompts
 from mla_router.worker.server.validation.sampling import check_sampling
@@ -30,7 +32,7 @@ from mla_router.worker.server.validation.sampling import check_sampling
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-MAX_LOGPROBS = 5  # OpenAI's
+MAX_LOGPROBS = 20  # vLLM's; OpenAI's is 5
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage | msgspec.UnsetType | None
     system_fingerprint: str
+    metrics: Timing | msgspec.UnsetType = msgspec.UNSET
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -50,6 +53,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
     refuse_unsupported(body)
+    fill_in(body, service.config)
     wanted, computed = _wanted(body)
     details = wanted.details
     shows_prompt = wanted.echo and details.logprobs is not None
@@ -138,6 +142,7 @@ async def _whole(
         **handler.identity.envelope("cmpl-", model),
         choices=[await part.whole(index) for index, part in enumerate(shown)],
         usage=_usage(handler, wanted),
+        metrics=handler.timing,
     )
     return json_response(completion, headers=handler.headers)
 
@@ -182,7 +187,8 @@ async def _events(
         if events:
             yield b"".join(events)  # one write, even if the client is far behind
     if body.wants_usage:
-        yield chunk([], _usage(handler, wanted))
+        usage, timing = _usage(handler, wanted), handler.timing
+        yield event(Completion(**shared, choices=[], usage=usage, metrics=timing))
 
 
 def _usage(handler: RequestHandler, wanted: Wanted) -> Usage:

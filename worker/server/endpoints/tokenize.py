@@ -35,6 +35,16 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
     text: str | list[str]  # SGLang's
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    tokenizer_class: str  # transformers' name
+    model_max_length: int
+    chat_template: str
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+
+
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
@@ -70,6 +80,21 @@ async def tokenize(request: web.Request) -> web.Response:
         return json_response(TokenizeResponse(counts, context_length, tokens, pieces))
     one = TokenizeResponse(len(tokens[0]), context_length, tokens[0], pieces and pieces[0])
     return json_response(one)
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Returns special tokens and chat template, for clients that render chats, such as lm-eval."""
+    service = request.app[STATE].ready()
+    tokenizer = service.tokenizer
+    special = {
+        name: token
+        for name, token in tokenizer.special_tokens.items()
+        if name in TokenizerInfo.__struct_fields__
+    }
+    info = TokenizerInfo(
+        tokenizer.kind, service.limits.context_length, tokenizer.template.text, **special
+    )
+    return json_response(info)
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -24,11 +24,19 @@ def check_access(config: WorkerConfig, request: web.Request, *, for_admins: bool
     elif not config.api_key:
         check_page(config, request)
         return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    given = _key_of(request)
     # The digests have one length, and all keys are compared: the time tells nothing about the keys.
-    same = [hmac.compare_digest(_digest(given.strip()), _digest(key)) for key in keys]
-    if scheme.lower() != "bearer" or not any(same):
+    same = [hmac.compare_digest(_digest(given), _digest(key)) for key in keys]
+    if not any(same):
         raise Unauthorized("Wrong or missing API key", code="invalid_api_key")
+
+
+def _key_of(request: web.Request) -> str:
+    """Returns the key in the form of OpenAI's clients or of Anthropic's; empty without a key."""
+    if "Authorization" not in request.headers:
+        return request.headers.get("x-api-key", "")
+    scheme, _, key = request.headers["Authorization"].partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def check_page(config: WorkerConfig, request: web.Request) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from mla_router.worker.server.errors import ApiError, InternalError
+from mla_router.worker.server.errors import ApiError, ErrorBody, InternalError
 from mla_router.worker.server.http.json_response import encode
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,10 @@ async def stream(
     headers: Callable[[], Mapping[str, str]],
     *,
     done: bytes = DONE,
+    failed: Callable[[ErrorBody], bytes] = event,
 ) -> web.StreamResponse:
-    """Sends `events`, and `done` after a complete answer. `headers` is called when the first event exists."""
+    """Sends `events`, and `done` after a complete answer. `headers` is called when the first event exists. `failed`
+    encodes the event of an error."""
     first = await anext(events, b"")  # empty if a broken stream lacked only its end
     response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
     await response.prepare(request)
@@ -63,12 +65,12 @@ async def stream(
         async for chunk in events:
             await response.write(chunk)
     except ApiError as error:
-        last = event(error.body)
+        last = failed(error.body)
     except ConnectionError:
         return response  # the client has gone
     except Exception:
         log.exception("a stream failed")
-        last = event(InternalError("Internal error").body)
+        last = failed(InternalError("Internal error").body)
     await response.write(last)
     await response.write_eof()
     return response

@@ -58,7 +58,9 @@ class Choice:
     cached_tokens: int | None = None  # None before the first delta
     cached_here: int | None = None  # the cached tokens of this worker, for a continued stream
     finish: Finish | None = None
-    last_token_at: float = 0.0  # monotonic time
+    queue_seconds: float = 0.0
+    first_token_at: float = 0.0  # monotonic time, as all times
+    last_token_at: float = 0.0
 
     def outputs_of(self, delta: Delta, *, token_by_token: bool) -> list[Output]:
         """Takes `delta`. Returns one output, or one output a token. Stops at the end of the choice."""

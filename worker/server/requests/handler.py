@@ -29,6 +29,7 @@ from mla_router.worker.server.requests.choice import Choice, Finish, Output
 from mla_router.worker.server.requests.identity import RequestIdentity
 from mla_router.worker.server.requests.replay import HEADER, Marks, Origin, Replay
 from mla_router.worker.server.requests.resume import resume
+from mla_router.worker.server.requests.timing import Timing
 from mla_router.worker.server.requests.usage import Usage
 from mla_router.worker.server.schema.continuation import MAX_PROMPTS
 from mla_router.worker.server.state import Service
@@ -70,7 +71,9 @@ class RequestHandler:
     _unfinished: int = 0
 
     def __post_init__(self) -> None:
-        self._mailbox = make_mailbox(self.service.config.stream_interval)
+        self._mailbox = make_mailbox(
+            self.sampling.stream_interval or self.service.config.stream_interval
+        )
         if self.replay is not None and self.replay.origin is not None:
             self.origin = self.replay.origin
         else:
@@ -141,6 +144,13 @@ class RequestHandler:
     def usage_of(self, index: int) -> Usage:
         choice = self._choices[index]
         return Usage.of(choice.prompt_tokens, choice.completion_tokens, choice.cached_tokens or 0)
+
+    @property
+    def timing(self) -> Timing | msgspec.UnsetType:
+        """The durations of the request, with --enable-per-request-metrics."""
+        if not self.service.config.enable_per_request_metrics:
+            return msgspec.UNSET
+        return self._accounting.timing(self._choices) or msgspec.UNSET
 
     @property
     def headers(self) -> dict[str, str]:

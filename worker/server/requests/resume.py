@@ -40,8 +40,9 @@ async def resume(
             # An end without a token, such as an abort. The client also has the text that was held back.
             end = Delta(choice.rid, [], finish_reason=known.finish_reason)
             received.append(choice.advance(end))
-        elif known.finish_reason is not None:
-            choice.finish = Finish(known.finish_reason)
+        elif choice.finish is not None and known.finish_reason is not None:
+            if choice.finish.reason != known.finish_reason:
+                choice.finish = Finish(known.finish_reason)
             received.append(Output.end(index, choice.finish))
         elif choice.finish is not None:
             # The stream broke between the last token of the choice and the message of its end.

@@ -35,6 +35,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     include_stop_str_in_output: bool | None = None  # vLLM: the same
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
+    stream_interval: int | None = None  # tokens of an answer that are sent together
     n: int | None = None
     # At most one of the following fields and `response_format`.
     json_schema: str | dict[str, Any] | bool | None = None  # SGLang: a string with a schema

@@ -14,11 +14,13 @@ from mla_router.worker.server.errors import InvalidField
 
 # Values besides null that leave the feature off.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
     "audio_data": ([],),
     "background": (False,),
     "bad_words": ([],),
     "beam_width": (1,),
     "data_parallel_rank": (0,),
+    "defer_loading": (False,),
     "disable_additional_properties": (False,),
     "disable_any_whitespace": (False,),
     "documents": ([],),
@@ -26,6 +28,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "image_data": ([],),
+    "input_examples": ([],),
     "length_penalty": (1.0,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -48,7 +51,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "routed_experts_start_len": (0,),
     "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
     "stream_reasoning": (True,),
     "suffix": ("",),
     "thinking_token_budget": (-1,),
@@ -99,7 +101,6 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     routed_experts_start_len: Any = None
     session_params: Any = None
     spaces_between_special_tokens: Any = None
-    stream_interval: Any = None
     thinking_token_budget: Any = None
     use_audio_in_video: Any = None
     use_beam_search: Any = None

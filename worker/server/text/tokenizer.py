@@ -51,6 +51,8 @@ class Tokenizer:
         if chat_template is not None:
             loaded.chat_template = chat_template.read_text(encoding="utf-8")
         self.template = ChatTemplate(loaded)
+        self.kind = type(loaded).__name__
+        self.special_tokens: dict[str, str] = dict(loaded.special_tokens_map)
         self._backend = backend
         # The longest entry limits the text of a token.
         vocabulary = backend.get_vocab(with_added_tokens=True)

@@ -30,6 +30,7 @@ MAX_LOGIT_BIASES = 1024
 SHOWN_KEYS, SHOWN_CHARS = 8, 32  # limits of the wrong keys in an error message
 MAX_INT = 2**31 - 1
 MAX_PRIORITY = 100
+MAX_STREAM_INTERVAL = 4096
 
 # Below this, logits divided by the temperature overflow. Sampling is greedy there anyway.
 MIN_TEMPERATURE = 1e-6
@@ -55,6 +56,7 @@ class CheckedSampling:
     keep_stop: bool = False  # the text includes the stop string or stop token
     constraint: Constraint | None = None  # the grammar of the answers
     allowed: AllowedTokens | None = None  # None: all tokens
+    stream_interval: int | None = None  # tokens; None: the worker's --stream-interval
 
     def params_of(self, *, max_tokens: int, seed: int, eos_ids: frozenset[int]) -> SamplingParams:
         """Returns the scheduler's parameters of one choice.
@@ -82,6 +84,7 @@ def check_sampling(
     min_tokens_field: str = "min_tokens",
     seed: int | None,
     seed_field: str = "seed",
+    stop_field: str = "stop",
     logprobs: bool,
     top_logprobs: int = 0,
     prompt_logprobs_from: int | None = None,
@@ -109,6 +112,11 @@ def check_sampling(
     if not 1 <= n <= MAX_PROMPTS:
         raise InvalidField(prefix + "n", f"must be between 1 and {MAX_PROMPTS}")
 
+    interval = fields.stream_interval
+    if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
+        raise InvalidField(
+            prefix + "stream_interval", f"must be between 1 and {MAX_STREAM_INTERVAL}"
+        )
     repetition_penalty = _within(
         fields.repetition_penalty, 1.0, 0.0, 2.0, prefix + "repetition_penalty", above=True
     )
@@ -139,7 +147,7 @@ def check_sampling(
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         seed=None if seed is None else seed & (2**63 - 1),
-        stop=_stop_strings(fields.stop, prefix + "stop"),
+        stop=_stop_strings(fields.stop, prefix + stop_field),
         ignore_eos=bool(fields.ignore_eos),
         stop_regex=StopPatterns.read(fields.stop_regex, prefix + "stop_regex"),
         n=n,
@@ -147,6 +155,7 @@ def check_sampling(
         keep_stop=bool(fields.no_stop_trim or fields.include_stop_str_in_output),
         constraint=read_constraint(fields, response_format, prefix),
         allowed=allowed,
+        stream_interval=interval,
     )
 
 

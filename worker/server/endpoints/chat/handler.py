@@ -16,6 +16,7 @@ from mla_router.worker.server.requests.replay import read_replay
 from mla_router.worker.server.schema.chat import ChatRequest
 from mla_router.worker.server.schema.parse import parse
 from mla_router.worker.server.state import STATE
+from mla_router.worker.server.validation.defaults import fill_in
 
 _decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -24,6 +25,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[STATE].accepting()
     body = parse(await read_body(request), _decoder)
     model = service.check_model(body.model)
+    fill_in(body, service.config)
     replay = read_replay(request, body.continuation, possible=bool(body.stream))
     trace = trace_of(request.headers, body.request_id)
     run = await prepare(service, body, replay, trace=trace)

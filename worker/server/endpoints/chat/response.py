@@ -76,6 +76,7 @@ async def completion(run: ChatRun, model: str) -> Completion:
         **handler.identity.envelope("chatcmpl-", model),
         choices=[_choice(index, of) for index, of in enumerate(drafts)],
         usage=await usage_of(run, [of.choice for of in drafts]),
+        metrics=handler.timing,
     )
     prompt = handler.prompts[0]
     if details.token_ids:

@@ -32,6 +32,7 @@ class FieldNames:
     max_tokens: str = "max_completion_tokens"
     tool: str = "tools[{}].function.name"  # `{}` is the index
     schema: str = "response_format.json_schema.schema"
+    stop: str = "stop"
 
 
 CHAT_NAMES = FieldNames()
@@ -89,6 +90,7 @@ async def prepare(
         max_tokens_field=names.max_tokens if named else "max_tokens",
         min_tokens=body.min_tokens,
         seed=body.seed,
+        stop_field=names.stop,
         logprobs=details.scored,
         top_logprobs=details.top,
         prompt_logprobs_from=None if details.prompt_logprobs is None else 1,

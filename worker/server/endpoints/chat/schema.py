@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mla_router.worker.server.endpoints.logprobs import ChatLogprobs, PromptLogprobs
+from mla_router.worker.server.requests.timing import Timing
 from mla_router.worker.server.requests.usage import Usage
 
 
@@ -49,6 +50,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    metrics: Timing | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionPiece(msgspec.Struct, omit_defaults=True):
@@ -94,3 +96,4 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | msgspec.UnsetType | None
     system_fingerprint: str
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    metrics: Timing | msgspec.UnsetType = msgspec.UNSET

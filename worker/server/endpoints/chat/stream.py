@@ -99,7 +99,8 @@ async def chunks(run: ChatRun, model: str, body: ChatRequest) -> AsyncIterator[b
             events.clear()
         outputs = await handler.next()
     if body.wants_usage:
-        yield event(Chunk(**shared, choices=[], usage=await usage_of(run, choices)))
+        usage = await usage_of(run, choices)
+        yield event(Chunk(**shared, choices=[], usage=usage, metrics=handler.timing))
 
 
 def fill(choice: ChatChoice, piece: Piece, parts: list[Part]) -> Piece:

@@ -1,0 +1,190 @@
+"""Translates a body of /v1/messages to a body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from mla_router.worker.server.endpoints.chat.run import FieldNames
+from mla_router.worker.server.errors import InvalidField
+from mla_router.worker.server.schema.chat import (
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    Effort,
+    FunctionDefinition,
+    FunctionName,
+    NamedToolChoice,
+    ReasoningRequest,
+    Tool,
+    ToolCall,
+)
+from mla_router.worker.server.schema.fields import SamplingFields
+from mla_router.worker.server.schema.messages import Block, MessagesRequest, Turn
+from mla_router.worker.server.schema.response_format import JsonSchemaFormat, NamedSchema
+from mla_router.worker.server.schema.unsupported import refuse_unsupported
+
+FIELD_NAMES = FieldNames(
+    max_tokens="max_tokens",
+    tool="tools[{}].name",
+    schema="output_config.format.schema",
+    stop="stop_sequences",
+)
+ERROR = "Error: "  # prefix of a result with is_error; chat templates have no field for it
+Given = TypeVar("Given")
+
+
+def as_chat(body: MessagesRequest) -> ChatRequest:
+    """Returns the chat. Raises InvalidRequest, naming the field."""
+    refuse_unsupported(body)
+    if body.n not in (None, 1):
+        raise InvalidField("n", "a message has one answer; use /v1/chat/completions")
+    if body.stop is not None:
+        raise InvalidField("stop", "it is called stop_sequences here")
+    for index, tool in enumerate(body.tools or []):
+        refuse_unsupported(tool, f"tools[{index}].")
+    copied = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    messages = _messages(body)
+    tool_choice, several = _tool_choice(body)
+    config = body.output_config
+    schema = config.format.schema if config and config.format else None
+    return ChatRequest(
+        **copied | {"stop": body.stop_sequences},
+        messages=messages,
+        continue_final_message=_goes_on(messages) or None,
+        max_completion_tokens=body.max_tokens,
+        tools=[
+            Tool(FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
+            for tool in body.tools or []
+        ],
+        tool_choice=tool_choice,
+        parallel_tool_calls=several,
+        response_format=None if schema is None else JsonSchemaFormat(NamedSchema("", schema)),
+        reasoning=_reasoning(body, config.effort if config else None),
+        include_reasoning=None if body.thinking is None else body.thinking.display != "omitted",
+        chat_template_kwargs=body.chat_template_kwargs,
+        seed=body.seed,
+        cache_salt=body.cache_salt,
+        extra_key=body.extra_key,
+        priority=body.priority,
+        rid=body.rid,
+    )
+
+
+def count_parts(body: MessagesRequest) -> int:
+    """Returns the number of messages and blocks."""
+    return len(body.messages) + sum(
+        len(turn.content) for turn in body.messages if isinstance(turn.content, list)
+    )
+
+
+def _goes_on(messages: list[ChatMessage]) -> bool:
+    """Returns whether the last message is text of the assistant, which the answer continues."""
+    last = messages[-1]
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls
+
+
+def _tool_choice(
+    body: MessagesRequest,
+) -> tuple[Literal["none", "auto", "required"] | NamedToolChoice | None, bool | None]:
+    """Returns `tool_choice` and `parallel_tool_calls` of the chat."""
+    choice = body.tool_choice
+    if choice is None:
+        return None, None
+    several = False if choice.disable_parallel_tool_use else None
+    if choice.type == "tool":
+        if choice.name is None:
+            raise InvalidField("tool_choice.name", "must be given")
+        return NamedToolChoice(FunctionName(choice.name)), several
+    return "required" if choice.type == "any" else choice.type, several
+
+
+def _reasoning(body: MessagesRequest, effort: Effort | None) -> ReasoningRequest | None:
+    if body.thinking is not None:
+        refuse_unsupported(body.thinking, "thinking.")
+        if body.thinking.type == "disabled":
+            return ReasoningRequest(effort="none")
+        return ReasoningRequest(effort=effort, enabled=True)
+    return ReasoningRequest(effort=effort) if effort else None
+
+
+def _messages(body: MessagesRequest) -> list[ChatMessage]:
+    if not body.messages:
+        raise InvalidField("messages", "give at least one message")
+    messages = []
+    if body.system:
+        messages.append(ChatMessage("system", _text(body.system, "system")))
+    for index, turn in enumerate(body.messages):
+        where = f"messages[{index}].content"
+        if isinstance(turn.content, str):
+            messages.append(ChatMessage(turn.role, turn.content))
+        elif turn.role == "assistant":
+            messages.append(_said(turn.content, where))
+        else:
+            messages += _heard(turn, turn.content, where)
+    return messages
+
+
+def _said(blocks: list[Block], where: str) -> ChatMessage:
+    """Returns an assistant's message with text, reasoning and calls."""
+    texts, reasoning, calls = [], [], []
+    for at, block in enumerate(blocks):
+        place = f"{where}[{at}]"
+        if block.type == "thinking":
+            reasoning.append(_given(block.thinking, place + ".thinking"))
+        elif block.type == "tool_use":
+            arguments = msgspec.json.encode(_given(block.input, place + ".input")).decode()
+            function = CalledFunction(_given(block.name, place + ".name"), arguments)
+            calls.append(ToolCall(_given(block.id, place + ".id"), function))
+        else:
+            texts.append(_text_of(block, place, "text, thinking or tool_use"))
+    return ChatMessage(
+        "assistant",
+        "\n".join(texts) or (None if calls else ""),
+        reasoning_content="\n".join(reasoning) if reasoning else None,
+        tool_calls=calls or None,
+    )
+
+
+def _heard(turn: Turn, blocks: list[Block], where: str) -> list[ChatMessage]:
+    """Returns a message for each result of a tool, and one for each run of text between results."""
+    messages: list[ChatMessage] = []
+    texts: list[str] = []
+
+    def end_text() -> None:
+        if texts:
+            messages.append(ChatMessage(turn.role, "\n".join(texts)))
+            texts.clear()
+
+    for at, block in enumerate(blocks):
+        place = f"{where}[{at}]"
+        if block.type == "tool_result" and turn.role == "user":
+            end_text()
+            call = _given(block.tool_use_id, place + ".tool_use_id")
+            result = _text(block.content or "", place + ".content")
+            shown = ERROR + result if block.is_error else result
+            messages.append(ChatMessage("tool", shown, tool_call_id=call))
+        else:
+            known = "text or tool_result" if turn.role == "user" else "text"
+            texts.append(_text_of(block, place, known))
+    end_text()
+    return messages or [ChatMessage(turn.role, "")]
+
+
+def _text(content: str | list[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_text_of(block, f"{where}[{at}]") for at, block in enumerate(content))
+
+
+def _text_of(block: Block, where: str, known: str = "text") -> str:
+    if block.type != "text":
+        raise InvalidField(where + ".type", f"this model takes {known}")
+    return _given(block.text, where + ".text")
+
+
+def _given(value: Given | None, where: str) -> Given:
+    if value is None:
+        raise InvalidField(where, "must be given")
+    return value

@@ -1,0 +1,31 @@
+"""The duration of one request, in vLLM's form (`metrics` of an answer)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations over all choices of the request, in milliseconds."""
+
+    queue_time_ms: float
+    time_to_first_token_ms: float  # from the end of the queue time
+    generation_time_ms: float  # from the first token to the last
+    mean_itl_ms: float | None  # inter-token latency; null if no choice has two tokens
+    tokens_per_second: float  # between the end of the queue time and the last token
+
+    @classmethod
+    def of(
+        cls, *, begun: float, queued: float, first: float, last: float, tokens: int, choices: int
+    ) -> Timing:
+        """`begun` (submission), `first` and `last` (token) are times of one clock in seconds; `queued` is in seconds."""
+        started = min(begun + queued, first)  # the scheduler measures `queued` by its own clock
+        gaps = tokens - choices
+        taken = last - started
+        return cls(
+            queue_time_ms=queued * 1000,
+            time_to_first_token_ms=(first - started) * 1000,
+            generation_time_ms=(last - first) * 1000,
+            mean_itl_ms=(last - first) * choices / gaps * 1000 if gaps > 0 else None,
+            tokens_per_second=tokens / taken if taken > 0 else 0.0,
+        )
