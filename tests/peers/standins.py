@@ -41,11 +41,15 @@ FLAGS = {
     "--context-length": ("--context-length", True),
     "--max-model-len": ("--context-length", True),
     "--api-key": ("--api-key", True),
+    "--served-model-name": ("--served-model-name", True),
     "--max-running-requests": ("--max-running-requests", True),
     "--max-queued-requests": ("--max-queued-requests", True),
     "--tool-call-parser": (None, True),  # ours is the small model's own
     "--reasoning-parser": (None, True),
     "--enable-cache-report": ("--enable-cache-report", False),
+    "--enable-force-include-usage": ("--enable-force-include-usage", False),
+    "--enable-per-request-metrics": ("--enable-per-request-metrics", False),
+    "--return-tokens-as-token-ids": ("--return-tokens-as-token-ids", False),
     "--constrained-json-disable-any-whitespace": (
         "--constrained-json-disable-any-whitespace",
         False,
@@ -120,6 +124,13 @@ class Server:
         key = options.pop("api_key", self.DUMMY_API_KEY)
         return openai.AsyncOpenAI(
             base_url=self.url_for("v1"), api_key=key, max_retries=0, **options
+        )
+
+    def get_async_client_anthropic(self) -> Any:
+        import anthropic  # not every suite needs it
+
+        return anthropic.AsyncAnthropic(
+            base_url=self.url_root, api_key=self.DUMMY_API_KEY, max_retries=0, timeout=600
         )
 
     def stop(self) -> None:
