@@ -32,11 +32,11 @@ ALLOWED = {
     # The same in the middle of a stream.
     (500, "stream_not_continued"),
 }
-# Beside a burst, any request may be refused for want of room: by the router, or by a worker's own 429.
+# Beside a burst, any request may be refused: by the router, or with the 429 of a worker, which has no code.
 OVERLOADED = {
     (429, "queue_full"),
     (429, "queue_slow"),
-    (429, "worker_refused"),
+    (429, None),
     (503, "queue_timeout"),
 }
 
@@ -362,8 +362,8 @@ class Traffic:
             raise Wrong(f"not OpenAI's error shape: {body}")
         end = (status, error["code"])
         if end in OVERLOADED and self.ends.met_burst(begun):
-            if retry_after is None:
+            if retry_after is None and error["code"]:
                 raise Wrong(f"{status} {error['code']} without Retry-After")
         elif end not in ALLOWED:
             raise Wrong(f"{status} {error['code']}: {error['message']}")
-        return f"refused: {error['code']}"
+        return f"refused: {error['code'] or status}"
