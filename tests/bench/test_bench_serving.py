@@ -1,4 +1,4 @@
-"""The benchmark client against the mock engine, whose times are told and whose counts are its own."""
+"""The benchmark client with the mock engine, whose times and counts are known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine() -> Iterator[MockEngine]:
 
 
 def words(engine: MockEngine, *more: str) -> list[str]:
-    """A short run, which the mock's sums can be compared with: nothing else is sent."""
+    """A short run. No other requests are sent, so the results can be compared with the counts of the mock engine."""
     common = [f"--base-url={engine.url}", f"--tokenizer={SMALL_MODEL}", f"--num-prompts={REQUESTS}"]
     common += ["--warmup-requests=0", "--random-input-len=64", "--random-output-len=8"]
     return [*common, "--disable-tqdm", *more]
@@ -48,7 +48,7 @@ def test_counts_are_the_engines(engine: MockEngine, backend: str, stream: bool) 
     flags = [] if stream else ["--disable-stream"]
     shared = ["--dataset-name=generated-shared-prefix", "--gsp-num-groups=2"]
     shared += ["--gsp-prompts-per-group=8", "--gsp-system-prompt-len=64", "--gsp-question-len=16"]
-    # One after the other: what is cached for a request does not depend on who comes first.
+    # One after the other, so that the cached tokens do not depend on the order of arrival.
     flags += [*shared, "--gsp-output-len=5", "--max-concurrency=1"]
     result = measure(engine, f"--backend={backend}", *flags)
     stats = engine.stats()
@@ -90,12 +90,12 @@ def test_a_process_that_dies_is_no_endless_wait(engine: MockEngine) -> None:
 
 def test_lengths_are_drawn_between_their_bounds(engine: MockEngine) -> None:
     result = measure(engine, "--tokenize-prompt", "--random-range-ratio=1")
-    assert result["total_input_tokens"] == REQUESTS * 64  # ids: the engine counts what we drew
+    assert result["total_input_tokens"] == REQUESTS * 64  # token ids: the engine's count is exact
     assert result["total_output_tokens"] == REQUESTS * 8
 
 
 def test_times_are_those_that_the_engine_was_told() -> None:
-    """And to no more than the time that has passed: a busy machine adds to them, and takes nothing away."""
+    """The sum is at most the elapsed time: a busy machine only adds to the times."""
     step_ms, output, requests = 50.0, 9, 5
     with mock_engine(prefill_rate=1000, decode_base_ms=step_ms) as engine:
         begun = time.monotonic()
@@ -105,7 +105,7 @@ def test_times_are_those_that_the_engine_was_told() -> None:
         assert result["duration"] <= time.monotonic() - begun
     prefill_ms = 400.0
     assert prefill_ms <= result["median_ttft_ms"]
-    # Of the time until the first token, whatever is more than the engine's is late for the others.
+    # Time beyond the engine's own until the first token also delays the other tokens.
     late_ms = result["max_ttft_ms"] - prefill_ms
     assert result["median_tpot_ms"] >= 0.9 * step_ms - late_ms / (output - 1)
     assert result["mean_itl_ms"] >= 0.9 * step_ms - late_ms / (output - 1)
@@ -151,7 +151,7 @@ def test_a_turn_that_cannot_be_sent_is_reported(engine: MockEngine) -> None:
 
 
 def test_conversations_find_their_beginning_cached(engine: MockEngine) -> None:
-    """The mock has the answer cached as the tokens it made: it is found if the client sends it back."""
+    """The mock engine caches the tokens of its answer. They are found if the client sends the answer back."""
     conversations = ["--dataset-name=multi-turn", "--num-prompts=3", "--multi-turn-rounds=4"]
     result = measure(engine, *conversations, "--max-concurrency=1")
     stats = engine.stats()

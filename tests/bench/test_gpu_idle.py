@@ -1,4 +1,4 @@
-"""gpu_idle on a trace whose gaps are known."""
+"""gpu_idle with a trace whose gaps are known."""
 
 from __future__ import annotations
 

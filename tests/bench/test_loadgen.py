@@ -1,4 +1,4 @@
-"""The load generator's parts: arrivals, prompts, data sets, figures."""
+"""The parts of the load generator: arrivals, prompts, data sets, figures."""
 
 from __future__ import annotations
 

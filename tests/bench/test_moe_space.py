@@ -1,4 +1,4 @@
-"""The tilings that tune_moe.py tries: no number of rows is without candidates, and none is listed twice."""
+"""The tilings of tune_moe.py: every number of rows has candidates, without duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of overload runs, and counts every request."""
+"""The overload bench runs and counts every request."""
 
 from __future__ import annotations
 

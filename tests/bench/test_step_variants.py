@@ -1,4 +1,4 @@
-"""Variants are tried on whole steps, and leave nothing behind."""
+"""Variants run on whole steps, and are undone afterwards."""
 
 from __future__ import annotations
 

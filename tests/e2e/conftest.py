@@ -1,4 +1,4 @@
-"""Shared servers of the end-to-end tests, and their output beside the failure it explains."""
+"""Shared servers of the end-to-end tests. Their output is shown beside failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.processes import Running
 
 @pytest.fixture(scope="session")
 def small_server() -> Iterator[Running]:
-    """`launch_server --dp-size 2` on the model that the package ships. Tests only send to it."""
+    """`launch_server --dp-size 2` with the shipped model. Tests only send requests to it."""
     with processes.server(dp_size=2) as server:
         yield server
 

@@ -1,7 +1,7 @@
-"""Requests are left at random moments, and not a page or a slot is lost.
+"""Clients leave at random times, and no page or slot is lost.
 
-Clients go away while their request waits, while its prompt is computed and while it decodes; they
-stream or not, come through the router or not, hang up or say `/abort_request`.
+They leave while their request waits, while its prompt is computed and while it decodes; with or without streaming, with or
+without the router, by closing the connection or by `/abort_request`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ WORKER: dict[str, processes.Flag] = {
 
 
 class Storm:
-    """Sends requests and leaves each one at a moment drawn from `rng`."""
+    """Sends requests, and leaves each one at a random time."""
 
     def __init__(self, router: str, workers: list[str], rng: random.Random) -> None:
         self.urls = [router, *workers]
         self.workers = workers
         self.rng = rng
         self.left: collections.Counter[str] = collections.Counter()
-        self.states: collections.Counter[str] = collections.Counter()  # in which they were left
+        self.states: collections.Counter[str] = collections.Counter()  # at the time of leaving
         self.shared = [rng.randrange(256) for _ in range(600)]
 
     def prompt(self) -> list[int]:
-        """Half of a prompt is often shared, so that the cache is in the game too."""
+        """Draws a prompt. Often half of it is shared, so that the cache is used."""
         start = self.shared[: self.rng.choice((0, 0, 40, 600))]
         return start + [self.rng.randrange(256) for _ in range(self.rng.randint(1, 300))]
 
@@ -72,7 +72,7 @@ class Storm:
             await self.look(http)
 
     async def look(self, http: aiohttp.ClientSession) -> None:
-        """What there is to be left at such a moment: the storm must not pass over a state."""
+        """Counts the waiting and running requests: the test must meet both states."""
         async with http.get(self.rng.choice(self.workers) + "/get_server_info") as response:
             state = (await response.json())["scheduler"]
         self.states.update(waiting=state["waiting"], running=state["running"])
@@ -94,13 +94,13 @@ class Storm:
         self.left["left a stream"] += 1
 
     async def ask_for_abort(self, http: aiohttp.ClientSession, rid: str) -> None:
-        """A client asks the worker to abort; the answer says so and brings what there is."""
+        """A client calls `/abort_request`. The answer has the text so far and the reason."""
         url = self.rng.choice(self.workers)
         asked = asyncio.create_task(
             client.generate(http, url, self.prompt(), ENDLESS, rid=rid, stream=False)
         )
         await asyncio.wait((asked,), timeout=self.rng.choice((0.002, 0.02, 0.1, 0.3)))
-        while not asked.done():  # an abort that overtakes its request is not an error, but too soon
+        while not asked.done():  # an abort may arrive before its request, and has no effect then
             async with http.post(url + "/abort_request", json={"rid": rid}) as response:
                 assert response.status == 200, await response.text()
             await asyncio.wait((asked,), timeout=0.5)
@@ -115,7 +115,7 @@ def scheduler_state(url: str) -> dict[str, Any]:
 
 
 def wait_until_idle(url: str) -> dict[str, Any]:
-    """A client that hangs up gets no answer, so nobody tells when its abort has been carried out."""
+    """After a closed connection there is no answer, so the test polls for the end of the abort."""
 
     def idle() -> dict[str, Any] | None:
         state = scheduler_state(url)

@@ -1,4 +1,4 @@
-"""One key for router and workers, given where no other user can read it."""
+"""One key for router and workers, hidden from other users."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = client.completions.create(model="mla-small", prompt="one two", max_tokens=3)
             assert answer.usage is not None
             assert answer.usage.completion_tokens == 3
-            # The router asks its workers with the key, or it would know nothing of their caches.
+            # The router also sends the key to its workers, to read the size of their caches.
             workers = client.get("/../workers", cast_to=object)
         assert isinstance(workers, dict)
         assert workers["workers"][0]["max_total_num_tokens"] > 0

@@ -1,4 +1,4 @@
-"""Workers are killed and servers stopped under load, and clients notice as little as can be."""
+"""Workers are killed and servers stopped under load, with the least effect on clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server() -> Iterator[processes.Running]:
 
 @contextlib.asynccontextmanager
 async def load(url: str) -> AsyncIterator[list[Answer]]:
-    """Non-streamed requests, `CLIENTS` at a time, for as long as the block runs; its answers."""
+    """Sends requests without streaming, `CLIENTS` at a time, within the block. Yields their answers."""
     answers: list[Answer] = []
     stopping = asyncio.Event()
     rng = random.Random(1)
@@ -51,7 +51,7 @@ async def load(url: str) -> AsyncIterator[list[Answer]]:
 
 
 async def until_served_by(worker: str, answers: list[Answer], count: int) -> None:
-    """`count` further requests have landed on this worker."""
+    """Waits until `count` more requests have reached this worker."""
     start = len(answers)
 
     def landed() -> bool:
@@ -102,15 +102,14 @@ def test_kill_9_of_a_worker_loses_no_request_and_it_comes_back(
 
 
 class Streams:
-    """Streamed completions through the router, each of `tokens` tokens; the first `CLIENTS` of them tell
-    when they have begun."""
+    """Streams completions of `tokens` tokens through the router. The first `CLIENTS` of them report their beginning."""
 
     def __init__(self, url: str, tokens: int) -> None:
         self.url, self.tokens = url, tokens
         self.began = [asyncio.Event() for _ in range(CLIENTS)]
 
     async def read(self, http: aiohttp.ClientSession, number: int) -> int:
-        """Tokens received until `[DONE]`."""
+        """Returns the tokens until `[DONE]`."""
         body = {
             "model": "mla-small",
             "prompt": f"Stream number {number} says",
@@ -138,7 +137,7 @@ class Streams:
 
 
 def test_ctrl_c_under_load_waits_for_no_stream_and_leaves_nothing() -> None:
-    """tests/launch/test_server.py has how long it may take."""
+    """tests/launch/test_server.py tests the time limit."""
     with processes.server(dp_size=2, router_shutdown_grace_period_secs=3600) as server:
 
         async def interrupt() -> list[int | BaseException]:
@@ -153,7 +152,7 @@ def test_ctrl_c_under_load_waits_for_no_stream_and_leaves_nothing() -> None:
 
         ends = asyncio.run(interrupt())
         assert all(isinstance(end, aiohttp.ClientError | AssertionError) for end in ends), ends
-        assert len(server.seen) >= 4  # two servers and two schedulers were there
+        assert len(server.seen) >= 4  # two API processes and two schedulers
         processes.wait_until(lambda: not server.survivors(), "no process is left")
         assert "Traceback" not in server.output()
 
@@ -170,7 +169,7 @@ def frozen(pids: list[Pid]) -> Iterator[None]:
 
 
 def begun_requests(workers: list[str]) -> int:
-    """How many the workers have been sent in all, as their servers count them."""
+    """Returns the number of requests that the workers have received."""
     pages = [urllib.request.urlopen(url + "/metrics").read().decode() for url in workers]
     counts = re.findall(r"^sglang:num_requests_total{.*} (\d+)", "\n".join(pages), re.MULTILINE)
     assert len(counts) == len(workers)
@@ -179,9 +178,9 @@ def begun_requests(workers: list[str]) -> int:
 
 @pytest.mark.parametrize("to_all", [False, True])
 def test_sigterm_lets_running_streams_finish(to_all: bool) -> None:
-    """Also where every process gets it, as from systemd. While the schedulers are frozen no request can
-    end, so that there is something to wait for however late the signal comes."""
-    # Its workers, silent and shutting down, are not dead.
+    """SIGTERM to every process, as from systemd, also drains. The schedulers are frozen, so that requests are running when
+    the signal arrives."""
+    # Silent workers during their shutdown are not dead.
     flags = {"router_shutdown_grace_period_secs": 600, "router_health_failure_threshold": 1000}
     with processes.server(dp_size=2, **flags) as server:
         workers = [entry["url"] for entry in processes.workers(server.url)]

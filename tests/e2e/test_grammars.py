@@ -1,5 +1,4 @@
-"""Constrained answers over HTTP, from a model whose weights are random: what is valid is so because
-of the masks."""
+"""Structured outputs over HTTP, from a model with random weights: only the masks make them valid."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from support.tiny_model import CONFIGS, write_tiny_model
 
 MODEL = "tiny"
 CONTEXT = 32_768
-ENDLESS = 20_000  # tokens of a stream that does not end by itself while it is looked at
+ENDLESS = 20_000  # tokens of a stream that does not end during the test
 MESSAGES: Any = [{"role": "user", "content": "Who?"}]
 
 
@@ -161,13 +160,13 @@ BOMBS: list[tuple[str, Any]] = [
     ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
     ("regex", "(" * 50_000 + "a" + ")" * 50_000),
     ("ebnf", "root ::= root"),
-    # Its end is twenty rare characters in a row: no chance draws them before the ambiguity is felt.
+    # It ends with twenty rare characters, which random draws do not reach before the ambiguity is expensive.
     ("ebnf", 'root ::= s "\\u0001"{20}\ns ::= s s s | s s | [^\\u0002] | ""'),
 ]
 
 
 def test_bombs_cost_their_senders_a_400_and_streams_go_on(worker: Running) -> None:
-    """While they are dealt with, a stream gets its tokens, each in an event of its own."""
+    """In the meantime a stream receives its tokens, each in its own event."""
 
     async def attack() -> None:
         async with client.session() as http:
@@ -204,11 +203,11 @@ def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
         "model": MODEL,
         "prompt": "x",
         "max_tokens": ENDLESS,
-        "logit_bias": {"1": -100},  # the grammar would let a text end
+        "logit_bias": {"1": -100},  # the grammar allows the end of the text
         "extra_body": {"regex": "[a-z]+"},
     }
     short: Any = {"model": MODEL, "prompt": "x", "extra_body": {"regex": "[0-9]{3}"}}
-    # Drawn at random, and so may the end be
+    # Random draws, which may include the end
     free: Any = {"model": MODEL, "prompt": "x", "max_tokens": 5, "logit_bias": {"1": -100}}
     (fork_server,) = [
         p for p in procfs.descendants(worker.pid) if p.command.endswith("grammar fork server")
@@ -226,7 +225,7 @@ def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
 
 
 class Said:
-    """What has come of a stream so far."""
+    """The received part of a stream."""
 
     def __init__(self) -> None:
         self.tokens = 0

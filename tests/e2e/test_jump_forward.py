@@ -1,5 +1,4 @@
-"""Jump-forward decoding as clients see it: the same valid answers in fewer steps, however they are
-computed and wherever they are cut."""
+"""Jump-forward decoding over HTTP: the same valid answers in fewer steps, with any settings and after any interruption."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ STRING = re.compile(r'"(\\.|[^"\\])*"')
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, Running]]:
-    """The shipped small model, in every way to compute a forced text."""
+    """The shipped small model, with all ways to compute forced text."""
     compact = {"constrained_json_disable_any_whitespace": True}
     flags: dict[str, dict[str, Any]] = {
         "overlap": compact,
@@ -79,7 +78,7 @@ def text_of(answer: Stream) -> str:
 
 
 async def ask_all(worker: Running, **fields: Any) -> tuple[list[Stream], int]:
-    """The answers, one after the other, and the steps that they took."""
+    """Requests the answers one after the other. Returns them with the number of steps."""
 
     def steps() -> int:
         return int(processes.get_json(worker.url + "/get_server_info")["scheduler"]["steps"])
@@ -132,7 +131,7 @@ def test_streams_that_are_cut_anywhere_go_on_elsewhere(workers: dict[str, Runnin
 
 
 def test_a_stream_that_is_cut_within_a_run_goes_on_with_it(workers: dict[str, Running]) -> None:
-    """A router does not cut there, but whoever else continues a stream may."""
+    """A router does not interrupt a stream there, but another client of the field may."""
     here, there = workers["overlap"].url + PATH, workers["normal"].url + PATH
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""The ways in that are promised to users: three commands and one Python class."""
+"""The public entry points: three commands and one Python class."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.processes import Running
 
 @pytest.fixture(scope="module")
 def two_workers() -> Iterator[list[Running]]:
-    """Each from `python -m mla_router.launch_worker`."""
+    """Starts each with `python -m mla_router.launch_worker`."""
     with processes.together(processes.worker(), processes.worker()) as workers:
         yield workers
 
 
 def generate_many(url: str, count: int) -> list[Answer]:
-    """Requests that have no prefix in common, so that load alone decides where they go."""
+    """Sends requests without a common prefix, so that only the load decides the routing."""
 
     async def run() -> list[Answer]:
         async with client.session() as http:
@@ -36,7 +36,7 @@ def generate_many(url: str, count: int) -> list[Answer]:
 
 
 def test_the_printed_curl_lines_work(small_server: Running) -> None:
-    processes.wait_until(  # it comes a moment after the last worker is in rotation
+    processes.wait_until(  # it follows shortly after the last worker is in rotation
         lambda: "Ctrl-C stops everything" in small_server.output(), "the closing lines"
     )
     commands = curl_lines(small_server.output())

@@ -1,4 +1,4 @@
-"""The `openai` client, unchanged, in front of the router with two workers."""
+"""The unchanged `openai` client with the router and two workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [
 
 @pytest.fixture(scope="module")
 def client(small_server: Running) -> Iterator[openai.OpenAI]:
-    # No retries of its own: what the router answers is what is tested.
+    # Without the client's own retries, which would hide errors of the router.
     url = small_server.url + "/v1"
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         yield client
@@ -99,7 +99,7 @@ def test_usage_counts_cached_tokens(client: openai.OpenAI, model: str) -> None:
     assert cold.prompt_tokens_details is not None
     assert warm.prompt_tokens_details is not None
     assert cold.prompt_tokens_details.cached_tokens == 0
-    # Sent to the worker that has it, which computes less than one page of 16 and the last token.
+    # It goes to the worker with the cached prefix, which computes less than one page of 16 and the last token.
     assert warm.prompt_tokens_details.cached_tokens is not None
     assert warm.prompt_tokens - warm.prompt_tokens_details.cached_tokens <= 16
 
@@ -118,7 +118,7 @@ def test_stop_string_ends_the_text_before_it(
     client: openai.OpenAI, model: str, streamed: bool
 ) -> None:
     free = complete(client, model, max_tokens=40)
-    stop = free[len(free) // 2 :][:3]  # comes where the text cannot have been sent in one piece
+    stop = free[len(free) // 2 :][:3]  # in the middle of the text
     expected = free[: free.index(stop)]
     if streamed:
         chunks = list(
@@ -150,7 +150,7 @@ def test_a_seed_fixes_the_text_whatever_else_runs(client: openai.OpenAI, model: 
     with ThreadPoolExecutor(12) as pool:
         texts = list(pool.map(sample, [7 if i % 3 == 0 else 100 + i for i in range(24)]))
     assert [text for i, text in enumerate(texts) if i % 3 == 0] == [alone] * 8
-    assert len(set(texts)) > 12  # other seeds say other things
+    assert len(set(texts)) > 12  # different seeds give different texts
 
 
 def test_a_bias_forces_a_token_and_penalties_end_its_repetition(
@@ -173,7 +173,7 @@ def test_a_bias_forces_a_token_and_penalties_end_its_repetition(
     forced = tokens(logit_bias={"300": 100})
     assert len(forced) == 8
     assert len(set(forced)) == 1
-    # Of many that are forced alike, the model has its favourites, and the penalties wear them off.
+    # Among equally biased tokens the model repeats some, which the penalties prevent.
     many = {str(token): 100 for token in range(300, 400)}
     plain = tokens(logit_bias=many)
     varied = tokens(logit_bias=many, presence_penalty=2.0, frequency_penalty=2.0)
@@ -213,7 +213,7 @@ def test_a_bad_field_is_a_400_that_names_it(
         complete(client, model, **{field: value})
     assert caught.value.param == field, caught.value.body
     assert caught.value.type == "invalid_request_error"
-    assert complete(client, model, max_tokens=1) is not None  # and nobody else is hurt
+    assert complete(client, model, max_tokens=1) is not None  # other requests still work
 
 
 def test_an_unknown_model_and_an_unknown_path_are_404(client: openai.OpenAI) -> None:
@@ -235,7 +235,7 @@ def test_several_answers(client: openai.OpenAI, model: str) -> None:
     alone = client.chat.completions.create(model=model, **arguments | {"n": 1})
     assert alone.choices[0].message.content == texts[0], "the first has the request's own seed"
     other = client.chat.completions.create(model=model, **arguments | {"seed": 8})
-    # Seeds that are close have no answer's seed in common. Likely answers may be the same all the same.
+    # The choices of similar seeds have different seeds. Likely answers may still be equal.
     assert [choice.message.content for choice in other.choices][:2] != texts[1:]
     assert first.usage is not None
     assert alone.usage is not None

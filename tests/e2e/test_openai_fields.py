@@ -1,5 +1,5 @@
-"""Fields of OpenAI's two endpoints, each doing what it says, by the `openai` client through the
-router. Answers are parsed strictly: a field of another type than OpenAI's is an error."""
+"""The effect of each field of OpenAI's two endpoints, with the `openai` client and the router. Answers are parsed
+strictly: a field of another type than OpenAI's is an error."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def client(small_server: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def lenient(small_server: Running) -> Iterator[openai.OpenAI]:
-    """Chunks of text completions have a null finish_reason, which the client's type has not."""
+    """Chunks of text completions have a null finish_reason, which the client's type does not allow."""
     with connect(small_server, strict=False) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def token() -> int:
-    """Of a word that is one token."""
+    """Returns the token id of a word with one token."""
     backend = tokenizers.Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
     (token,) = backend.encode(" the", add_special_tokens=False).ids
     return token
@@ -69,8 +69,8 @@ def mean_logprob(choice: openai.types.CompletionChoice) -> float:
 
 
 def test_n_and_best_of(client: openai.OpenAI) -> None:
-    """The best two of eight are the best two of the eight that one gets to see with n."""
-    hot = {"prompt": "xq zv", "temperature": 2.0}  # where the small model is not sure of the rest
+    """`best_of` returns the best two of the eight answers that `n` returns."""
+    hot = {"prompt": "xq zv", "temperature": 2.0}  # a prompt with many likely answers
     eight = sampled(client, n=8, logprobs=0, **hot)
     assert [choice.index for choice in eight.choices] == list(range(8))
     assert len({choice.text for choice in eight.choices}) > 2

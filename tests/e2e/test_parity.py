@@ -1,7 +1,7 @@
-"""Over HTTP the worker says what `transformers` says: same greedy tokens, same logprobs.
+"""Parity with `transformers` over HTTP: the same greedy tokens and logprobs.
 
-Each configuration meets every way in which a prompt can get into the cache (whole, in chunks, from
-an earlier request), both page sizes and both loops, with prompts of all lengths in one batch.
+Each configuration is tested with whole prompts, chunked prompts and cached prefixes, with both page sizes and both loops,
+and with prompts of different lengths in one batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from support.tiny_model import CONFIGS, write_tiny_model
 
 LENGTHS = (1, 15, 16, 17, 100, 333)
 NEW_TOKENS = 24
-# One of each family in every run, with as many of its features as a config can have.
+# Every run tests one config of each family, with as many features as possible.
 SERVED = [
     pytest.param(name, marks=() if name in ("v3", "llama_gqa") else pytest.mark.slow)
     for name in CONFIGS
 ]
 TOLERANCE = 1e-4  # of a logprob
 
-# Two workers that differ in all that may not change a token.
+# Two workers with different settings that must not change a token.
 WHOLE: dict[str, int] = {"page_size": 16}
 CHUNKED: dict[str, int] = {
     "page_size": 1,
@@ -49,7 +49,7 @@ def check(
     expected: list[Continuation],
     cached: list[int] | None = None,
 ) -> None:
-    """All prompts at once; `cached` is how many tokens of each the cache must have had."""
+    """Sends all prompts at once. `cached`: the required number of cached tokens of each."""
     answers = asyncio.run(generate_all(url, prompts))
     for i, (answer, reference) in enumerate(zip(answers, expected, strict=True)):
         where = f"{case}, prompt of {len(prompts[i])} (margin {reference.margin:.1e})"
@@ -70,7 +70,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_pat
 
 
 def test_an_fp8_folder(tmp_path: Path) -> None:
-    """transformers gets the same values in float32."""
+    """FP8 weights. transformers loads the same values in float32."""
     kind = Format("block", (16, 24))
     write_tiny_model(tmp_path / "source", **CONFIGS["v3"])
     quantize_folder(tmp_path / "source", tmp_path / "fp8", kind)

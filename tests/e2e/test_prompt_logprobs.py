@@ -1,4 +1,4 @@
-"""How likely a known text is: over HTTP the worker says what `transformers` says."""
+"""The logprobs of a given text over HTTP equal those of `transformers`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module", params=[2048, 32])
 def worker(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """Computes prompts whole, or in chunks, whose borders no score may notice."""
+    """A worker that computes whole prompts, and one that computes chunks. The logprobs must be equal."""
     with processes.worker(chunked_prefill_size=request.param) as running:
         yield running
 
@@ -47,7 +47,7 @@ def test_the_native_form(worker: Running, reference: Reference, length: int) -> 
         "return_logprob": True,
         "top_logprobs_num": TOP,
     }
-    # Whatever of the prompt is cached by then, its scores are the same.
+    # The logprobs do not depend on the cached part of the prompt.
     for start in (0, 0, length // 2):
         answer = post_json(worker.url + "/generate", body | {"logprob_start_len": start})
         meta = answer["meta_info"]
@@ -59,14 +59,14 @@ def test_the_native_form(worker: Running, reference: Reference, length: int) -> 
         for row, entries in zip(expected[start:-1], meta["input_top_logprobs"][1:], strict=True):
             assert len(entries) == TOP
             assert all(a[0] >= b[0] for a, b in pairwise(entries))
-            # Which tokens they are may differ where two are as likely; how likely may not.
+            # Equally likely tokens may differ, but not their logprobs.
             best = row.topk(TOP).values.tolist()
             assert [entry[0] for entry in entries] == pytest.approx(best, abs=TOLERANCE)
             assert [float(row[entry[1]]) for entry in entries] == pytest.approx(best, abs=TOLERANCE)
 
 
 def test_echo_as_lm_eval_asks_for_it(worker: Running, reference: Reference) -> None:
-    """Sum of the logprobs of a text after another, and whether it is what greedy would say."""
+    """Returns the sum of the logprobs of a text after another one, and whether greedy sampling would generate it."""
     context = random_prompt(reference, "context", 40)
     likely = reference.greedy(context, 6)
     unlikely = random_prompt(reference, "unlikely", 6)

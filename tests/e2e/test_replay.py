@@ -1,4 +1,4 @@
-"""Streams that break anywhere and are continued by another worker are those that never broke."""
+"""Streams that break at any event and continue on another worker equal unbroken ones."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ Request = tuple[str, dict[str, Any]]
 
 
 def random_request(rng: random.Random) -> Request:
-    """Any mixture of what a request may say; no stop strings yet."""
+    """Draws a request with any fields except stop strings."""
     path = rng.choice(ENDPOINTS)
     prompts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(rng.randint(1, 3))]
     sampling: dict[str, Any] = {
         "n": rng.choice([1, 1, 1, 2]),
-        # The hotter, the more broken characters.
+        # Higher temperatures give more broken characters.
         "temperature": rng.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
         "top_p": rng.choice([1.0, 1.0, 0.9]),
         "top_k": rng.choice([-1, -1, 20]),
@@ -92,7 +92,7 @@ def random_request(rng: random.Random) -> Request:
     body = sampling | {"model": "mla-small", "max_tokens": max_tokens, "seed": seed}
     if rng.random() < 0.7:
         body["stream_options"] = {"include_usage": True}
-    # Other seeds each time: sooner or later two experts of a token are tied, to the last bit.
+    # Logprobs only with a fixed seed: with new seeds in each run, two experts of a token would tie sooner or later.
     scored = seed is not None and rng.random() < 0.6
     if path == "/v1/completions":
         prompt = prompts if rng.random() < 0.5 else prompts[0]
@@ -121,7 +121,7 @@ def random_response(rng: random.Random, prompt: str, max_tokens: int) -> dict[st
 
 
 def with_stop_string(rng: random.Random, request: Request, uncut: Stream) -> Request:
-    """The same request, with a stop string that its answer contains."""
+    """Returns the same request with a stop string of its answer."""
     path, body = request
     text = "".join(text_of(event) for event in uncut.events[:-1])
     at, length = rng.randrange(max(1, len(text))), rng.randint(1, 8)
@@ -142,7 +142,7 @@ def text_of(event: Event) -> str:
 
 
 def index_of(event: Event) -> int:
-    """Which choice an event is about; -1: all."""
+    """Returns the choice of an event; -1: all choices."""
     body = event.body
     if event.name in RESPONSE_ENDS:
         return -1
@@ -152,7 +152,7 @@ def index_of(event: Event) -> int:
 
 
 def assert_same(ours: Any, expected: Any, where: str) -> None:
-    """Equal, but for the last bits of logprobs and for times."""
+    """Asserts equality, except for the last bits of logprobs and for times."""
     if isinstance(expected, float) and isinstance(ours, float):
         assert abs(ours - expected) <= TOLERANCE, f"{where}: {ours} for {expected}"
     elif isinstance(expected, dict):
@@ -168,7 +168,7 @@ def assert_same(ours: Any, expected: Any, where: str) -> None:
 
 
 def events_of(path: str, answer: Stream) -> list[Event]:
-    """All that has come, but for `[DONE]`."""
+    """Returns all events except `[DONE]`."""
     if path == "/v1/responses":
         assert answer.events[-1].name in RESPONSE_ENDS
         return answer.events
@@ -177,19 +177,19 @@ def events_of(path: str, answer: Stream) -> list[Event]:
 
 
 def assert_continues(path: str, rest: list[Event], expected: list[Event], where: str) -> None:
-    """`rest` is what was left of a stream, choice by choice: they need not take turns alike."""
+    """`rest` is the rest of a stream, compared choice by choice, because their order may differ."""
     for index in {index_of(event) for event in [*rest, *expected]}:
         ours = [event for event in rest if index_of(event) == index]
         theirs = [event for event in expected if index_of(event) == index]
         if (
             path == "/generate"
-        ):  # repeats the whole answer in each event, as many as it has time for
+        ):  # repeats the answer in each event; the number of events depends on time
             ours, theirs = ours[-1:], theirs[-1:]
         assert_same([e.body for e in ours], [e.body for e in theirs], f"{where}, choice {index}")
 
 
 async def run(requests: int, urls: list[str]) -> dict[str, int]:
-    """Compare; returns how often each kind of cut was met, for the test to see that it was."""
+    """Compares the streams. Returns the number of tests of each kind of interruption."""
     kinds = ["begun", "middle", "unfinished", "finished", "twice", "stop string", "call", "JSON"]
     seen = dict.fromkeys([*kinds, "response"], 0)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -222,7 +222,9 @@ async def run(requests: int, urls: list[str]) -> dict[str, int]:
             seen["begun" if not given["choices"] else "middle"] += 1
             ends = [choice["finish_reason"] is not None for choice in given["choices"]]
             seen["finished" if ends and all(ends) else "unfinished"] += 1
-            if len(rest) > 1 + has_usage:  # and back again, where the cache knows the beginning
+            if (
+                len(rest) > 1 + has_usage
+            ):  # continued again on the first worker, with a cached prefix
                 recut = rng.randint(1, len(rest) - has_usage)
                 given = again.after(recut, given)
                 third = await stream(http, first + path, body, continuation=given)
@@ -237,7 +239,7 @@ async def run(requests: int, urls: list[str]) -> dict[str, int]:
 
 
 def tells_of_several(body: dict[str, Any]) -> bool:
-    """Whether the cached tokens of several answers are told: the head has those that had begun."""
+    """Returns whether a request has several choices: the header has the cached tokens only of those that have begun."""
     batch = isinstance(body.get("prompt") or body.get("text"), list)
     return batch or body.get("sampling_params", {}).get("n", 1) > 1
 

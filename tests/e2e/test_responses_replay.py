@@ -1,4 +1,4 @@
-"""The openai client reads responses whose worker is killed, and gets them whole."""
+"""The openai client receives complete responses although their worker is killed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TOOLS: Any = [
     {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": False}
 ]
 ITEMS = ["reasoning", "message", "function_call", "function_call"]
-SHOWN_BY = 8  # tokens: by then `<think>` is over, and some of the reasoning is out
-# Behind a router the response is named by its request id, its items by the worker's own.
+SHOWN_BY = 8  # tokens until some of the reasoning is sent
+# Behind a router the id of the response is the request id; the ids of items come from the worker.
 ITEM = re.compile(r"(?<=rs_|fc_)[0-9a-f]{32}|(?<=msg_)[0-9a-f]{32}")
 TIMES = re.compile(r'"(created|completed)_at":[\d.]+')
 
 
 def anonymous(events: list[Any]) -> list[str]:
-    """Without times, and without what a response draws for itself, which must be one and the same."""
+    """Returns the events without times and without random ids, which must be the same in all events."""
     name = events[0].response.id.removeprefix("resp_")
     written = [TIMES.sub("", event.model_dump_json()).replace(name, "ID") for event in events]
     items = {item for text in written for item in ITEM.findall(text)}
@@ -42,7 +42,7 @@ def anonymous(events: list[Any]) -> list[str]:
 
 
 async def read(url: str, salt: str, begun: Callable[[], None] = lambda: None) -> list[Any]:
-    """The events of one response; `begun` is called when there is text."""
+    """Reads the events of one response. `begun` is called at the first text."""
     async with openai.AsyncOpenAI(
         base_url=url + "/v1", api_key="none", max_retries=0, _strict_response_validation=True
     ) as client:
@@ -91,7 +91,7 @@ async def run(victim: FakeWorker, survivor: FakeWorker, router: str, ids: list[i
 
 
 def test_responses_are_whole_though_their_worker_was_killed() -> None:
-    """The killed worker holds each of them back at another token: none is complete by then."""
+    """The killed worker stops each of them at another token, before its end."""
     backend = tokenizers.Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
     ids = backend.encode(ANSWER + "<｜end▁of▁sentence｜>", add_special_tokens=False).ids
     formats = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "llama3"}

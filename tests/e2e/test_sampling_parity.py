@@ -1,5 +1,5 @@
-"""Over HTTP, what changes a greedy answer changes it as `transformers` does: its `generate` has
-these settings under the same names."""
+"""Settings that change greedy answers have the same effect as in `generate` of `transformers`, where they have the same
+names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW_TOKENS = 24
 async def answers(
     url: str, requests: list[tuple[list[int], dict[str, Any]]]
 ) -> list[client.Answer]:
-    """All at once, so that one batch mixes the settings."""
+    """Sends all requests at once, so that one batch has different settings."""
     async with client.session() as http:
 
         async def ask(prompt: list[int], settings: dict[str, Any]) -> client.Answer:

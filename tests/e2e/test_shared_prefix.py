@@ -1,4 +1,4 @@
-"""Requests with a common prefix meet on the worker that has it: the bench, small, as a test."""
+"""Requests with a common prefix go to the worker that has it cached: a short run of the bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed requests, some of them left, wear nothing out: `bench/serving/steady.py`, for less long."""
+"""A short run of `bench/serving/steady.py`: mixed requests, some of them aborted, lose no resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import steady
 from support import processes
 
 REQUESTS = [100, pytest.param(300, marks=pytest.mark.slow)]
-SEED = 1  # of which every kind of request is drawn, in about its share
+SEED = 1  # draws every kind of request, in about its share
 
 
 @pytest.mark.parametrize("requests", REQUESTS)

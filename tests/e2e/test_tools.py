@@ -1,4 +1,4 @@
-"""Functions called by the model that the package ships, through the router."""
+"""Tool calls of the shipped model, through the router."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_call_and_what_becomes_of_its_result(client: openai.OpenAI) -> None:
 def test_a_call_that_must_be_made(
     client: openai.OpenAI, choice: Any, names: set[str], stream: bool
 ) -> None:
-    """Of a model that would rather talk, and hot."""
+    """Required calls at a high temperature."""
     for seed in range(4):
         message: Any = {"role": "user", "content": "What is 17 + 25?"}
         fields: dict[str, Any] = {"tool_choice": choice, "temperature": 1.5, "seed": seed}
@@ -85,7 +85,7 @@ def test_a_call_that_must_be_made(
 
 
 def test_json_or_a_call(client: openai.OpenAI) -> None:
-    """What is wanted of an answer is not wanted of a call."""
+    """`response_format` restricts the answer, but not a call."""
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     fields: dict[str, Any] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -1,4 +1,4 @@
-"""Workers are killed under streams, and no client notices: not in the text, the ids or the counts."""
+"""Workers are killed during streams. Text, ids and counts of the clients stay the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from support import client, processes
 from support.procfs import descendants, listener
 
-# Of servers and schedulers in turn; and more, until one has met a stream in its middle.
+# Kills of servers and schedulers in turn, until one has hit a running stream.
 KILLS = [2, pytest.param(6, marks=pytest.mark.slow)]
 TOKENS = 60
 
@@ -26,7 +26,7 @@ Request = tuple[str, dict[str, Any]]
 
 
 def requests() -> list[Request]:
-    """Greedy and seeded, text and ids, one prompt and two."""
+    """Makes requests: greedy and seeded, text and ids, one prompt and two."""
     requests: list[Request] = []
     for number in range(2):
         text = f"Stream number {number} says something about"
@@ -46,8 +46,8 @@ def requests() -> list[Request]:
 
 
 async def said(http: aiohttp.ClientSession, url: str, request: Request) -> dict[str, Any]:
-    """What a stream says: of each choice its text, ids and ends, and the counts. Not how the tokens
-    were put into events, nor what was cached, which differ from run to run."""
+    """Returns the text, ids and end of each choice of a stream, and the counts. The grouping of tokens into events and the
+    cached tokens are left out, because they differ between runs."""
     path, body = request
     texts: dict[int, str] = defaultdict(str)
     ends: dict[int, list[Any]] = defaultdict(list)
@@ -122,7 +122,7 @@ async def kill_under_streams(server: processes.Running, kills: int, rng: random.
             while kill < kills or continued(server.url) == 0:
                 await asyncio.sleep(rng.uniform(0.0, 1.0))
                 await asyncio.to_thread(kill_one, server, rng, scheduler=kill % 2 == 1)
-                # Every stream has ended since: no request meets more than a few kills.
+                # Every stream has ended since then: a request meets only a few kills.
                 before = list(finished)
                 while any(now <= then for now, then in zip(finished, before, strict=True)):
                     await asyncio.sleep(0.05)
@@ -131,7 +131,7 @@ async def kill_under_streams(server: processes.Running, kills: int, rng: random.
 
 
 def kill_one(server: processes.Running, rng: random.Random, *, scheduler: bool) -> None:
-    """Kills the HTTP process or the scheduler of a worker that has requests, and waits until it is back."""
+    """Kills the API process or the scheduler of a worker with requests, and waits for its return."""
     url = rng.choice(processes.wait_until(lambda: busy_workers(server.url), "there are requests"))
     before = processes.get_json(url + "/get_server_info")["boot_id"]
     pid = listener(int(url.rpartition(":")[2]))

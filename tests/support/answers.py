@@ -1,4 +1,4 @@
-"""Answers as models write them, and what is in them, for tests of the parsers."""
+"""Answers of models and their parts, for tests of the parsers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parser(Protocol):
 
 @dataclass
 class Found:
-    """All parts of an answer together."""
+    """Returns all parts of an answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -55,7 +55,7 @@ def template(name: str) -> str:
 
 
 def accepts(tag: Any) -> Callable[[str], bool]:
-    """Whether a text is a whole sentence of the grammar, by xgrammar on a byte-wise vocabulary."""
+    """Returns whether a text is a complete sentence of the grammar, by xgrammar with a vocabulary of bytes."""
     vocabulary = ["</s>", *(bytes([byte]) for byte in range(256))]
     info = xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[0])
     text = json.dumps(tag) if isinstance(tag, dict) else tag
