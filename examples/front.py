@@ -1,4 +1,4 @@
-"""The router in front of engines that run already: SGLang, vLLM, or any server with OpenAI's API.
+"""The router in front of running engines: SGLang, vLLM, or any server with OpenAI's API.
 
     python examples/front.py http://10.0.0.1:30000 http://10.0.0.2:30000
 

@@ -1,4 +1,4 @@
-"""Chat with the openai client: a whole answer, a streamed one, and the prompt tokens that were cached.
+"""Chat with the openai client: a complete answer, a streamed one, and the number of cached prompt tokens.
 
 pip install openai
 python examples/openai_client.py

@@ -12,7 +12,7 @@ worker, with this field:
 
     "continuation": {"response": <the header>, "choices": [{"token_ids": [...],
                      "finish_reason": null or the one that was listed}, ...],
-                     "events": <how many events the client has had>}
+                     "events": <the number of events that the client received>}
 
 Only a router may send it: it signs the request (http/signature.py) with a key that it shares with its workers. A worker
 without a key offers no replay.

@@ -23,8 +23,8 @@ class ChatChoice:
     index: int
     calls: int = 0  # number of calls so far
     prompt_logprobs: Logprobs | None = None
-    _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # whose logprobs are not shown yet
-    _token_ids: list[int] = field(default_factory=list)  # that are not shown yet
+    _tokens: ScoredTokens = field(default_factory=ScoredTokens)  # logprobs that are not sent yet
+    _token_ids: list[int] = field(default_factory=list)  # not sent yet
     _reasoning: list[str] = field(default_factory=list)
     _parser: AnswerParser = field(init=False)
     _echoed: str = field(init=False)
