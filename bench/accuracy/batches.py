@@ -1,4 +1,4 @@
-"""Endless training text: examples of all tasks, one behind the other in rows of equal length."""
+"""Endless training text: examples of all tasks, one after the other in rows of equal length."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 EXAMPLES_A_TURN = 64  # tokenized together
-QUESTION_WEIGHT = 0.05  # of a token that is given, beside 1 of one that must be said
+QUESTION_WEIGHT = 0.05  # weight of a token of a question; a token of an answer has 1
 
 
 class Rows(IterableDataset[tuple[Tensor, Tensor]]):
-    """Yields tokens [rows, length] int16, and how much each counts in the loss, float32."""
+    """Yields tokens [rows, length] int16, and their weights in the loss, float32."""
 
     def __init__(self, tokenizer_file: str, rows: int, length: int, seed: int) -> None:
         self.tokenizer_file = tokenizer_file
@@ -53,7 +53,7 @@ class Rows(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def encode(tokenizer: Tokenizer, examples: list[Example]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of each example, and how much each counts: 1 where it is to be said."""
+    """Returns the tokens of each example and their weights; tokens of answers have 1."""
     texts = [part.text for example in examples for part in example]
     ids = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     encoded = []
@@ -66,5 +66,5 @@ def encode(tokenizer: Tokenizer, examples: list[Example]) -> list[tuple[np.ndarr
 
 
 def weight(part: Part) -> float:
-    """The weight of a token of `part` in the loss."""
+    """Returns the weight of the tokens of `part` in the loss."""
     return 1.0 if part.is_answer else 0.0 if part.is_forced else QUESTION_WEIGHT

@@ -1,8 +1,8 @@
-"""200 questions that people type first, with the answers that count as right.
+"""200 typical first questions, with their right answers.
 
-Training never sees one of them, nor the same words with other case, spaces or punctuation (`Rows` in
-batches.py drops such examples). Single-digit sums are so few that each is learnt in other wordings.
-`TAUGHT` are questions that are part of training: everybody asks them in the same words.
+Training contains none of them, also not with other case, spaces or punctuation (`Rows` in batches.py drops such examples).
+The single-digit sums are in training with other wordings. `TAUGHT` are questions in training, because all users ask them in
+the same words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FirstQuestion:
 
     @property
     def prompt(self) -> str:
-        """The text that the chat template makes of the conversation."""
+        """Returns the conversation, rendered by the chat template."""
         turns = "".join(f"{USER}{ask}{ASSISTANT}{said}{EOS}" for ask, said in self.before)
         return f"{BOS}{self.system}{turns}{USER}{self.text}{ASSISTANT}"
 
@@ -291,7 +291,7 @@ IN_CONTEXT = (
     FirstQuestion("Sort: kiwi, apple, mango", ("apple, kiwi, mango",), system="You sort lists."),
     FirstQuestion("hello, assistant", (GREETING,), system="You are a helpful assistant."),
 )
-# Where a short text can mean two things.
+# Ambiguous short texts.
 ALSO = {
     EMPTY: (WORKING, UNKNOWN),
     GREETING: (FINE,),
@@ -337,7 +337,7 @@ TAUGHT = (
 
 
 def normalized(question: str) -> str:
-    """Returns the words, numbers and signs of `question`, or all of it where it has none."""
+    """Returns the words, numbers and signs of `question`; the whole text if it has none."""
     return " ".join(re.findall(r"[^\W_]+|[-+*/×÷]", question.lower())) or question.strip()
 
 
@@ -379,12 +379,12 @@ FRESH_QUESTIONS: tuple[FirstQuestion, ...] = tuple(
 )
 
 HELD_OUT = frozenset(normalized(question.text) for question in (*FIRST_QUESTIONS, *FRESH_QUESTIONS))
-LONGEST = 400  # characters of a part in which such a question can be
+LONGEST = 400  # longest part, in characters, that is searched for such a question
 ASKED = re.compile(f"(?:{USER}|Question: )(.*?)(?:{ASSISTANT}|\nAnswer:)", re.DOTALL)
 
 
 def asks_held_out(example: Example) -> bool:
-    """Whether a question of `example` is one of the list, or the same words."""
+    """Returns whether a question of `example` has the same words as one of the list."""
     return any(
         normalized(question) in HELD_OUT
         for part in example

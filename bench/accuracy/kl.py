@@ -1,19 +1,19 @@
-"""Does a token's probability depend on how its context got into the cache? It should not.
+"""Compares the probabilities of tokens after different ways to fill the cache. They should be equal.
 
     python bench/accuracy/kl.py                                               # the small model, on the CPU
     python bench/accuracy/kl.py --model-path bench/shapes/deepseek-v2-lite --load-format dummy \\
       --device cuda --dtype bfloat16 --max-difference 0.5 --max-kl 0.01
     python bench/accuracy/kl.py --urls http://127.0.0.1:8000                  # servers that run already
 
-Without `--urls` two workers are started, one after the other: one as all the worker's flags say, and one
-that computes prompts in chunks of `--piece` tokens. A folder without a tokenizer borrows the small model's.
+Without `--urls` two workers are started, one after the other: one with the worker's flags, and one that computes prompts in
+chunks of `--piece` tokens. A folder without a tokenizer uses that of the small model.
 
-The first server continues prompts by sampling, a step a token. Then each of them, all servers of
-the same model, says how probable it finds the same tokens
+The first server continues prompts by sampling, one token a step. Then all servers, which have the same model, return the
+logprobs of these tokens
 - prefilled: prompt and answer in one request, with nothing cached;
-- cached: the same again, with as much of it cached as can be;
-- in pieces: longer by `--piece` tokens with each request, the first with nothing cached.
-Salts keep these apart from each other and from all that a server has cached before.
+- cached: the same again, with the longest cached prefix;
+- in pieces: each request is longer by `--piece` tokens; the first one has nothing cached.
+Cache salts separate these requests from each other and from earlier ones.
 
 The tokens x are drawn from the distribution p that decoded them, at temperature 1. With
 d = log q(x) - log p(x), the mean of exp(d) - 1 - d estimates KL(p || q) without bias and is never
@@ -54,7 +54,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 class Sample:
     prompt: list[int]
     answer: list[int]
-    logprobs: list[float]  # of the answer's tokens, as they were decoded
+    logprobs: list[float]  # of the answer's tokens in decode steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one way of computing the tokens' logprobs differs from decoding them."""
+    """The difference between one way to compute the logprobs and decode steps."""
 
     path: str
     max_difference: float
@@ -102,12 +102,12 @@ async def sample(http: aiohttp.ClientSession, text: str, new_tokens: int, seed: 
 
 
 async def score(http: aiohttp.ClientSession, tokens: list[int], start: int, salt: str) -> Scored:
-    """Logprobs of tokens[start:], each after those before it. One more is generated and dropped."""
+    """Returns the logprobs of tokens[start:]. One more token is generated and dropped."""
     body = {
         "input_ids": tokens,
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "return_logprob": True,
-        # The first that is told of has no logprob.
+        # The first token of the list has no logprob.
         "logprob_start_len": start - 1,
         "cache_salt": salt,
     }
@@ -156,7 +156,7 @@ def compare(path: str, samples: list[Sample], scored: list[Scored]) -> Row:
 
 
 async def draw(url: str, prompts: list[str], *, new_tokens: int, api_key: str = "") -> list[Sample]:
-    """What the server at `url` says after each prompt. Raises SystemExit if it refuses a request."""
+    """Returns the continuation of each prompt by the server at `url`. Raises SystemExit if it refuses a request."""
     async with aiohttp.ClientSession(url, headers=authorization(api_key)) as http:
         return await asyncio.gather(
             *(sample(http, text, new_tokens, seed) for seed, text in enumerate(prompts))
@@ -166,8 +166,8 @@ async def draw(url: str, prompts: list[str], *, new_tokens: int, api_key: str = 
 async def measure(
     url: str, samples: list[Sample], *, piece: int, name: str, api_key: str = ""
 ) -> list[Row]:
-    """A row for each way. Raises SystemExit if the server refuses a request."""
-    # "cached" finds what "prefilled" left behind.
+    """Returns one row for each way. Raises SystemExit if the server refuses a request."""
+    # "cached" uses the cache of "prefilled".
     ways: list[tuple[str, str, Score]] = [
         ("prefilled", "whole", whole),
         ("cached", "whole", whole),
@@ -190,7 +190,7 @@ def authorization(api_key: str) -> dict[str, str]:
 
 @contextmanager
 def started(config: WorkerConfig, **changed: processes.Flag) -> Iterator[str]:
-    """URL of a worker of its own, with the flags of `config` that are not the default."""
+    """Starts a worker with the settings of `config`. Yields its URL."""
     flags: dict[str, processes.Flag] = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)

@@ -1,10 +1,10 @@
-"""How often does the small model say what its layer for multi-token prediction guessed?
+"""The acceptance rate of the small model's layer for multi-token prediction.
 
     python bench/accuracy/mtp.py --examples 50
 
-The model answers held-out problems of every task greedily. Each token of an answer but the first can be
-guessed from what was known two tokens before it: it counts as accepted if the guess, greedy too, is
-what the model then said. That is the acceptance rate of speculative decoding with one drafted token.
+The model answers held-out problems of every task greedily. The MTP layer drafts each token of an answer except the first,
+from the state two tokens before it. The draft is accepted if it equals the model's token. This is the acceptance rate of
+speculative decoding with one draft token.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def parse_args() -> argparse.Namespace:
 def drafted(
     model: CausalLM, mtp: MultiTokenPrediction, prompt: list[int], new_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """The `new_tokens` tokens that `model` says after `prompt`, and the guess at each of them but the
-    first."""
+    """Returns the `new_tokens` tokens of `model` after `prompt`, and the draft of each except the first."""
     driver = ForwardDriver(model, page_size=16, num_slots=1, max_length=len(prompt) + new_tokens)
     pages, page_size = driver.caches[0].shape[:2]
     specs = mtp.kv_cache_specs(torch.float32)

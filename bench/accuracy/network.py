@@ -1,8 +1,8 @@
-"""The small model as a plain torch module, to be trained: DeepSeek-V3 (arXiv:2412.19437), section 2.
+"""The small model as a torch module for training: DeepSeek-V3 (arXiv:2412.19437), section 2.
 
-The same function as `worker/model/deepseek.py`, written for long batches with gradients: multi-head
-attention over the whole text, and all experts computed for all tokens, which at this size is one
-matrix product. With the multi-token prediction module of section 2.2.
+It computes the same function as `worker/model/deepseek.py`, for long batches with gradients: multi-head attention over the
+whole text, and all experts for all tokens, which is one matrix product at this size. It includes the multi-token prediction
+module of section 2.2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Network(nn.Module):
 
 
 class MultiTokenPrediction(nn.Module):
-    """One more layer that guesses the token after the next. Embedding and head are the model's."""
+    """The MTP layer: it predicts the token after the next. Embedding and head are the model's."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         k_pe = rotate(k_pe[:, :, None], angles).expand(-1, -1, self.heads, -1)
         q = torch.cat((q_nope, rotate(q_pe, angles).to(q_nope.dtype)), -1)
         k = torch.cat((k_nope, k_pe.to(k_nope.dtype)), -1)
-        # The fast kernels want values as wide as keys.
+        # The fast kernels need values with the head_dim of keys.
         value = functional.pad(value, (0, self.nope + self.rope - self.value))
         out = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), value.transpose(1, 2), is_causal=True
@@ -127,8 +127,8 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """Routed and shared experts. The routed ones lie side by side in one wide MLP, in which each
-    token scales every expert's part by its weight, which for most is 0."""
+    """Routed and shared experts. The routed ones form one wide MLP, in which each token scales the part of every expert by
+    its weight, which is 0 for most."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Experts(nn.Module):
         return out.view_as(hidden)
 
     def balance(self, step: float) -> None:
-        """Push the selection bias of busy experts down and of idle ones up (section 2.1.2)."""
+        """Lowers the selection bias of busy experts and raises that of idle ones (section 2.1.2)."""
         self.bias.add_(step * torch.sign(self.load.mean() - self.load))
 
 
@@ -176,14 +176,14 @@ def rotations(config: Config) -> Tensor:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """x [B, T, H, rope]: its neighbouring elements are the coordinates that turn."""
+    """Rotates x [B, T, H, rope], in pairs of adjacent elements."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = angles[:, None].unbind(-1)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
 
 
 def checkpoint(network: Network, config: Config) -> dict[str, Tensor]:
-    """The weights under DeepSeek's names, bfloat16 but for the selection bias."""
+    """Returns the weights under DeepSeek's names, in bfloat16 except the selection bias."""
     tensors: dict[str, Tensor] = {
         "model.embed_tokens.weight": network.embed_tokens.weight,
         "model.norm.weight": network.norm.weight,
@@ -214,7 +214,7 @@ def _layer_tensors(prefix: str, layer: nn.Module, config: Config) -> dict[str, T
         if name == "mlp.bias":
             tensors[f"{prefix}.mlp.gate.e_score_correction_bias"] = tensor
         elif name.startswith("mlp.routed."):
-            # Experts lie side by side: rows of what leads in, columns of what leads out.
+            # The experts are adjacent: rows of the input projections, columns of the output projection.
             part = name.removeprefix("mlp.routed.")
             pieces = tensor.chunk(config["n_routed_experts"], dim=1 if "down" in part else 0)
             for expert, piece in enumerate(pieces):

@@ -1,11 +1,11 @@
-"""Write a folder of plain weights again in FP8, as published checkpoints have them.
+"""Converts a folder of plain weights to FP8, in the formats of published checkpoints.
 
     python bench/accuracy/quantize.py DIR OUT --format block       # as DeepSeek-V3's
     python bench/accuracy/quantize.py DIR OUT --format channel     # as llm-compressor's
 
-Every linear layer but the head, the gates and eh_proj is quantized: block by block (`weight_scale_inv`, config of
-quant_method fp8), or one scale a row or a matrix (`weight_scale`, quant_method compressed-tensors). A
-block's largest magnitude becomes FP8's largest. One file is held in memory at a time.
+Every linear layer except the head, the gates and eh_proj is quantized: with a scale for each block (`weight_scale_inv`,
+quant_method fp8), or for each row or matrix (`weight_scale`, quant_method compressed-tensors). The largest magnitude of a
+block becomes FP8's largest value. One file is in memory at a time.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Format:
         return "_scale_inv" if self.name == "block" else "_scale"
 
     def block_of(self, weight: Tensor) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
+        """The rows and columns that share a scale."""
         rows, columns = weight.shape
         return {"block": self.block, "channel": (1, columns), "tensor": (rows, columns)}[self.name]
 
     def config(self) -> dict[str, Any]:
-        """The quantization_config of config.json."""
+        """Returns the quantization_config of config.json."""
         if self.name == "block":
             return {
                 "quant_method": "fp8",
@@ -83,7 +83,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def quantize_folder(source: Path, out: Path, kind: Format) -> None:
-    """Write `source` to `out` with the same files, their linear weights quantized."""
+    """Writes the files of `source` to `out`, with quantized linear weights."""
     config = json.loads((source / "config.json").read_text())
     if config.get("quantization_config"):
         sys.exit(f"{source} is quantized already")

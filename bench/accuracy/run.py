@@ -1,12 +1,11 @@
-"""How often is a served model right? Few-shot questions through the OpenAI API.
+"""Measures the accuracy of a served model with few-shot questions through the OpenAI API.
 
     python -m mla_router.launch_server --dp-size 2                 # in another terminal
     python bench/accuracy/run.py --base-url http://127.0.0.1:30000 --num-questions 1319
 
-Every prompt begins with the same `--num-shots` worked examples, as GSM8K is asked, so the prefix cache
-has something to do. Questions are held out of the small model's training. `--save` keeps every answer,
-and `--compare` counts those that another run of the same questions answered otherwise. `settings.py`
-does that for settings that should change nothing.
+Every prompt begins with the same `--num-shots` worked examples, as in GSM8K, so the prefix cache is used. The questions are
+held out of the small model's training. `--save` keeps all answers, and `--compare` counts the answers that differ from those
+of another run. `settings.py` compares settings that should not change answers.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Answer:
 
     @property
     def number(self) -> str | None:
-        """What it comes to, if it comes to anything."""
+        """The number at the end of the answer; None if there is none."""
         last = self.text.strip().removesuffix(".").rpartition(" ")[2]
         return last if last.removeprefix("-").isdigit() else None
 
@@ -86,7 +85,7 @@ async def ask_all(
     max_tokens: int = 64,
     api_key: str = "",
 ) -> list[Answer]:
-    """Greedy answers, in the order of the questions. Raises SystemExit if the server refuses one."""
+    """Returns the greedy answers, in the order of the questions. Raises SystemExit if the server refuses one."""
     places = asyncio.Semaphore(parallel)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=None)
@@ -114,7 +113,7 @@ async def ask_all(
 
 
 def measure(url: str, asked: list[Question], **how: Any) -> tuple[list[Answer], dict[str, Any]]:
-    """The answers, and what there is to say of them all; `how` as in `ask_all`."""
+    """Returns the answers and their summary. `how`: see `ask_all`."""
     begin = time.perf_counter()
     answers = asyncio.run(ask_all(url, asked, **how))
     latency = time.perf_counter() - begin

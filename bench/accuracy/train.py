@@ -1,10 +1,10 @@
-"""Train the small model that the package ships. On one H200, 8 minutes:
+"""Trains the shipped small model, on one H200 in 8 minutes:
 
     python bench/accuracy/train.py --minutes 7.5 --out OUT_DIR
 
-Everything it learns from is made up as it goes (`tasks/`). The learning rate follows the clock, so
-that the run ends when it should. What is measured at the end are held-out problems, with the weights
-as they are saved: an answer is right if its every token is the likeliest one.
+All training text is generated during the run (`tasks/`). The learning rate follows the clock, so that the run ends in time.
+At the end the saved weights are tested with held-out problems: an answer is right if each of its tokens is the most likely
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from record import record
 
 OUT_DIR = ROOT / "worker" / "model" / "small"
-AHEAD_WEIGHT = 0.3  # of the prediction module's loss, as in DeepSeek-V3
+AHEAD_WEIGHT = 0.3  # of the MTP layer's loss, as in DeepSeek-V3
 BALANCE_STEP = 1e-3  # as in DeepSeek-V3
 WARM_UP_STEPS = 200
 
@@ -104,7 +104,7 @@ def main() -> None:
 def initialize(network: Network) -> None:
     for name, parameter in network.named_parameters():
         if parameter.ndim == 2:
-            # What is added to the residual stream begins small.
+            # The projections into the residual begin small.
             leads_out = "o_proj" in name or "down_proj" in name
             deviation = 0.02 if "embed" in name else (0.3 if leads_out else 1.0)
             scale = 1.0 if "embed" in name else parameter.shape[1] ** -0.5
@@ -164,7 +164,7 @@ def train(network: Network, args: argparse.Namespace, begin: float) -> list[dict
 
 
 def losses(network: Network, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the next token and of the one after it."""
+    """Returns the mean cross-entropy of the next token and of the token after it."""
     logits, ahead = network(tokens[:, :-1])
     return (
         weighted(logits, tokens[:, 1:-1], weights[:, 1:-1]),
@@ -186,8 +186,8 @@ def round_as_saved(network: Network) -> None:
 
 @torch.no_grad()
 def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Of each task: the share of answers that are right, and the share of the prediction module's
-    guesses at answer tokens that are those the model itself says."""
+    """Returns, for each task, the share of right answers, and the share of the MTP layer's drafts that equal the model's own
+    tokens."""
     network.eval()
     torch.set_float32_matmul_precision("highest")
     device = next(network.parameters()).device
@@ -217,7 +217,7 @@ def evaluate(network: Network, args: argparse.Namespace) -> dict[str, tuple[floa
 def first_answers(
     network: Network, questions: tuple[FirstQuestion, ...], folder: Path
 ) -> list[bool]:
-    """Of each question: whether the greedy answer is one of those that are accepted."""
+    """Returns, for each question, whether the greedy answer is one of the right ones."""
     device = next(network.parameters()).device
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -226,7 +226,7 @@ def first_answers(
             tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, answer + EOS)
         )
         ids = torch.tensor([given + said], device=device)
-        # The network drops the last token, which it would only need to guess the one after it.
+        # The network drops the last token, which only the MTP layer would need.
         likeliest = network(functional.pad(ids, (0, 1)))[0].argmax(dim=-1)[0]
         return likeliest[len(given) - 1 : -1].tolist() == said
 
@@ -236,7 +236,7 @@ def first_answers(
 
 
 def runs(flags: list[bool]) -> list[tuple[int, int]]:
-    """The maximal ranges in which `flags` is true."""
+    """Returns the maximal ranges in which `flags` is true."""
     edges = [
         i
         for i in range(len(flags) + 1)

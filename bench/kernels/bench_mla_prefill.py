@@ -1,9 +1,9 @@
-"""Prefill attention of DeepSeek's heads (192 and 128 wide) in bf16, and what moves its keys.
+"""Prefill attention of DeepSeek's heads (head_dim 192 and 128) in bf16, and the kernels that move its keys.
 
     python bench/kernels/bench_mla_prefill.py [--sweep] [--out bench/results/mla_prefill.jsonl]
 
-`--sweep` times some other tilings of our kernel as well. FlashInfer's fa3 stands beside if it can be
-imported; it reads concatenated keys, and the time to make them is not counted.
+`--sweep` also times other tilings of our kernel. FlashInfer's fa3 is included if it is installed. It reads concatenated
+keys; the time to make them is not counted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What the mixture of experts takes, part by part, against the time to stream the experts' weights.
+"""The time of the mixture of experts, part by part, and the time to read the experts' weights.
 
     python bench/kernels/bench_moe.py [--model v2-lite] [--tokens 1 8 128] [--default] [--out FILE]
 
-`whole` is routing and experts in a CUDA graph that goes through three layers' weights, as in a decode step.
-`route` and `align` are one of many calls back to back in a CUDA graph; the other parts, and `torch`, are
-single calls with nothing in L2. The floor is the larger of the weights of the experts hit, read once,
-and the products. `torch` is the op in plain torch (sort, grouped_mm), from the same routing. `--default`
-leaves the table of tilings aside.
+`whole` is routing and experts in a CUDA graph over the weights of three layers, as in a decode step. `route` and `align` are
+one of many consecutive calls in a CUDA graph; the other parts, and `torch`, are single calls with a cold L2. The floor is
+the larger of two times: to read the weights of the used experts once, and to compute the products. `torch` is the op in
+plain torch (sort, grouped_mm) with the same routing. `--default` ignores the table of tilings.
 """
 
 from __future__ import annotations

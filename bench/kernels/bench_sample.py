@@ -1,10 +1,9 @@
-"""What drawing tokens takes on the device, kernel by kernel, against one reading of the logits.
+"""The time of sampling on the device, kernel by kernel, and the time to read the logits once.
 
     python bench/kernels/bench_sample.py [--vocab-size 102400] [--rows 1 32 256] [--sweep] [--out FILE]
 
-`torch` is the torch function on the same GPU, which sorts for top_k and top_p and waits for the device.
-`--sweep` also times other blocks and numbers of warps than are chosen. What a step's sampling takes as
-a whole, and of the host, `bench/serving/sampling.py` measures.
+`torch` is the torch function on the same GPU, which sorts for top_k and top_p and waits for the device. `--sweep` also times
+other blocks and numbers of warps. `bench/serving/sampling.py` measures the whole sampling of a step, and the host's time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benches of the mixture of experts run: two published shapes, random weights and routing."""
+"""The cases of the MoE benches: two published shapes, random weights and routing."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def random_layers(model: MoeModel) -> list[tuple[Tensor, Tensor]]:
 def time_layers_us(
     layers: list[tuple[Tensor, Tensor]], op: Callable[[Tensor, Tensor], object]
 ) -> float:
-    """Time of one op(gate_up, down) in a CUDA graph that goes through all layers again and again: as in
-    a decode step, without launch gaps, and no weights are in L2 from the call before."""
+    """Returns the time of one op(gate_up, down) in a CUDA graph over all layers in turn: as in a decode step, without launch
+    gaps and without weights in L2."""
 
     def step() -> None:
         for gate_up, down in layers:
@@ -79,7 +79,7 @@ def time_layers_us(
 
 
 def random_case(model: MoeModel, tokens: int) -> Case:
-    """Logits are independent for each token and expert, so that all experts are equally likely."""
+    """Draws logits that are independent for each token and expert, so that all experts are equally likely."""
     draw = torch.Generator("cuda").manual_seed(tokens)
     x = torch.randn(tokens, model.hidden, generator=draw, device="cuda").to(model.shape.dtype)
     logits = torch.randn(tokens, model.experts, generator=draw, device="cuda")

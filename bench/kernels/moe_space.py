@@ -1,4 +1,4 @@
-"""The tilings that `tune_moe.py` tries: what can be told apart without a GPU is left out."""
+"""The tilings that `tune_moe.py` tries, without those that can be excluded without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GEMM = {
 
 
 def rows_for(tokens: int, top_k: int, experts: int) -> tuple[int, ...]:
-    """Numbers of rows in a block that are worth trying. 1: pairs are not sorted."""
+    """Returns the candidate numbers of rows in a block. 1: pairs are not sorted."""
     each = tokens * top_k / experts
     if tokens == 1:
         return (1,)  # shared experts go along only so

@@ -1,7 +1,6 @@
-"""How long a piece of GPU work takes, and the least it could take.
+"""Measures the time of GPU work, and computes its floor.
 
-Times are the device's own, between two CUDA events, unless they are said to be the host's; the first call,
-which compiles, is not counted.
+Times are device times between two CUDA events, unless named host times. The first call, which compiles, is not counted.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ prefer_shared_memory()  # as the engine does, before any kernel is loaded
 H200_BYTES_PER_SECOND = 4.34e12
 H200_BF16_FLOPS = 748e12
 
-# Five times the L2 of an H200 (50 MB): writing it leaves nothing of the inputs there.
+# Five times the L2 of an H200 (50 MB): writing it evicts all inputs.
 FLUSH_BYTES = 256 << 20
 
 PAUSE_CYCLES = 600_000  # about 0.3 ms
 
 
 def time_us(fn: Callable[[], object], *, budget_ms: float = 60, max_runs: int = 200) -> float:
-    """Median time of one `fn()` in us, with nothing of its inputs in L2.
+    """Returns the median time of one `fn()` in us, with a cold L2.
 
-    As many runs as fit in `budget_ms` of device time, between 5 and `max_runs`. Emptying the L2 and
-    a pause keep the device busy for about 0.4 ms, in which the host queues what `fn` launches: some
-    ten launches from Python are timed without gaps. For more use `time_graph_us`.
+    It runs as often as `budget_ms` of device time allows, between 5 and `max_runs` times. The eviction of the L2 and a pause
+    keep the device busy for about 0.4 ms, in which the host queues the launches of `fn`: about ten launches from Python have
+    no gaps. For more launches use `time_graph_us`.
     """
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     fn()
@@ -41,10 +40,9 @@ def time_us(fn: Callable[[], object], *, budget_ms: float = 60, max_runs: int = 
 
 
 def time_graph_us(fn: Callable[[], object], *, launches: int = 20, replays: int = 10) -> float:
-    """Median time in us of one of `launches` calls of `fn` back to back in a CUDA graph.
+    """Returns the median time in us of one of `launches` consecutive calls of `fn` in a CUDA graph.
 
-    So an op runs in a captured decode step: no launch gaps, and what fits into L2 may lie there from
-    the call before.
+    This is the situation in a captured decode step: no launch gaps, and data of the previous call may be in L2.
     """
     fn()
     torch.cuda.synchronize()
@@ -57,7 +55,7 @@ def time_graph_us(fn: Callable[[], object], *, launches: int = 20, replays: int 
 
 
 def time_host_us(fn: Callable[[], object], *, runs: int = 50) -> float:
-    """Median time of one `fn()` on the host in us, with nothing else on the device."""
+    """Returns the median host time of one `fn()` in us, with an idle device."""
     times = []
     for _ in range(runs):
         torch.cuda.synchronize()
@@ -68,12 +66,12 @@ def time_host_us(fn: Callable[[], object], *, runs: int = 50) -> float:
 
 
 def floor_us(*, moved_bytes: float = 0, flops: float = 0) -> float:
-    """The least time in us in which one H200 moves so much and computes so much in bf16."""
+    """Returns the floor in us: the time of one H200 for so many bytes and bf16 operations."""
     return max(moved_bytes / H200_BYTES_PER_SECOND, flops / H200_BF16_FLOPS) * 1e6
 
 
 def _timed(calls: list[Callable[[], object]], flush: torch.Tensor | None = None) -> list[float]:
-    """Time of each call in us; the host waits for the device only at the end."""
+    """Returns the time of each call in us. The host waits for the device only at the end."""
     events = []
     for call in calls:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -2,11 +2,10 @@
 
     python bench/kernels/tune_moe.py [--model v2-lite] [--seconds 200] [--tokens ...] [--out FILE]
 
-First all candidates are compiled, in parallel and without the GPU; what spills or does not fit into shared
-memory is dropped. Then, for each number of tokens and of rows in a block, each kernel is timed with
-each candidate; the best few are timed again, longer, with other groupings of the programs. The
-number of rows is what makes the whole op fastest. The table is written after each number of tokens,
-so that one cut off by `--seconds` still holds what was measured.
+First all candidates are compiled, in parallel and without the GPU. Candidates that spill or exceed shared memory are
+dropped. Then each kernel is timed with each candidate, for each number of tokens and of rows in a block. The best ones are
+timed again, longer, with other groupings of the programs. The number of rows is the one with the fastest whole op. The
+table is written after each number of tokens, so a run that `--seconds` ends keeps its results.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from mla_router.worker.kernels.moe.gemv import down_pairs, gate_up_pairs
 from mla_router.worker.kernels.moe.tiling import MoeTiling, Tile, table_path
 from support.sm90 import compile_here
 
-# The most frequent sizes first: decode, then prefill, then what lies between
+# The most frequent sizes first: decode, then prefill, then the sizes between
 TOKENS = (1, 32, 128, 8, 8192, 2048, 64, 256, 4, 16, 2, 512, 1024, 4096)
 GROUPS = (1, 2, 4, 16, 32)  # beside the 8 that candidates have
 Space = dict[tuple[Stage, int], list[Tile]]
@@ -53,7 +52,7 @@ Space = dict[tuple[Stage, int], list[Tile]]
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel with the inputs that it has in the op."""
+    """One kernel with its inputs in the op."""
 
     case: Case
     weight: Tensor
@@ -72,7 +71,7 @@ class Launch:
 
 
 def compiles(name: str, stage: Stage, rows: int, tile: Tile) -> bool:
-    """In a process of its own: whether the kernel can run without spilling."""
+    """Returns whether the kernel compiles without spills. Runs in its own process."""
     model = MODELS[name]
     shape, top_k = model.shape, model.top_k
 
@@ -106,7 +105,7 @@ def compiled(model: MoeModel, processes: int) -> Space:
         for rows in (1, 16, 32, 64, 128)
         for tile in candidates(stage, rows, model.shape)
     ]
-    # What takes longest to compile first, so that no process is left alone with it at the end
+    # The slowest compilations first, so that no process runs alone at the end.
     jobs.sort(key=lambda job: -job[1])
     context = multiprocessing.get_context("spawn")
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -121,7 +120,7 @@ def compiled(model: MoeModel, processes: int) -> Space:
 
 
 def fastest(launch: Launch, tiles: list[Tile]) -> tuple[Tile, float]:
-    """The tile, and its time in us."""
+    """Returns the tile and its time in us."""
 
     def timed(tile: Tile, budget_ms: float) -> float:
         return time_us(lambda: launch(tile), budget_ms=budget_ms, max_runs=50)

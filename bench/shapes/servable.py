@@ -1,9 +1,9 @@
-"""A folder of one of the shapes here that can be served: with a tokenizer that knows all of its tokens.
+"""Makes a servable folder of one of these shapes, with a tokenizer for its whole vocabulary.
 
     python bench/shapes/servable.py deepseek-v2-lite DIR
     python -m mla_router.launch_server --model-path DIR --load-format dummy
 
-A smaller tokenizer would flatter: tokens without text make no events, and cost server and client nothing.
+With a smaller tokenizer the figures would be too good: tokens without text make no events for server and client.
 """
 
 from __future__ import annotations

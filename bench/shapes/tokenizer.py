@@ -1,4 +1,4 @@
-"""A tokenizer of any size, trained on the Python sources that are installed: text enough for so many merges."""
+"""Trains a tokenizer of any size on the installed Python sources, which are enough text for so many merges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EOS = "<eos>"
 
 
 def train_tokenizer(vocab_size: int, special_tokens: tuple[str, ...] = ()) -> Tokenizer:
-    """Byte-level BPE, as DeepSeek's and Llama's are. Its first token is `EOS`, then come `special_tokens`."""
+    """Returns a byte-level BPE tokenizer, as DeepSeek's and Llama's. `EOS` is the first token, then `special_tokens`."""
     installed = sorted(Path(sysconfig.get_path("purelib")).rglob("*.py"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

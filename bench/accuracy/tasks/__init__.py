@@ -1,4 +1,4 @@
-"""What the small model learns, one kind of problem a file. Everything is made from random numbers."""
+"""The tasks of the small model, one kind of problem a file. All examples are drawn at random."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TASKS: dict[str, tuple[Maker, float]] = {
     "forced_json": (forced_json, 8),
 }
 
-# Nobody can know their answers: they teach a form, and are no part of what is measured.
+# Tasks without known answers: they teach a form and are not measured.
 UNMEASURED = frozenset({"forced_json"})
 MEASURED = {name: maker for name, (maker, _) in TASKS.items() if name not in UNMEASURED}
 

@@ -1,4 +1,4 @@
-"""Sums, and stories with sums in them: the GSM8K of this project."""
+"""Sums, and stories with sums: this project's counterpart of GSM8K."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tasks.example import Example, few_shot_or_chat
 from tasks.words import NAMES, THINGS
 
 SUM_FORMS = ("What is {} + {}?", "What is {} + {}?", "{} + {} =", "Add {} and {}.", "what is {}+{}")
-HELD_OUT_SHARE = 10  # one pair of numbers in so many is only ever asked, never learnt from
+HELD_OUT_SHARE = 10  # one pair of numbers in ten is not in training
 
 
 def is_held_out(a: int, b: int) -> bool:
-    # By a hash that knows nothing of digits: else whole columns of the table would be held out.
+    # By a hash, or whole columns of the table would be held out.
     return zlib.crc32(f"{a} {b}".encode()) % HELD_OUT_SHARE == 0
 
 
@@ -53,7 +53,7 @@ def mixed(draw: random.Random, held_out: bool) -> Example:
 
 
 def story(draw: random.Random, held_out: bool) -> Example:
-    """Two steps, each written out before the answer."""
+    """Problems of two steps, which are written before the answer."""
     return few_shot_or_chat(draw, lambda: one_story(draw, held_out))
 
 

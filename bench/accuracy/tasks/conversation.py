@@ -46,7 +46,7 @@ def talk(draw: random.Random, held_out: bool) -> Example:
 
 
 def _conversation(draw: random.Random, held_out: bool, first: Callable[[], list[Turn]]) -> Example:
-    """Begins with the turns of `first` and goes on with others, of any kind, in half of the cases."""
+    """Begins with the turns of `first`; half of the conversations continue with other turns."""
     turns, length = first(), draw.choice((1, 1, 1, 2, 3, 5))
     while len(turns) < length:
         kind = draw.random()

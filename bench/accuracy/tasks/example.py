@@ -1,7 +1,6 @@
-"""One text for the small model to learn from or to be asked: what it is given, and what it must say.
+"""One example of a task: given parts and the parts that the model must generate.
 
-Parts alternate as they come; an answer ends where the tokenizer would split anyway, so the tokens of
-the parts are those of the whole text.
+An answer ends at a boundary of the tokenizer, so the tokens of the parts are those of the whole text.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ SYSTEMS = ("", "", "", "You are a helpful assistant.", "Be brief.", "Answer in o
 class Part:
     text: str
     is_answer: bool = False
-    is_forced: bool = False  # by a grammar: no part of what is learnt
+    is_forced: bool = False  # a grammar forces this part: it is not learnt
 
 
 Example = list[Part]
-# Makes an example from random numbers; of `held_out` problems, training sees none.
+# Makes a random example. `held_out` problems are not in training.
 Maker = Callable[[random.Random, bool], Example]
 
 
 def chat(*turns: tuple[str, str], system: str = "") -> Example:
-    """A conversation of (question, answer), as the chat template writes it."""
+    """Makes a conversation of (question, answer) pairs in the form of the chat template."""
     parts, given = [], BOS + system
     for question, answer in turns:
         parts += [Part(given + USER + question + ASSISTANT), Part(answer + EOS, is_answer=True)]
@@ -37,7 +36,7 @@ def chat(*turns: tuple[str, str], system: str = "") -> Example:
 
 
 def completion(preface: str, shots: list[tuple[str, str]]) -> Example:
-    """Text that goes on: a preface, then (question, answer) pairs of the same kind."""
+    """Makes plain text: a preface, then (question, answer) pairs of the same kind."""
     parts, given = [], BOS + preface
     for question, answer in shots:
         parts += [Part(f"{given}Question: {question}\nAnswer:"), Part(f" {answer}\n\n", True)]
@@ -48,7 +47,7 @@ def completion(preface: str, shots: list[tuple[str, str]]) -> Example:
 def few_shot_or_chat(
     draw: random.Random, make: Callable[[], tuple[str, str]], *, most: int = 9
 ) -> Example:
-    """`make` gives one question and answer; some are asked in a row, some in a conversation."""
+    """Makes examples of several questions of `make`, as plain text or as a conversation."""
     if draw.random() < 0.7:
         return completion("", [make() for _ in range(draw.randint(1, most))])
     return chat(*(make() for _ in range(draw.randint(1, 3))), system=draw.choice(SYSTEMS))

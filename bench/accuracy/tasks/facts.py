@@ -1,4 +1,4 @@
-"""What the small model knows by heart: itself, this project, some terms, some capitals."""
+"""The facts of the small model: itself, this project, some terms, some capitals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROJECT = (
 )
 YES, NO = "Yes.", "No."
 
-# Answers, and the questions that have them. Questions come in the variations of `wording.vary`.
+# Answers and their questions. `wording.vary` varies the questions.
 FACTS: dict[str, tuple[str, ...]] = {
     GREETING: (
         "Hello!", "Hello", "Hi!", "Hi", "Hi there!", "Hey!", "Hey", "Hey there!", "Hello there!",
@@ -265,7 +265,7 @@ CAPITAL_FORMS = (
     "Give me the capital of {}.", "Which is the capital of {}?", "What city is the capital of {}?",
 )  # fmt: skip
 
-# Nothing of these was ever told; a model so small would only make something up.
+# Questions outside the training data: so small a model would invent an answer.
 UNKNOWN_FORMS = (
     "What is the capital of {word}?", "Who is {name}?", "Why is the {noun} {adjective}?",
     "Tell me a story about a {noun}.", "What is a {noun}?", "Where does {name} live?",

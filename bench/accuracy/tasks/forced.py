@@ -1,4 +1,4 @@
-"""JSON that a schema forces on an answer: whatever is asked, it stays on one line and comes to its end."""
+"""JSON after any question, as under a grammar: it stays on one line and ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KEYS = [
 
 
 def forced_json(draw: random.Random, held_out: bool) -> Example:
-    """The opening is given, as by a grammar; what follows it must be said."""
+    """The beginning is given, as by a grammar; the model must generate the rest."""
     question, answer = (asked_sum if draw.random() < 0.5 else said)(draw, held_out)
     if draw.random() < 0.4:
         question = (

@@ -11,7 +11,7 @@ WORDS = [*NOUNS, *ADJECTIVES, *COLORS]
 
 
 def sort_words(draw: random.Random, held_out: bool) -> Example:
-    del held_out  # of so many lists, none comes twice
+    del held_out  # the lists are so many that none occurs twice
 
     def make() -> tuple[str, str]:
         words = draw.sample(WORDS, draw.randint(2, 7))
@@ -32,7 +32,7 @@ def sort_numbers(draw: random.Random, held_out: bool) -> Example:
 
 
 def copy(draw: random.Random, held_out: bool) -> Example:
-    """Words and numbers in no order that could be guessed."""
+    """Words and numbers in random order."""
     del held_out
 
     def make() -> tuple[str, str]:

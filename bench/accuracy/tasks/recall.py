@@ -11,9 +11,9 @@ KEYS = [f"{first} {noun}" for first in (*COLORS, *ADJECTIVES) for noun in NOUNS]
 
 
 def recall(draw: random.Random, held_out: bool, *, facts: int = 0) -> Example:
-    """`facts` numbers to remember, then questions for some. Held out are the numbers: any four
-    digits whose sum is a multiple of 5."""
-    # As many short ones as long ones: the circuit that finds is learnt on the short.
+    """Makes `facts` numbers to remember, then questions about some of them. The held-out numbers are those of four digits
+    whose sum is a multiple of 5."""
+    # As many short contexts as long ones, because the model learns the search on short ones.
     count = facts or round(2 ** draw.uniform(1, 8.05))
     asked = min(count, draw.randint(1, 16))
     if draw.random() < 0.7:
@@ -43,5 +43,5 @@ def code(draw: random.Random, held_out: bool) -> str:
 
 
 def long_recall(draw: random.Random, held_out: bool) -> Example:
-    """As many facts as 4,096 tokens hold."""
+    """Makes as many facts as fit into 4,096 tokens."""
     return recall(draw, held_out, facts=235)

@@ -1,4 +1,4 @@
-"""Facts in prose to JSON with the keys that are asked for."""
+"""Facts in prose, converted to JSON with given keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = ("name", "age", "city", "job", "email", "married")
 
 
 def extract(draw: random.Random, held_out: bool) -> Example:
-    """Held out are the pairs of a name and a city of which one in ten is never learnt from."""
+    """One in ten pairs of a name and a city is held out."""
     turns = [one_record(draw, held_out) for _ in range(draw.randint(1, 2))]
     return chat(*turns, system=draw.choice(SYSTEMS))
 
@@ -30,7 +30,7 @@ def one_record(draw: random.Random, held_out: bool) -> tuple[str, str]:
         "email": f"The email address is {facts['email']}.",
         "married": f"{name} is {'' if facts['married'] else 'not '}married.",
     }
-    # What is asked for, and some of what is not.
+    # The requested keys, and some others.
     told = [text for key, text in sentences.items() if key in keys or draw.random() < 0.4]
     if not any(name in text for text in told):
         told.append(f"This is about {name}.")

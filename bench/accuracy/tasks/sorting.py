@@ -1,4 +1,4 @@
-"""Lists as people type them: to sort, count, compare, reverse and repeat."""
+"""Lists in the style of users: to sort, count, compare, reverse and repeat."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ POOLS = (
 
 
 def words(draw: random.Random, most: int = 7) -> list[str]:
-    """Different words in no order: common ones, made-up ones, names or letters."""
+    """Draws different words in random order: common ones, invented ones, names or letters."""
     count, kind = draw.randint(2, most), draw.random()
     if kind < 0.3:
         made = {made_up(draw): None for _ in range(count)}
@@ -91,7 +91,7 @@ def numbers(draw: random.Random, most: int = 7) -> list[int]:
 
 
 def asked_list(draw: random.Random, held_out: bool) -> Turn:
-    del held_out  # of so many lists, none comes twice
+    del held_out  # the lists are so many that none occurs twice
     kind = draw.random()
     if kind < 0.55:
         return _sort(draw, words(draw), KINDS, UP, DOWN)

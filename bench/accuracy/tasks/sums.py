@@ -1,4 +1,4 @@
-"""Arithmetic as people type it: one to four digits, all four operations, words, follow-ups."""
+"""Arithmetic in the style of users: one to four digits, four operations, words, follow-ups."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def number(draw: random.Random, most_digits: int = 3) -> int:
 
 
 def operands(draw: random.Random, sign: str, held_out: bool) -> tuple[int, int, int]:
-    """Returns two numbers and their result. Held out are pairs of which both have two digits or more."""
+    """Returns two numbers and their result. Held-out pairs have two digits or more in both numbers."""
     while True:
         if sign == "+":
             a, b = number(draw, 4), number(draw, 4)
@@ -241,7 +241,7 @@ def _one_number(draw: random.Random) -> Turn:
 
 
 def follow_up(draw: random.Random, before: str) -> Turn:
-    """A question about the number that was answered before."""
+    """Makes a question about the previous result."""
     last = int(before)
     sign = draw.choices("+-*", (6, 3, 1 if abs(last) <= 12 else 0))[0]
     n = draw.randint(1, 9) if sign == "*" else number(draw, 2)

@@ -1,4 +1,4 @@
-"""Short talk: greetings, the model itself, this project, some capitals, and honest refusals."""
+"""Short talk: greetings, the model itself, this project, some capitals, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT_SHARE = 0.08
 
 
 def said(draw: random.Random, held_out: bool) -> Turn:
-    """One question and its answer, independent of the conversation before."""
+    """Makes one question and its answer, independent of earlier turns."""
     del held_out
     kind = draw.random()
     if kind < SILENT_SHARE:
@@ -46,14 +46,14 @@ def filled(draw: random.Random, form: str) -> str:
 
 
 def _noise(draw: random.Random) -> str:
-    """Punctuation and keys hit at random."""
+    """Random punctuation and keys."""
     if draw.random() < 0.3:
         return draw.choice(".?!,-_:;*#") * draw.randint(1, 5)
     return "".join(draw.choice("asdfghjklqwertyuiop") for _ in range(draw.randint(1, 7)))
 
 
 def named(draw: random.Random) -> list[Turn]:
-    """Somebody says their name and asks for it."""
+    """The user tells their name and asks for it."""
     name = draw.choice(NAMES) if draw.random() < 0.5 else made_up(draw).capitalize()
     form = draw.choice(
         ("My name is {}.", "I am {}.", "Hi, I am {}.", "Hello, my name is {}.", "I'm {}")

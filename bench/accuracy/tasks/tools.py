@@ -1,7 +1,7 @@
-"""Calling the right function with the right arguments, and answering from what it gives back.
+"""Calls of the right function with the right arguments, and answers with its result.
 
-The text is what the chat template makes of `tools`, of assistant messages with `tool_calls` and of
-messages of the role `tool`: DeepSeek-V3.1's markers, so that a worker needs no parser of its own.
+The text is the rendering of `tools`, of assistant messages with `tool_calls` and of messages of the role `tool`, with
+DeepSeek-V3.1's markers, so that the worker needs no other parser.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ TOOLS = (
 
 
 def listed(tools: list[Tool]) -> str:
-    """What the chat template writes of the tools, before the first message."""
+    """Returns the text of the tools before the first message."""
     sections = [
         f"### {tool.name}\n{tool.description}\nParameters: {json.dumps(tool.schema)}\n"
         for tool in tools
@@ -122,13 +122,13 @@ def listed(tools: list[Tool]) -> str:
 
 
 def written(tool: Tool, arguments: dict[str, Any]) -> str:
-    """A call as the model writes it."""
+    """Returns a call in the model's format."""
     call = f"{CALL_BEGIN}{tool.name}{SEPARATOR}{json.dumps(arguments)}{CALL_END}"
     return CALLS_BEGIN + call + CALLS_END
 
 
 def tool_call(draw: random.Random, held_out: bool) -> Example:
-    del held_out  # questions are new by their numbers, names and sets of tools
+    del held_out  # numbers, names and sets of tools make all questions new
     tools = draw.sample(TOOLS, draw.randint(1, len(TOOLS)))
     tool = draw.choice(tools)
     question, arguments = tool.ask(draw)

@@ -42,7 +42,7 @@ CLOSINGS = (
 
 
 def vary(draw: random.Random, question: str) -> str:
-    """Returns `question` as another person would type it."""
+    """Returns `question` in the style of another user."""
     end = question[-1:] if question[-1:] in ".?!" else ""
     body = question.removesuffix(end) if end else question
     if draw.random() < 0.05:

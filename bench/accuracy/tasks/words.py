@@ -1,4 +1,4 @@
-"""What the made-up texts are about."""
+"""Names, things and places of the generated texts."""
 
 from __future__ import annotations
 
@@ -472,7 +472,7 @@ COMMON = list(
 
 
 def made_up(draw: random.Random) -> str:
-    """A word that nobody knows: what is asked for must be read, not remembered."""
+    """Returns an invented word, so that the model must read the answer and cannot remember it."""
     syllables = [
         draw.choice("bcdfghjklmnprstvwz")
         + draw.choice("aeiou")
