@@ -94,7 +94,7 @@ def test_lengths_are_drawn_between_their_bounds(engine: MockEngine) -> None:
     assert result["total_output_tokens"] == REQUESTS * 8
 
 
-def test_times_are_those_that_the_engine_was_told() -> None:
+def test_times_equal_those_of_the_mock_engine() -> None:
     """The sum is at most the elapsed time: a busy machine only adds to the times."""
     step_ms, output, requests = 50.0, 9, 5
     with mock_engine(prefill_rate=1000, decode_base_ms=step_ms) as engine:
@@ -130,7 +130,7 @@ def test_times_are_those_that_the_engine_was_told() -> None:
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
-def test_what_fails_is_reported(engine: MockEngine, fault: dict[str, Any], said: str) -> None:
+def test_failures_are_reported(engine: MockEngine, fault: dict[str, Any], said: str) -> None:
     engine.fault(**fault, count=3)
     timeout = 10.0 if fault["kind"] == "hang" else 600.0
     result = measure(engine, f"--request-timeout={timeout}", "--random-range-ratio=1")

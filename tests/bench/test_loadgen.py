@@ -83,7 +83,7 @@ def sharegpt_file(folder: Path, pairs: list[tuple[str, str]]) -> Path:
     return path
 
 
-def test_sharegpt_keeps_what_is_neither_short_nor_long(
+def test_sharegpt_drops_short_and_long_conversations(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     good, answer = "what does a router do with prefixes", "it remembers where they are cached"
@@ -129,7 +129,7 @@ def outcome(latency: float, ttft: float, gaps: list[float], error: str = "") -> 
     return Outcome(0, 10, len(gaps) + 1, latency, ttft, array("d", gaps), answer, error)
 
 
-def test_figures_are_of_those_that_succeeded() -> None:
+def test_figures_count_successful_requests() -> None:
     good = [outcome(1.0, 0.4, [0.2, 0.4]), outcome(2.0, 0.5, [1.5]), outcome(0.5, 0.5, [])]
     bad = outcome(9.0, 9.0, [9.0], error="HTTP 500: no")
     result = metrics.summarise([*good, bad], 4.0, len)

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.processes import ROOT
 
 
-def test_it_says_what_became_of_every_request(tmp_path: Path) -> None:
+def test_every_request_is_counted(tmp_path: Path) -> None:
     out = tmp_path / "line.jsonl"
     flags = ["--seconds=1", "--loads=1,2", "--long-tokens=200", "--workers=1", f"--out={out}"]
     command = [sys.executable, str(ROOT / "bench/serving/overload.py"), *flags]

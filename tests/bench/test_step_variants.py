@@ -36,7 +36,7 @@ def slow(patch):
 """
 
 
-def test_what_was_patched_is_put_back(tmp_path: Path) -> None:
+def test_patches_are_undone(tmp_path: Path) -> None:
     (tmp_path / "variants.py").write_text(VARIANTS)
     first, slow = read_variants(tmp_path / "variants.py")
     assert first is as_it_is and slow.__name__ == "slow"
@@ -46,7 +46,7 @@ def test_what_was_patched_is_put_back(tmp_path: Path) -> None:
     assert layer.linear is before
 
 
-def test_rows_get_the_same_tokens_whatever_is_drawn(tmp_path: Path) -> None:
+def test_rows_keep_their_tokens(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, **CONFIGS["v2_lite"])
     model = load_model(tmp_path, device="cpu", dtype=torch.float32)
     capacity = Capacity(num_pages=8, page_size=4, num_slots=2, context_length=16)

@@ -221,7 +221,7 @@ def test_names_of_models_are_text() -> None:
     asyncio.run(check())
 
 
-def test_everything_has_a_name_for_those_who_do_not_see_it() -> None:
+def test_every_control_has_an_accessible_name() -> None:
     async def check() -> None:
         with Router(RouterConfig(port=0)) as router:
             async with browser.page() as page:

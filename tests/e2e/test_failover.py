@@ -61,9 +61,7 @@ async def until_served_by(worker: str, answers: list[Answer], count: int) -> Non
 
 
 @pytest.mark.parametrize("victim", ["server process", "scheduler process"])
-def test_kill_9_of_a_worker_loses_no_request_and_it_comes_back(
-    server: processes.Running, victim: str
-) -> None:
+def test_kill_9_of_a_worker_loses_no_request(server: processes.Running, victim: str) -> None:
     url = processes.workers(server.url)[0]["url"]
     port = int(url.rpartition(":")[2])
     before = processes.get_json(url + "/get_server_info")

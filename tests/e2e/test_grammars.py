@@ -165,7 +165,7 @@ BOMBS: list[tuple[str, Any]] = [
 ]
 
 
-def test_bombs_cost_their_senders_a_400_and_streams_go_on(worker: Running) -> None:
+def test_expensive_grammars_get_a_400_and_streams_continue(worker: Running) -> None:
     """In the meantime a stream receives its tokens, each in its own event."""
 
     async def attack() -> None:
@@ -196,7 +196,7 @@ def test_bombs_cost_their_senders_a_400_and_streams_go_on(worker: Running) -> No
     processes.wait_until(idle, "nothing is left of them")
 
 
-def test_the_death_of_their_processes_costs_what_runs_a_503_and_nothing_else(
+def test_the_death_of_grammar_processes_is_a_503_for_their_requests(
     worker: Running, api: openai.OpenAI
 ) -> None:
     endless: Any = {

@@ -112,7 +112,7 @@ def test_logprobs_change_no_text(workers: dict[str, Running]) -> None:
     assert more_steps > steps
 
 
-def test_streams_that_are_cut_anywhere_go_on_elsewhere(workers: dict[str, Running]) -> None:
+def test_interrupted_streams_continue_on_another_worker(workers: dict[str, Running]) -> None:
     here, there = workers["overlap"].url + PATH, workers["normal"].url + PATH
 
     async def compare(http: aiohttp.ClientSession, seed: int) -> int:
@@ -130,7 +130,7 @@ def test_streams_that_are_cut_anywhere_go_on_elsewhere(workers: dict[str, Runnin
     asyncio.run(run())
 
 
-def test_a_stream_that_is_cut_within_a_run_goes_on_with_it(workers: dict[str, Running]) -> None:
+def test_a_stream_interrupted_within_a_run_continues_it(workers: dict[str, Running]) -> None:
     """A router does not interrupt a stream there, but another client of the field may."""
     here, there = workers["overlap"].url + PATH, workers["normal"].url + PATH
 

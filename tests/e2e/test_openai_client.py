@@ -44,7 +44,7 @@ def test_models_lists_the_small_model(client: openai.OpenAI) -> None:
     assert (only.id, only.object) == ("mla-small", "model")
 
 
-def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI, model: str) -> None:
+def test_streamed_chats_equal_complete_ones(client: openai.OpenAI, model: str) -> None:
     whole = client.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=24, temperature=0.0
     )
@@ -79,7 +79,7 @@ def test_chat_whole_and_streamed_say_the_same(client: openai.OpenAI, model: str)
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_completion_whole_and_streamed_say_the_same(client: openai.OpenAI, model: str) -> None:
+def test_streamed_completions_equal_complete_ones(client: openai.OpenAI, model: str) -> None:
     whole = complete(client, model)
     stream = client.completions.create(
         model=model, prompt=QUESTION, max_tokens=24, temperature=0.0, stream=True
@@ -142,7 +142,7 @@ def test_stop_string_ends_the_text_before_it(
     assert reason == "stop"
 
 
-def test_a_seed_fixes_the_text_whatever_else_runs(client: openai.OpenAI, model: str) -> None:
+def test_a_seed_fixes_the_text_beside_other_requests(client: openai.OpenAI, model: str) -> None:
     def sample(seed: int) -> str:
         return complete(client, model, max_tokens=16, temperature=2.0, seed=seed)
 
@@ -242,7 +242,7 @@ def test_several_answers(client: openai.OpenAI, model: str) -> None:
     assert first.usage.prompt_tokens == alone.usage.prompt_tokens, "the prompt counts once"
 
 
-def test_responses_say_what_chats_say(client: openai.OpenAI, model: str) -> None:
+def test_responses_equal_chats(client: openai.OpenAI, model: str) -> None:
     chat = client.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=24, temperature=0.0
     )

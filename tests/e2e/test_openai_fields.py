@@ -102,7 +102,7 @@ def test_logprobs_of_a_completion(client: openai.OpenAI, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [None, 3])
-def test_a_stream_of_several_adds_up_to_the_whole(
+def test_a_stream_of_several_choices_adds_up(
     client: openai.OpenAI, lenient: openai.OpenAI, count: int | None
 ) -> None:
     whole = sampled(client, n=2, logprobs=count)
@@ -208,7 +208,7 @@ def test_chat_answers(client: openai.OpenAI) -> None:
         ("/embeddings", {"input": "a"}, "model"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_values_are_refused_by_name(
     client: openai.OpenAI, path: str, fields: dict[str, Any], param: str
 ) -> None:
     body = {"model": MODEL, "prompt": "a", "messages": [{"role": "user", "content": "a"}]}

@@ -252,7 +252,7 @@ def without_cached(events: list[Event]) -> list[Event]:
 
 
 @pytest.mark.parametrize("requests", REQUESTS)
-def test_cut_streams_go_on_elsewhere(requests: int) -> None:
+def test_interrupted_streams_continue(requests: int) -> None:
     workers = processes.together(processes.worker(), processes.worker(chunked_prefill_size=64))
     with workers as running:
         seen = asyncio.run(run(requests, [worker.url for worker in running]))

@@ -90,7 +90,7 @@ async def run(victim: FakeWorker, survivor: FakeWorker, router: str, ids: list[i
     assert len(survivor.generates()) == 1 + len(held)
 
 
-def test_responses_are_whole_though_their_worker_was_killed() -> None:
+def test_responses_are_complete_after_a_kill() -> None:
     """The killed worker stops each of them at another token, before its end."""
     backend = tokenizers.Tokenizer.from_file(str(SMALL_MODEL / "tokenizer.json"))
     ids = backend.encode(ANSWER + "<｜end▁of▁sentence｜>", add_special_tokens=False).ids

@@ -28,7 +28,7 @@ def test_nothing_is_lost_in_mixed_requests(requests: int) -> None:
     assert any(value > 0 for value in result.before.values())
 
 
-def test_what_has_grown_is_named() -> None:
+def test_grown_counts_are_named() -> None:
     before, after = {"files of 1": 7, "pages": 0}, {"files of 1": 8, "pages": 0, "files of 2": 1}
     result = steady.Result(before, after, Counter({"failed: x": 2, "answered": 1}), Counter())
     assert result.grown == ["files of 1", "files of 2"]

@@ -38,7 +38,7 @@ def ask(client: openai.OpenAI, *messages: Any, **fields: Any) -> Any:
     return client.chat.completions.create(model="mla-small", messages=messages, **values)
 
 
-def test_a_call_and_what_becomes_of_its_result(client: openai.OpenAI) -> None:
+def test_a_call_and_its_result(client: openai.OpenAI) -> None:
     (choice,) = ask(client, QUESTION).choices
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
@@ -98,7 +98,7 @@ def test_json_or_a_call(client: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(choice.message.content), schema)
 
 
-def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+def test_a_streamed_call_equals_the_complete_one(client: openai.OpenAI) -> None:
     (whole,) = ask(client, QUESTION).choices[0].message.tool_calls
     names, arguments, reasons = [], "", []
     for chunk in ask(client, QUESTION, stream=True):

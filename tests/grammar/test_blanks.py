@@ -46,9 +46,7 @@ def longest_run(text: str) -> int:
     [Grammar("json_schema", json.dumps(SCHEMA)), Grammar("structural_tag", json.dumps(TAG))],
     ids=lambda grammar: grammar.kind,
 )
-def test_who_writes_blanks_wherever_they_may_be_comes_to_an_end(
-    grammars: Grammars, grammar: Grammar
-) -> None:
+def test_a_model_that_prefers_blanks_ends_its_answer(grammars: Grammars, grammar: Grammar) -> None:
     key = open_request(grammars, grammar)
     tokens: list[int] = []
     new: list[int] = []

@@ -138,7 +138,7 @@ def test_a_compilation_ends_when_its_last_request_leaves(own_grammars: Grammars)
     assert idle.alive
 
 
-def test_dear_grammars_do_not_keep_a_usual_one_waiting(
+def test_expensive_grammars_do_not_delay_a_usual_one(
     own_grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is served, four of them have used their short CPU time, and none its full CPU time."""
@@ -182,7 +182,7 @@ def wait_until_started(grammars: Grammars) -> None:
     wait_until(has_started, "a compilation begins")
 
 
-def test_a_broken_installation_is_told_once_with_its_cause(
+def test_a_broken_installation_is_logged_once_with_its_cause(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines = logging.FileHandler(tmp_path / "log")

@@ -30,7 +30,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("pattern", CLASSES)
-def test_a_class_has_what_it_had_but_for_what_json_escapes(pattern: str) -> None:
+def test_a_class_loses_only_escaped_characters(pattern: str) -> None:
     before, after = re.compile(pattern, re.ASCII), re.compile(of_text(pattern))
     # Without U+0085, a space to some
     for character in map(chr, [*range(0x85), *range(0x86, 0x250), 0xFFFF, 0x1F600, 0x10FFFF]):
@@ -52,12 +52,12 @@ def test_a_class_has_what_it_had_but_for_what_json_escapes(pattern: str) -> None
         (r"\.\+\?\[\]é", ".+?[]é"),
     ],
 )
-def test_what_stands_alone_is_escaped(pattern: str, text: str) -> None:
+def test_single_characters_are_escaped(pattern: str, text: str) -> None:
     assert re.fullmatch(of_text(pattern), text)
     assert re.fullmatch(pattern, json.loads(f'"{text}"'))
 
 
 @pytest.mark.parametrize("pattern", ["(?=a)", "x(?!b)", '["]', r"[\n\\]", "[b-a]", r"[\pL]"])
-def test_what_cannot_be_had_is_refused(pattern: str) -> None:
+def test_unsupported_syntax_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not supported|no range"):
         of_text(pattern)

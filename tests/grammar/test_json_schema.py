@@ -129,7 +129,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_what_is_written_is_valid(grammars: Grammars, name: str) -> None:
+def test_texts_are_valid(grammars: Grammars, name: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -199,13 +199,13 @@ def test_compact_json_is_valid_and_has_blanks_only_behind_commas_and_colons(
         ({"properties": {"a": 3}}, "^/properties/a: must be an object"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_with_its_place(schema: Any, reason: str) -> None:
+def test_refusals_name_the_place(schema: Any, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason):
         prepare(json.dumps(schema))
 
 
 @pytest.mark.parametrize("source", ["", "{", "{'a': 1}", '{"a": 1}}', "\0", "[" * 100_000])
-def test_what_is_not_json_is_refused(source: str) -> None:
+def test_invalid_json_is_refused(source: str) -> None:
     with pytest.raises(GrammarError, match=r"JSON|nested"):
         prepare(source)
 

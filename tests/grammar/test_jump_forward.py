@@ -137,7 +137,7 @@ def test_runs_are_written_as_the_tokenizer_would(grammar: Grammar) -> None:
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_a_sentence_taken_up_again_anywhere_goes_on_with_the_same_runs(grammar: Grammar) -> None:
+def test_an_interrupted_sentence_has_the_same_runs(grammar: Grammar) -> None:
     tokens, runs = write(begin(grammar), random.Random(2))
     assert runs, "nothing was forced"
     whole = begin(grammar)
@@ -166,13 +166,13 @@ def test_an_output_that_was_not_forced_is_taken_as_it_is() -> None:
         ("one fine day in a large forest", "", True),
     ],
 )
-def test_what_is_forced(source: str, before: str, forced: bool) -> None:
+def test_forced_text(source: str, before: str, forced: bool) -> None:
     output = begin(Grammar("regex", source))
     assert all(output.accept(token) for token in VOCABULARY.encode(before))
     assert bool(output.run) is forced
 
 
-def test_long_text_comes_in_runs_that_fit_a_frame() -> None:
+def test_long_text_is_split_into_runs() -> None:
     text = "In winter the days are short, in summer the nights are. " * 200
     output = begin(Grammar("ebnf", f'root ::= "{text}"'))
     _, runs = write(output, random.Random(0))

@@ -62,7 +62,7 @@ def test_an_end_is_allowed_where_the_sentence_may_end_and_nowhere_else(grammars:
     grammars.close(key)
 
 
-def test_masks_that_are_written_side_by_side_are_those_written_alone(grammars: Grammars) -> None:
+def test_masks_of_threads_equal_single_masks(grammars: Grammars) -> None:
     grammar = Grammar("regex", "[a-z]{1,3}(-[0-9]{2})?!")
     texts = ["", "a", "abc", "a-", "a-1", "abc-12", "a!", "no-42!"]
     outputs = [list(map(int, TOKENIZER.convert_tokens_to_ids(list(text)))) for text in texts]
@@ -79,9 +79,7 @@ def test_masks_that_are_written_side_by_side_are_those_written_alone(grammars: G
         grammars.close(key)
 
 
-def test_rows_that_are_too_many_for_a_frame_come_in_several(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rows_take_several_frames(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "FILL_ROWS", 3)
     grammar = Grammar("regex", "[ab]{9} says the cat on the mat|c")
     a, b, c = (int(token) for token in TOKENIZER.convert_tokens_to_ids(["a", "b", "c"]))
@@ -128,7 +126,7 @@ def test_tokens_that_show_nothing_are_never_allowed(grammars: Grammars) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 127, 128, 129, 300])
-def test_an_output_goes_on_where_it_was(grammars: Grammars, cut: int) -> None:
+def test_an_earlier_output_is_continued(grammars: Grammars, cut: int) -> None:
     """A request with earlier output has the same masks as one that generated this output here."""
     whole = [int(token) for token in TOKENIZER.encode("[" + "12, " * 150, add_special_tokens=False)]
     assert len(whole) > 300
@@ -175,7 +173,7 @@ def test_a_stray_token_ends_its_own_request_alone(grammars: Grammars) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(grammars: Grammars, kind: str, source: str, reason: str) -> None:
+def test_errors_of_grammars(grammars: Grammars, kind: str, source: str, reason: str) -> None:
     with pytest.raises(Refused, match=reason) as refused:
         open_request(grammars, Grammar(kind, source))  # type: ignore[arg-type]
     assert "/" not in str(refused.value).replace("</", ""), "names a file of the library's authors"
@@ -193,7 +191,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_and_others_go_on(grammars: Grammars, name: str) -> None:
+def test_an_expensive_grammar_is_refused_and_others_continue(grammars: Grammars, name: str) -> None:
     other = open_request(grammars, Grammar("regex", "[a-z]+!"))
     kind, source = BOMBS[name]
     with pytest.raises(Refused):
@@ -242,9 +240,7 @@ def test_more_grammars_than_may_compile_at_once_stand_in_line(grammars: Grammars
 
 @pytest.mark.parametrize("begun", ["", "x"], ids=["opened", "refused"])
 @pytest.mark.parametrize("heard", ["by a step", "by nobody"])
-def test_nothing_is_told_of_a_request_that_has_left(
-    grammars: Grammars, begun: str, heard: str
-) -> None:
+def test_no_result_for_a_closed_request(grammars: Grammars, begun: str, heard: str) -> None:
     grammar = Grammar("regex", "[a-c]{900}")
     other = open_request(grammars, grammar)
     left = grammars.open(grammar, TOKENIZER.convert_tokens_to_ids(list(begun)))

@@ -84,7 +84,7 @@ def test_with_and_without_overlap_in_chunks_and_from_the_cache_it_is_the_same(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_what_is_forced_takes_no_step_of_its_own(grammars: Grammars, overlap: bool) -> None:
+def test_forced_tokens_need_no_step(grammars: Grammars, overlap: bool) -> None:
     outcome = run_all({0: [constrained("a", PERSON, 3)]}, grammars, overlap=overlap)
     assert re.fullmatch(PERSON.source, answer(outcome, "a"))
     assert outcome.scheduler.stats().steps < len(outcome.channel.tokens("a")) / 2
@@ -106,7 +106,7 @@ def test_an_answer_continues_from_any_token_as_without_a_cut(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_retracted_requests_go_on_in_their_grammar(grammars: Grammars, overlap: bool) -> None:
+def test_retracted_requests_keep_their_grammar(grammars: Grammars, overlap: bool) -> None:
     """Too few pages for all: some wait again in the middle of their sentence."""
     sentence = Grammar("regex", "[a-f]{50}")
     requests = [constrained(f"r{i}", sentence, i) for i in range(4)]
@@ -142,7 +142,7 @@ def test_a_limit_may_come_before_the_end(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("stops", [frozenset({EOS_ID}), frozenset()])
-def test_a_sentence_that_may_end_goes_on_until_min_tokens(
+def test_a_sentence_continues_until_min_tokens(
     grammars: Grammars, overlap: bool, stops: frozenset[int]
 ) -> None:
     grammar = Grammar("regex", "[a-f]{1,60}")
@@ -176,7 +176,7 @@ def test_a_stop_token_inside_of_a_sentence_still_stops(grammars: Grammars) -> No
     assert re.fullmatch(r"\d{4}-", text(outcome.channel.tokens("a")))
 
 
-def test_scores_are_told_of_each_token(grammars: Grammars) -> None:
+def test_each_token_has_logprobs(grammars: Grammars) -> None:
     outcome = run_all({0: [constrained("a", DATE, logprobs=True)]}, grammars)
     deltas = [d for d in outcome.channel.deltas()["a"] if d.token_ids]
     assert all(d.logprobs and len(d.logprobs.logprobs) == len(d.token_ids) for d in deltas)

@@ -184,7 +184,7 @@ def test_so_many_strings_and_no_more() -> None:
     assert_same_masks(schema, True, 0)
 
 
-def test_what_is_not_known_stays_as_it_is() -> None:
+def test_unknown_grammars_stay_unchanged() -> None:
     assert specialize('root ::= (("a"))\n') == 'root ::= (("a"))\n'
     other = own(SCHEMAS["object"], True).replace('"u" [A-Fa-f0-9]', '"u" [a-f0-9]', 1)
     assert specialize(other) == other

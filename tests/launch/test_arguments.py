@@ -60,7 +60,7 @@ def test_each_worker_has_its_own_port_name_and_devices(model: Path) -> None:
     assert {worker.page_size for worker in workers} == {32}
 
 
-def test_the_cores_are_shared_out_unless_told(model: Path) -> None:
+def test_the_cores_are_shared_by_default(model: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     assert parsed(model, "--dp-size", "1").worker(0, 1).cpu_threads == cores
     assert parsed(model, "--dp-size", "1000").worker(0, 1).cpu_threads == 1

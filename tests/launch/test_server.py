@@ -114,7 +114,7 @@ def test_ctrl_c_stops_everything_at_once(tmp_path: Path) -> None:
         assert "Traceback" not in launcher.output()
 
 
-def test_ctrl_c_answers_what_no_worker_has_answered(tmp_path: Path) -> None:
+def test_ctrl_c_answers_open_requests(tmp_path: Path) -> None:
     (tmp_path / "silent").touch()
     with launched(tmp_path) as launcher:
         connection = http.client.HTTPConnection(launcher.url.removeprefix("http://"))
@@ -158,13 +158,13 @@ def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
         gone(launcher)
 
 
-def test_kill_9_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
+def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path) -> None:
     with launched(tmp_path) as launcher:
         launcher.process.kill()
         gone(launcher)
 
 
-def test_a_killed_worker_comes_back_into_rotation(tmp_path: Path) -> None:
+def test_a_killed_worker_returns_to_rotation(tmp_path: Path) -> None:
     with launched(tmp_path) as launcher:
         url = healthy_workers(launcher.url)[0]["url"]
         port = int(url.rpartition(":")[2])
@@ -201,7 +201,7 @@ def test_a_worker_that_cannot_start_ends_the_launcher(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_taken_worker_ports_are_passed_over_and_told(tmp_path: Path) -> None:
+def test_taken_worker_ports_are_skipped_and_logged(tmp_path: Path) -> None:
     (taken,) = free_ports(1)
     base = f"--router-dp-worker-base-port={taken}"
     with socket.create_server(("127.0.0.1", taken)), launched(tmp_path, base) as launcher:

@@ -78,7 +78,7 @@ def test_all_become_ready_and_their_lines_carry_their_names(tmp_path: Path) -> N
     assert supervised.starts() == 2
 
 
-def test_a_killed_worker_comes_back_on_its_port(tmp_path: Path) -> None:
+def test_a_killed_worker_restarts_on_its_port(tmp_path: Path) -> None:
     supervised = Supervised(tmp_path, 1)
     (port,) = supervised.ports
 
@@ -126,7 +126,7 @@ def test_a_usage_error_is_not_tried_again(tmp_path: Path) -> None:
     assert supervised.starts() == 1
 
 
-def test_a_command_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     async def run() -> None:
         missing = str(tmp_path / "missing")
         supervisor = Supervisor([WorkerConfig()], lambda _: [missing], Output(io.StringIO()), QUICK)

@@ -109,7 +109,7 @@ def test_every_route_but_the_open_ones_needs_the_key(locked: FakeWorker) -> None
 ADMIN = [("POST", "/flush_cache"), ("POST", "/abort_request"), ("POST", "/stop_profile")]
 
 
-def test_what_changes_the_worker_for_everybody_wants_the_admins_key() -> None:
+def test_admin_routes_need_the_admin_key() -> None:
     """The same as in the router."""
     with fake_worker(api_key="s3cret", admin_api_key="caliph") as worker:
         for method, path in ADMIN:
@@ -171,7 +171,7 @@ def test_the_key_as_anthropics_clients_send_it(locked: FakeWorker) -> None:
     assert ask(locked, "POST", "/generate", BODY, wrong)[0] == 401
 
 
-def test_the_key_is_not_told(locked: FakeWorker) -> None:
+def test_the_key_is_not_shown(locked: FakeWorker) -> None:
     ask(locked, "POST", "/generate", BODY, JSON | {"Authorization": "Bearer s3cret"})
     assert "s3cret" not in locked.running.output()
 
@@ -190,7 +190,7 @@ def test_connections_are_kept(worker: FakeWorker) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GENERATING)
-def test_what_the_router_learns_from(worker: FakeWorker, path: str, stream: bool) -> None:
+def test_headers_for_the_router(worker: FakeWorker, path: str, stream: bool) -> None:
     """Every answer has the headers of prompt tokens and cached tokens; an error has none."""
     body: dict[str, Any] = {"model": "mla-small", "stream": stream, **GENERATING[path]}
     status, headers, answer = ask(

@@ -31,7 +31,7 @@ def test_a_running_name_cannot_be_taken() -> None:
     assert names.find("mine") == ["b2"]
 
 
-def test_a_stream_that_comes_back_replaces_its_former_self() -> None:
+def test_a_continued_stream_replaces_its_first_part() -> None:
     names = RequestNames()
     before, now = Names({"mine": ["a1"]}), Names({"mine": ["a1 again"]})
     names.add(before)

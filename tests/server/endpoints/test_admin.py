@@ -22,7 +22,7 @@ def refusal(worker: FakeWorker, path: str, body: dict[str, Any]) -> dict[str, An
     return error
 
 
-def test_what_the_scheduler_refuses(worker: FakeWorker) -> None:
+def test_refusals_of_the_scheduler(worker: FakeWorker) -> None:
     for path in ("/start_profile", "/stop_profile"):
         assert refusal(worker, path, {})["message"] == "No profile: this scheduler is a fake"
     assert worker.heard("StartProfile")[-1][1] == 100

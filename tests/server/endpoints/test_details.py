@@ -156,7 +156,7 @@ def test_why_an_answer_ended(worker: FakeWorker, backend: tokenizers.Tokenizer, 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("field", ["include_stop_str_in_output", "no_stop_trim"])
-def test_what_ended_an_answer_can_be_shown(
+def test_the_end_of_an_answer_can_be_shown(
     worker: FakeWorker, backend: tokenizers.Tokenizer, path: str, field: str
 ) -> None:
     say = backend.encode("one two three", add_special_tokens=False).ids

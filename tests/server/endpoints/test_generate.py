@@ -148,7 +148,7 @@ def test_end_of_text(worker: FakeWorker, backend: tokenizers.Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("stop", ["four", "two", "one", " three f"])
-def test_what_comes_in_one_step_behind_a_stop_string_does_not_count(
+def test_tokens_after_a_stop_string_do_not_count(
     worker: FakeWorker, backend: tokenizers.Tokenizer, stop: str
 ) -> None:
     ids = backend.encode("one two three four five", add_special_tokens=False).ids

@@ -77,7 +77,7 @@ def test_load(worker: FakeWorker) -> None:
     assert load == {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
 
 
-def test_what_is_served(worker: FakeWorker) -> None:
+def test_the_served_model(worker: FakeWorker) -> None:
     info = get_json(worker.url + "/get_model_info")
     assert info["is_generation"] is True
     assert info["model_path"] == info["tokenizer_path"]

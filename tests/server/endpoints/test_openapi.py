@@ -54,7 +54,7 @@ def test_every_route_is_described(worker: FakeWorker) -> None:
     assert served == described
 
 
-def test_what_is_refused_is_not_described(worker: FakeWorker) -> None:
+def test_refused_fields_are_not_in_the_document(worker: FakeWorker) -> None:
     document = get_json(worker.url + "/openapi.json")
     fields = document["components"]["schemas"]["GenerateRequest"]["properties"]
     assert {"text", "input_ids", "sampling_params", "stream"} <= set(fields)

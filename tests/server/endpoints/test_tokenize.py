@@ -82,7 +82,7 @@ def test_several_at_once(worker: FakeWorker, backend: tokenizers.Tokenizer) -> N
     assert shown[0] == "<｜begin▁of▁sentence｜>" + TEXTS[0]
 
 
-def test_a_conversation_is_what_a_chat_computes(worker: FakeWorker) -> None:
+def test_a_conversation_has_the_tokens_of_a_chat(worker: FakeWorker) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "naïve 😀?"},

@@ -35,7 +35,7 @@ def resident_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_what_it_missed_comes_in_one_event() -> None:
+def test_missed_tokens_arrive_in_one_event() -> None:
     """Each event of this endpoint repeats all tokens so far, with 20 others beside each. All events would be about 250 MB."""
     body = {
         "text": "a",

@@ -51,12 +51,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def test_one_that_sleeps_without_a_beat_is_frozen_in_a_second(watched: Watched) -> None:
+def test_a_sleeping_scheduler_without_heartbeat_is_frozen_in_a_second(watched: Watched) -> None:
     assert not watched.look(1.0, SLEEPS)
     assert watched.look(0.4, SLEEPS)
 
 
-def test_one_that_is_stopped_is_frozen_at_once(watched: Watched) -> None:
+def test_a_stopped_scheduler_is_frozen_at_once(watched: Watched) -> None:
     assert watched.look(0.6, STOPPED)
 
 
@@ -67,7 +67,7 @@ def test_it_is_not_any_more_as_soon_as_it_beats(watched: Watched) -> None:
     assert not watched.look(0.6, SLEEPS)
 
 
-def test_one_that_waits_for_a_core_is_not_frozen(watched: Watched) -> None:
+def test_a_scheduler_that_waits_for_a_core_is_not_frozen(watched: Watched) -> None:
     assert not watched.look(20.0, RUNS)
 
 
@@ -89,7 +89,7 @@ def test_a_step_that_should_take_long_has_four_times_as_long(watched: Watched) -
     assert watched.look(0.2, computed(12.5))
 
 
-def test_what_other_threads_compute_does_not_count(watched: Watched) -> None:
+def test_the_cpu_time_of_other_threads_does_not_count(watched: Watched) -> None:
     assert not watched.look(0.4, RUNS)
     assert not watched.look(0.2, replace(RUNS, cpu_s=60.0))
 
@@ -127,7 +127,7 @@ def test_a_real_process_that_spins_is_found() -> None:
         child.wait()
 
 
-def test_one_that_waits_for_others_is_not_frozen_unless_it_is_stopped(watched: Watched) -> None:
+def test_a_paused_scheduler_is_frozen_only_if_it_is_stopped(watched: Watched) -> None:
     with watched.heartbeat.paused():
         assert not watched.look(20.0, SLEEPS)
         assert watched.look(0.6, STOPPED)
@@ -139,7 +139,7 @@ def test_a_watch_that_was_held_up_itself_draws_no_conclusion(watched: Watched) -
     assert not watched.look(60.0, SLEEPS, every=60.0)
 
 
-def test_what_the_kernel_says_of_a_process() -> None:
+def test_activity_of_a_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         wait_until(lambda: not activity(child.pid).wants_to_run, "it sleeps")  # type: ignore[union-attr]

@@ -57,7 +57,7 @@ def test_prompts_of_a_batch_come_together() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_held_comes_before_an_error() -> None:
+def test_held_tokens_precede_an_error() -> None:
     async def run() -> None:
         mailbox = make_mailbox(8)
         for token in range(3):

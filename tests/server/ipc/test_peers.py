@@ -71,7 +71,7 @@ def test_questions_find_their_answers(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_one_that_is_silent(tmp_path: Path) -> None:
+def test_a_silent_process(tmp_path: Path) -> None:
     async def scenario(peers: list[Peers]) -> None:
         async def answer(_: PeerQuery) -> int:
             return 1
@@ -103,7 +103,7 @@ def test_a_barrier_can_be_used_again() -> None:
     asyncio.run(run())
 
 
-def test_names_are_those_of_all(tmp_path: Path) -> None:
+def test_names_are_unique_over_all_processes(tmp_path: Path) -> None:
     async def scenario(peers: list[Peers]) -> None:
         async with AsyncExitStack() as stack:
             counters = SharedCounters.create()

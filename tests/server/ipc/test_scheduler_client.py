@@ -119,7 +119,7 @@ def test_prompts_wait_until_their_first_delta(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_what_piles_up_is_taken_at_once(tmp_path: Path) -> None:
+def test_deltas_are_taken_together(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         mailbox = Mailbox()
         client.submit(generate("a"), mailbox, 0)
@@ -134,7 +134,7 @@ def test_what_piles_up_is_taken_at_once(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_an_abort_is_sent_once_and_only_for_what_runs(tmp_path: Path) -> None:
+def test_an_abort_is_sent_once_and_only_for_running_requests(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         mailbox = Mailbox()
         for rid in "ab":
@@ -198,7 +198,7 @@ def test_questions_get_their_own_answers(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_question_that_nobody_answers(tmp_path: Path) -> None:
+def test_a_question_without_an_answer(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         with pytest.raises(Unavailable):
             await client.stats(timeout=0.05)

@@ -24,7 +24,7 @@ cells.own[1] = 0.5
 """
 
 
-def test_what_others_have_counted_is_there() -> None:
+def test_counts_of_other_processes_are_visible() -> None:
     counters = SharedCounters.create(3)
     before, count, cells = counters.count(), counters.count(), counters.cells(2)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}

@@ -61,7 +61,7 @@ def values(text: bytes) -> dict[str, float]:
     }
 
 
-def test_what_the_scheduler_says() -> None:
+def test_metrics_of_the_scheduler() -> None:
     got = values(
         Metrics("m", lambda: Reading(READY, STATS, 12.5), SharedCounters.create()).render()
     )

@@ -150,7 +150,7 @@ def test_all_serve_and_the_metrics_add_up(several: FakeWorker) -> None:
     )
 
 
-def test_abort_whoever_runs_it(several: FakeWorker) -> None:
+def test_abort_through_any_process(several: FakeWorker) -> None:
     async def run() -> None:
         async with open_streams(several) as streams, session(several) as http:
             assert metrics(several.url)["sglang:num_running_reqs"] <= len(streams)
@@ -182,7 +182,7 @@ def test_an_answers_id_is_found_everywhere(several: FakeWorker, named: dict[str,
     asyncio.run(run())
 
 
-def test_all_are_aborted_whoever_runs_them(several: FakeWorker) -> None:
+def test_abort_all_in_all_processes(several: FakeWorker) -> None:
     async def run() -> None:
         async with open_streams(several) as streams, session(several) as http:
             async with http.post("/abort_request", json={"abort_all": True}) as response:
@@ -216,7 +216,7 @@ def test_a_name_is_used_once_in_all(several: FakeWorker) -> None:
     asyncio.run(run())
 
 
-def test_the_death_of_one_is_the_end_of_all() -> None:
+def test_the_death_of_one_process_ends_the_worker() -> None:
     async def run(worker: FakeWorker) -> None:
         async with open_streams(worker) as streams:
             os.kill(extra_pid(worker, 2), signal.SIGKILL)
@@ -238,7 +238,7 @@ def test_the_death_of_one_is_the_end_of_all() -> None:
             assert post_json(again.url + "/abort_request", {"rid": "s0"}) == {"aborted": 0}
 
 
-def test_a_frozen_one_is_not_healthy() -> None:
+def test_a_frozen_process_is_not_healthy() -> None:
     with fake_worker(tokenizer_worker_num=SERVERS, watchdog_timeout=WATCHDOG_S) as worker:
         frozen = extra_pid(worker, 1)
         os.kill(frozen, signal.SIGSTOP)
@@ -338,7 +338,7 @@ def test_a_taken_port(shared: bool) -> None:
             assert "in use" in line
 
 
-def test_texts_are_those_of_one_server() -> None:
+def test_texts_equal_those_of_one_process() -> None:
     """The small model over many streams at once, greedy and seeded."""
     prompts = [f"What is {i} + {2 * i}?" for i in range(30)]
 

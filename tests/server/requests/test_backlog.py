@@ -30,7 +30,7 @@ def test_as_many_wait_as_run_unless_a_flag_says_otherwise() -> None:
         assert refused.value.body.error.code == "queue_full"
 
 
-def test_nobody_is_taken_behind_prompts_that_take_too_long() -> None:
+def test_no_request_is_accepted_behind_slow_prompts() -> None:
     check(waiting_s=30.0, max_queued_seconds=30.0)
     check(waiting_s=31.0, max_queued_seconds=40.0)
     check(waiting_s=1e6)  # no limit by default

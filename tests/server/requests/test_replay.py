@@ -125,7 +125,7 @@ def by_choice(events: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 7])
-def test_every_cut_of_what_is_echoed_and_scored(
+def test_every_cut_with_echo_and_logprobs(
     worker: FakeWorker, backend: tokenizers.Tokenizer, max_tokens: int
 ) -> None:
     """Each choice has its prompt once, and the logprob of each token once."""
@@ -162,7 +162,7 @@ def test_only_the_end_was_missing(worker: FakeWorker, path: str) -> None:
     assert len(worker.heard("Generate")) == asked, "there was nothing to compute"
 
 
-def test_what_the_scheduler_is_asked(worker: FakeWorker) -> None:
+def test_the_request_to_the_scheduler(worker: FakeWorker) -> None:
     """The ids follow the prompts, with the seeds of the first worker."""
     body = COMPLETIONS | {"prompt": [[101, 102], [103, 104], [105]], "max_tokens": 8}
     first = ask(worker, "/v1/completions", body)
@@ -208,7 +208,7 @@ def test_cached_tokens(worker: FakeWorker) -> None:
         assert again.after(0)["response"] == given["response"]
 
 
-def test_a_stream_that_comes_back_while_its_former_self_runs(worker: FakeWorker) -> None:
+def test_a_continued_stream_while_its_first_part_runs(worker: FakeWorker) -> None:
     async def run() -> None:
         async with client.session() as http:
             body = body_of("/generate", 9) | {"rid": "twice", "stream": True}
@@ -361,7 +361,7 @@ origins = st.builds(
 
 
 @given(origins)
-def test_an_origin_comes_back(origin: Origin) -> None:
+def test_an_origin_survives_encoding(origin: Origin) -> None:
     text = origin.encode()
     assert Origin.decode(text) == origin
     assert len(text) <= 512

@@ -69,7 +69,7 @@ def test_a_wrong_type_names_its_field(body: bytes, param: str) -> None:
     ],
     ids=lambda body: repr(body[:24]),
 )
-def test_what_is_not_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse(body, CHAT)
 

@@ -77,7 +77,7 @@ def test_special_tokens_are_not_shown() -> None:
     assert "".join(pieces([0, *hello, 1, *hello, 1], [1, 2, 3])) == "hellohello"
 
 
-def test_a_character_in_four_tokens_comes_whole() -> None:
+def test_a_character_of_four_tokens_is_not_split() -> None:
     ids = [VOCABULARY[piece] for piece in "ðŁĺĢ"]  # the bytes of an emoji
     assert pieces(ids, [1, 2, 3]) == ["", "", "", "😀", ""]
 
@@ -119,7 +119,7 @@ def with_byte_fallback(*single_bytes: str) -> Tokenizer:
 
 
 @given(st.lists(st.integers(2, 10), max_size=40))
-def test_broken_bytes_beside_whole_ones_cost_no_answer(ids: list[int]) -> None:
+def test_broken_bytes_do_not_end_the_answer(ids: list[int]) -> None:
     """Decoded at once, the whole run is invalid; token by token, the earlier text remains."""
     tokenizer = with_byte_fallback("0A", "F0", "9F", "98", "80", "2E")
 

@@ -77,7 +77,7 @@ def test_calls_are_looked_for_in_the_answer_alone() -> None:
     assert found == Found(f"I could {CALL}", "I will. ", [("add", "{}")])
 
 
-def test_one_call_where_several_are_not_wanted() -> None:
+def test_only_one_call_without_parallel_calls() -> None:
     several = CALL + CALL.removeprefix("<｜tool▁calls▁begin｜>") + "<｜tool▁calls▁end｜>!"
     assert parse(parser(), f"</think>{several}") == Found("", "!", [("add", "{}")] * 2)
     assert parse(parser(several=False), f"</think>{several}") == Found("", "!", [("add", "{}")])

@@ -44,7 +44,7 @@ def test_the_beginning_is_the_beginning_of_the_answer() -> None:
 @pytest.mark.parametrize(
     "pattern", ["(", "", "a" * 257, "(?P<a", "a{2,1}", "(?=a)", "((a{900}){900}){900}"]
 )
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_invalid_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidField) as caught:
         StopPatterns.read([pattern], "stop_regex")
     assert caught.value.body.error.param == "stop_regex"

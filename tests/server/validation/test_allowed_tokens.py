@@ -56,7 +56,7 @@ def test_wrong_ids_are_refused_by_name(ids: list[int]) -> None:
         {"allowed_token_ids": [1, 7], "regex": "a+"},
     ],
 )
-def test_what_may_leave_no_token_is_refused(fields: dict[str, Any]) -> None:
+def test_sets_without_a_possible_token_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check(**fields).params_of(max_tokens=5, seed=0, eos_ids=EOS)
     assert caught.value.body.error.param == "sampling_params.allowed_token_ids"
@@ -70,5 +70,5 @@ def test_what_may_leave_no_token_is_refused(fields: dict[str, Any]) -> None:
         {"min_tokens": 1, "allowed_token_ids": [1], "ignore_eos": True},
     ],
 )
-def test_what_leaves_one_is_not(fields: dict[str, Any]) -> None:
+def test_sets_with_a_possible_token_are_accepted(fields: dict[str, Any]) -> None:
     check(**fields).params_of(max_tokens=5, seed=0, eos_ids=EOS)

@@ -31,7 +31,7 @@ def test_thoughts_may_come_before_any_of_them(grammar: Grammar) -> None:
     assert inner["type"] in ("regex", "grammar", "json_schema", "tag")
 
 
-def test_what_tools_come_to_is_bounded_as_well() -> None:
+def test_grammars_of_tools_are_limited_too() -> None:
     with pytest.raises(InvalidRequest, match=r"tools: has \d+ bytes, more than") as refused:
         structural_tag({"type": "regex", "pattern": "a" * MAX_SOURCE}, "tools")
     assert refused.value.body.error.param == "tools"

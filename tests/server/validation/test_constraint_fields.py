@@ -114,7 +114,7 @@ def test_each_spelling_becomes_a_grammar(body: dict[str, Any], kind: str, source
         ({"json_schema": {"enum": ["é" * MAX_SOURCE]}}, "json_schema"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_invalid_values_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body)
     assert caught.value.body.error.param == param

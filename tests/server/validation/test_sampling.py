@@ -107,7 +107,7 @@ def test_out_of_range_names_the_field(name: str, value: Any) -> None:
     logit_bias=st.none()
     | st.dictionaries(st.text() | st.integers(0, VOCAB + 5).map(str), st.floats(-101, 101)),
 )
-def test_what_passes_can_be_trusted(**fields: Any) -> None:
+def test_accepted_fields_are_in_range(**fields: Any) -> None:
     try:
         sampling = check(**fields)
     except InvalidRequest:

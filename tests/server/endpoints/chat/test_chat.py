@@ -39,7 +39,7 @@ def say(backend: tokenizers.Tokenizer, text: str, **fields: Any) -> dict[str, st
     return {"cache_salt": script(say=[*ids, 1], **fields)}  # 1: the EOS token
 
 
-def test_a_whole_answer(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
+def test_a_complete_answer(client: openai.OpenAI, backend: tokenizers.Tokenizer) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="mla-small", messages=HELLO, extra_body=say(backend, "Good day, 世界!", cached=2)
     )

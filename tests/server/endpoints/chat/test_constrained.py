@@ -44,7 +44,7 @@ THOUGHT = "It may be 5, or {.</think>\n\n"
         (NUMBER, ToolUse(None, FUNCTIONS), True, [THOUGHT + "17", THOUGHT + CALLS, THOUGHT + TWO]),
     ],
 )
-def test_what_is_a_sentence(
+def test_sentences(
     asked: Constraint | None, tools: ToolUse, inside: bool, accepted: list[str]
 ) -> None:
     constraint = constraint_of(asked, tools, DEEPSEEK_V31, {}, inside=inside)
@@ -98,7 +98,7 @@ QUESTION: Any = {"role": "user", "content": "?"}
         ({"type": "function", "function": {"name": "get_time"}}, ["get_time"]),
     ],
 )
-def test_what_the_scheduler_is_asked(
+def test_the_request_to_the_scheduler(
     deepseek: openai.OpenAI, deepseek_worker: FakeWorker, choice: Any, names: list[str]
 ) -> None:
     deepseek.chat.completions.create(

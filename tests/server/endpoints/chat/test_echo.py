@@ -45,7 +45,7 @@ def body_of(salt: str, content: Any = BEGUN, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_whole_answer(
+def test_a_complete_answer(
     worker: FakeWorker, salt: str, content: Any, echo: bool | None, expected: str
 ) -> None:
     answer = post_json(worker.url + CHAT, body_of(salt, content, echo=echo, n=2))

@@ -42,7 +42,7 @@ def prompt_of(worker: FakeWorker, reference: Any) -> str:
     return str(reference.decode(worker.generates()[-1].prompt))
 
 
-def test_a_whole_answer(
+def test_a_complete_answer(
     deepseek: openai.OpenAI,
     deepseek_worker: FakeWorker,
     asking: Asking,
@@ -133,7 +133,7 @@ def test_an_answer_is_continued(
         ({"separate_reasoning": "no"}, "separate_reasoning"),
     ],
 )
-def test_what_is_refused(
+def test_refusals(
     deepseek: openai.OpenAI, asking: Asking, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -196,9 +196,7 @@ def test_an_answer_without_reasoning_counts_none(deepseek: openai.OpenAI, asking
     assert usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_reasoning_that_is_not_told_apart_is_not_counted(
-    deepseek: openai.OpenAI, asking: Asking
-) -> None:
+def test_unsplit_reasoning_is_not_counted(deepseek: openai.OpenAI, asking: Asking) -> None:
     usage = deepseek.chat.completions.create(**asking(ANSWER, separate_reasoning=False)).usage
     assert usage is not None
     assert usage.completion_tokens_details is None

@@ -74,7 +74,7 @@ def last_prompt(worker: FakeWorker) -> list[int]:
     return list(worker.generates()[-1].prompt)
 
 
-def test_a_whole_answer(deepseek: openai.OpenAI, asking: Asking) -> None:
+def test_a_complete_answer(deepseek: openai.OpenAI, asking: Asking) -> None:
     (choice,) = deepseek.chat.completions.create(**asking(ANSWER)).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I look it up. "
@@ -114,7 +114,7 @@ def test_a_stream(deepseek: openai.OpenAI, asking: Asking, burst: int) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "tool_calls"
 
 
-def test_what_the_model_is_told(
+def test_the_prompt_of_the_model(
     deepseek: openai.OpenAI,
     deepseek_worker: FakeWorker,
     asking: Asking,
@@ -236,7 +236,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ],
 )
-def test_what_is_refused(
+def test_refusals(
     deepseek: openai.OpenAI, asking: Asking, fields: dict[str, Any], param: str
 ) -> None:
     asked = asking("x")

@@ -293,7 +293,7 @@ def test_tool_choice(
     assert (deepseek_worker.generates()[-1].grammar is not None) == constrained
 
 
-def test_one_call_where_several_are_not_wanted(ask: Any, body_of: Any) -> None:
+def test_only_one_call_without_parallel_calls(ask: Any, body_of: Any) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     message = ask(body_of(CALLS, tools=[TOOL], tool_choice=choice))
     assert [block["type"] for block in message["content"]] == ["tool_use"]

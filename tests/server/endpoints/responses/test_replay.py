@@ -83,7 +83,7 @@ def test_every_cut(
     asyncio.run(run())
 
 
-def test_the_numbers_have_no_gap_however_the_tokens_come(
+def test_the_sequence_numbers_have_no_gap(
     deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
 ) -> None:
     async def run() -> None:
@@ -144,7 +144,7 @@ def test_only_the_end_was_missing(
     asyncio.run(run())
 
 
-def test_what_was_aborted_stays_so(
+def test_an_aborted_response_stays_aborted(
     deepseek_worker: FakeWorker, backend: tokenizers.Tokenizer
 ) -> None:
     """No token marks an abort."""

@@ -108,7 +108,7 @@ def test_a_conversation_of_many_items_is_put_together(
     assert rendered(expected)
 
 
-def test_what_clients_send_by_default_is_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
+def test_defaults_of_clients_are_accepted(deepseek: openai.OpenAI, asking: Asking) -> None:
     """Some fields have no effect."""
     response = deepseek.responses.create(
         **asking("x"),
@@ -330,7 +330,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"model": "gpt-4o"}, "model"),
     ],
 )
-def test_what_is_refused(
+def test_refusals(
     deepseek: openai.OpenAI, asking: Asking, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:

@@ -55,7 +55,7 @@ TWO = ("add", '{"a": 1,\n "b": -2.5e3}')
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_the_template_writes_is_read(name: str) -> None:
+def test_calls_of_the_template_are_parsed(name: str) -> None:
     parser = TOOL_FORMATS[name].parser(NAMES)
     found = parse(parser, [written(name, ONE)])
     assert found.content == ""
@@ -132,7 +132,7 @@ def without_markers(name: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name, texts in NO_CALLS.items() for text in texts]
 )
-def test_what_is_no_call_is_content(name: str, text: str) -> None:
+def test_other_text_is_content(name: str, text: str) -> None:
     whole = parse(TOOL_FORMATS[name].parser(NAMES), [text])
     assert whole == Found("", without_markers(name, text), [])
     assert parse(TOOL_FORMATS[name].parser(NAMES), text) == whole, "by single characters"
@@ -201,7 +201,7 @@ def test_how_the_text_was_split_makes_no_difference(name: str, text: str, cuts: 
     [("deepseek_v3", "deepseek_r1"), ("deepseek_v31", "deepseek_v3_1"), ("llama3", "llama")],
 )
 @pytest.mark.parametrize("several", [True, False])
-def test_the_grammar_allows_what_xgrammars_own_allows(
+def test_the_grammar_allows_the_same_as_xgrammars_own(
     name: str, theirs: str, several: bool
 ) -> None:
     functions = {"get_weather": SCHEMA, "add": SCHEMA}
