@@ -156,7 +156,7 @@ def parse(
     )
 
 
-def in_our_words(message: str) -> str:
+def with_launcher_flags(message: str) -> str:
     """Returns a message of the router with its flags in the spelling of this command line."""
     return re.sub(
         r"--([a-z][a-z-]*)",
@@ -194,7 +194,7 @@ def _add_launch_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_router_flag(group: argparse._ArgumentGroup, flag: Mapping[str, Any]) -> None:
     # argparse reads % as the start of a format.
-    text = in_our_words(flag["help"]).replace("%", "%%")
+    text = with_launcher_flags(flag["help"]).replace("%", "%%")
     name, dest = _flag(flag["name"]), _dest(flag["name"])
     if flag["value_name"] is None:
         group.add_argument(name, dest=dest, action="store_true", help=text)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mla_router.launch.arguments import WORKER_HOST, Options, in_our_words, parse
+from mla_router.launch.arguments import WORKER_HOST, Options, parse, with_launcher_flags
 from mla_router.launch.banner import ready_text
 from mla_router.launch.installed import require_router, require_worker
 from mla_router.launch.output import Output
@@ -79,7 +79,7 @@ def run(
     except KeyboardInterrupt:  # outside the time of `StopSignals`
         return KILLED_BY_CTRL_C
     except (BadRouterFlagError, RouterError, NoPortError, GaveUpError) as error:
-        message = in_our_words(str(error)) if isinstance(error, RouterError) else str(error)
+        message = with_launcher_flags(str(error)) if isinstance(error, RouterError) else str(error)
         print(f"error: {message}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, BadRouterFlagError) else 1
 
@@ -97,11 +97,11 @@ async def _serve(
     try:
         config = RouterConfig.from_argv(options.router_argv(urls))
     except ValueError as error:
-        raise BadRouterFlagError(in_our_words(str(error))) from None
+        raise BadRouterFlagError(with_launcher_flags(str(error))) from None
     settings = config.to_dict()
     router = Router(config)
     router.start()
-    _tell_moved(options, workers, output)
+    _report_moved_ports(options, workers, output)
 
     supervisor = Supervisor(workers, command, output, policy)
     signals = StopSignals(kill=supervisor.kill)
@@ -133,7 +133,7 @@ async def _serve(
         output.launch("stopped")
 
 
-def _tell_moved(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:
+def _report_moved_ports(options: Options, workers: Sequence[WorkerConfig], output: Output) -> None:
     for index, worker in enumerate(workers):
         wanted = options.worker_base_port + index
         if worker.port != wanted:

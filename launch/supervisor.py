@@ -108,7 +108,7 @@ class _Member:
             status, healthy_s = await self._run_once()
             self._process = None
             failures = 1 if healthy_s >= self._policy.proven_s else failures + 1
-            self._check_hope(status, failures)
+            self._check_attempts(status, failures)
             delay = self._policy.delay_s(failures)
             self._say(f"{describe_exit(status)}; starting it again in {delay:g} s")
             await asyncio.sleep(delay)
@@ -143,7 +143,7 @@ class _Member:
             health.cancel()
             ended.cancel()
 
-    def _check_hope(self, status: int, failures: int) -> None:
+    def _check_attempts(self, status: int, failures: int) -> None:
         if self.ready.is_set():
             return
         reason = f"worker {self._index} {describe_exit(status)} before it was ready"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mla_router.launch.arguments import Options, in_our_words, parse
+from mla_router.launch.arguments import Options, parse, with_launcher_flags
 from mla_router.worker.config import default_server_processes
 from support.processes import ROOT
 
@@ -186,7 +186,7 @@ def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_routers_own_errors_name_the_flag_that_was_typed() -> None:
     message = "invalid value 'x' for '--max-retries <N>'; --port and --insecure are fine"
     expected = "invalid value 'x' for '--router-max-retries <N>'; --port and --insecure are fine"
-    assert in_our_words(message) == expected
+    assert with_launcher_flags(message) == expected
 
 
 def test_importing_the_launcher_does_not_import_torch() -> None:

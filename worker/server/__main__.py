@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--ipc-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)
-    parser.add_argument("--birth", required=True)
+    parser.add_argument("--start-info", required=True)
     parser.add_argument("--listener-fd", type=int, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
@@ -42,12 +42,12 @@ def main() -> int:
     from mla_router.worker.heartbeat import Heartbeat
     from mla_router.worker.server.ipc.shared_counters import SharedCounters
     from mla_router.worker.server.processes import extra
-    from mla_router.worker.server.state import Birth, ServerState
+    from mla_router.worker.server.state import ServerState, StartInfo
 
     number, servers = arguments.number, config.tokenizer_worker_num
     state = ServerState(
         config,
-        msgspec.json.decode(arguments.birth, type=Birth),
+        msgspec.json.decode(arguments.start_info, type=StartInfo),
         SharedCounters(arguments.counters_fd, servers, number),
         Heartbeat(arguments.heartbeat_fd),
     )

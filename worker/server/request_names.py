@@ -143,4 +143,4 @@ class NamedRequests:
 
     def _abort_here(self, name: str) -> int:
         # By exact name only: a client cannot match another client's request.
-        return sum(self._scheduler.abort(rid, tell_reader=True) for rid in self._here.find(name))
+        return sum(self._scheduler.abort(rid, notify=True) for rid in self._here.find(name))

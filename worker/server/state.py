@@ -61,7 +61,7 @@ class Service:
         return name
 
 
-class Birth(msgspec.Struct, frozen=True):
+class StartInfo(msgspec.Struct, frozen=True):
     """The start of a worker, the same in all its API processes."""
 
     boot_id: str
@@ -69,14 +69,14 @@ class Birth(msgspec.Struct, frozen=True):
     started: float  # by the monotonic clock
 
     @classmethod
-    def now(cls) -> Birth:
+    def now(cls) -> StartInfo:
         return cls(secrets.token_hex(16), int(time.time()), time.monotonic())
 
 
 @dataclass(slots=True)
 class ServerState:
     config: WorkerConfig
-    birth: Birth = field(default_factory=Birth.now)
+    start_info: StartInfo = field(default_factory=StartInfo.now)
     counters: SharedCounters = field(default_factory=SharedCounters.create)
     heartbeat: Heartbeat = field(default_factory=Heartbeat.create)
     service: Service | None = None  # None until the weights are loaded

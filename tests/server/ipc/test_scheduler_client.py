@@ -155,7 +155,7 @@ def test_late_deltas_of_an_aborted_request_are_dropped(tmp_path: Path) -> None:
     async def scenario(client: SchedulerClient, peer: Peer) -> None:
         mailbox = Mailbox()
         client.submit(generate("a"), mailbox, 0)
-        client.abort("a", tell_reader=True)
+        client.abort("a", notify=True)
         await peer.say(Deltas([Delta("a", [7])]))
         await peer.say(READY)
         await client.ready

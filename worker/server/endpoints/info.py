@@ -45,11 +45,11 @@ async def server_info(request: web.Request) -> web.Response:
             "tokenizer_path": str(config.tokenizer_folder),
             "served_model_name": config.model_name,
             "worker_id": config.name,
-            "boot_id": state.birth.boot_id,
+            "boot_id": state.start_info.boot_id,
             # The worker itself holds back requests whose prefix another request is computing; a router need not.
             "in_batch_prefix_sharing": True,
             "version": package_version(),
-            "uptime_s": time.monotonic() - state.birth.started,
+            "uptime_s": time.monotonic() - state.start_info.started,
             "scheduler": stats,
             # SGLang's names and form; its benchmarks read the first entry.
             "internal_states": [
@@ -136,7 +136,7 @@ def _model(state: ServerState) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": state.birth.created,
+        "created": state.start_info.created,
         "owned_by": "mla-router",
         "root": name,
         "parent": None,

@@ -112,20 +112,20 @@ class SchedulerClient:
             self._waiting.add(seconds)
         self._post(generate)
 
-    def abort(self, rid: str, *, tell_reader: bool = False) -> bool:
-        """Aborts a request. Returns whether it was running. `tell_reader`: its mailbox gets a last delta."""
+    def abort(self, rid: str, *, notify: bool = False) -> bool:
+        """Aborts a request. Returns whether it was running. `notify`: its mailbox gets a last delta."""
         target = self._remove(rid)
         if target is None:
             return False
         self._post(Abort(rid))
-        if tell_reader:
+        if notify:
             mailbox, index = target
             mailbox.put(index, Delta(rid, [], finish_reason=FinishReason.ABORT.value))
         return True
 
     def abort_all(self) -> int:
         """Aborts all requests of this process. Returns their number."""
-        return sum(self.abort(rid, tell_reader=True) for rid in list(self._targets))
+        return sum(self.abort(rid, notify=True) for rid in list(self._targets))
 
     def fail(self, error: ApiError) -> None:
         """Ends all running requests and refuses all later ones with `error`."""

@@ -77,7 +77,7 @@ class SharedCounters:
 
     @classmethod
     def create(cls, rows: int = 1) -> SharedCounters:
-        """New memory, which lasts as long as somebody has it; we are the first row."""
+        """Creates new memory. It lasts until the last process has closed it. This process has row 0."""
         descriptor = os.memfd_create("mla-router-counters")
         os.ftruncate(descriptor, rows * ROW_BYTES)
         counters = cls(descriptor, rows, 0)

@@ -100,7 +100,7 @@ async def _start_extra(state: ServerState, directory: Path, number: int, listene
             f"--ipc-dir={directory}",
             f"--parent-pid={os.getpid()}",
             f"--number={number}",
-            f"--birth={msgspec.json.encode(state.birth).decode()}",
+            f"--start-info={msgspec.json.encode(state.start_info).decode()}",
             f"--listener-fd={listener.fileno()}",
             f"--counters-fd={counters}",
             f"--heartbeat-fd={heartbeat}",

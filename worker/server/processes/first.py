@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 EXIT_CHILD_DIED = 3
 
 # After this many times --watchdog-timeout without statistics the scheduler is killed: a hung GPU does not recover.
-HOPELESS = 4
+STUCK_FACTOR = 4
 
 DRAIN_GRACE_S = 30.0  # longest time of running requests after SIGTERM
 
@@ -132,13 +132,13 @@ class _Worker:
         shutil.rmtree(directory, ignore_errors=True)
         state.service = service
         await self._barrier.wait()  # all processes serve
-        seconds = time.monotonic() - state.birth.started
+        seconds = time.monotonic() - state.start_info.started
         log.info(_startup_line(state.config, service.limits, seconds))
         state.shared.complete.set(1)
 
     async def _watch(self) -> None:
         """Kills a scheduler that hangs for long. The worker then ends, and the launcher starts a new one."""
-        timeout = HOPELESS * self._state.config.watchdog_timeout
+        timeout = STUCK_FACTOR * self._state.config.watchdog_timeout
         while True:
             await asyncio.sleep(self._state.config.watchdog_timeout)
             if self._state.service is not None and self._client.heartbeat_age() > timeout:

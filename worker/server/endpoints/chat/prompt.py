@@ -22,9 +22,9 @@ MAX_INLINE = 256
 Result = TypeVar("Result")
 
 
-async def beside_the_loop(work: Callable[[], Result], *, things: int) -> Result:
-    """Returns the result of `work`, which runs in a thread if it handles more than MAX_INLINE things."""
-    return work() if things <= MAX_INLINE else await asyncio.to_thread(work)
+async def in_thread_if_many(work: Callable[[], Result], *, count: int) -> Result:
+    """Returns the result of `work`, which runs in a thread if it handles more than MAX_INLINE items."""
+    return work() if count <= MAX_INLINE else await asyncio.to_thread(work)
 
 
 async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: str) -> str:
@@ -35,8 +35,8 @@ async def rendered(service: Service, body: ChatRequest, tools: ToolUse, field: s
         service.limits.context_length,
         field,
     )
-    return await beside_the_loop(
-        lambda: template.render(conversation(body, tools, template)), things=count
+    return await in_thread_if_many(
+        lambda: template.render(conversation(body, tools, template)), count=count
     )
 
 

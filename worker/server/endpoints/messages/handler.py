@@ -10,7 +10,7 @@ from aiohttp import web
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
-from mla_router.worker.server.endpoints.chat.prompt import beside_the_loop, check_count, rendered
+from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many, rendered
 from mla_router.worker.server.endpoints.chat.run import ChatRun, prepare
 from mla_router.worker.server.endpoints.chat.tools import read_tools
 from mla_router.worker.server.endpoints.messages.builder import Event, MessageBuilder
@@ -81,7 +81,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 async def _chat(service: Service, body: MessagesRequest) -> ChatRequest:
     parts = check_count(count_parts(body), service.limits.context_length, "messages")
-    return await beside_the_loop(lambda: as_chat(body), things=parts)
+    return await in_thread_if_many(lambda: as_chat(body), count=parts)
 
 
 def _error_event(body: ErrorBody) -> bytes:

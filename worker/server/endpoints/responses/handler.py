@@ -12,7 +12,7 @@ from aiohttp import web
 
 from mla_router.worker.core import FinishReason
 from mla_router.worker.server.endpoints.chat.choice import ChatChoice
-from mla_router.worker.server.endpoints.chat.prompt import beside_the_loop, check_count
+from mla_router.worker.server.endpoints.chat.prompt import check_count, in_thread_if_many
 from mla_router.worker.server.endpoints.chat.run import ChatRun, FieldNames, prepare
 from mla_router.worker.server.endpoints.responses.builder import Event, ResponseBuilder
 from mla_router.worker.server.endpoints.responses.request import as_chat, wants_logprobs
@@ -52,7 +52,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     replay = read_replay(request, body.continuation, possible=streams and not scored)
     items = len(body.input) if isinstance(body.input, list) else 1
     check_count(items, service.limits.context_length, "input")
-    chat = await beside_the_loop(lambda: as_chat(body), things=items)
+    chat = await in_thread_if_many(lambda: as_chat(body), count=items)
     trace = trace_of(request.headers, body.request_id)
     each = streams or scored
     run = await prepare(service, chat, replay, FIELD_NAMES, trace=trace, token_by_token=each)
